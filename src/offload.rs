@@ -1,4 +1,4 @@
-//! Offloaded flows: packets rewritten by a BPF program between client and backend, with no socket on this host.
+//! Offloaded flows: a BPF program rewrites their packets between client and backend, with no socket on this host.
 //!
 //! ```text
 //!   bpf/*.c -> object in the binary -> program: load or recover, attach, pin      /sys/fs/bpf/baton

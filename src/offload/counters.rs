@@ -1,4 +1,4 @@
-//! What the program did, counted per CPU.
+//! Counters of the BPF program's actions, kept per CPU.
 
 use std::io;
 
@@ -8,17 +8,17 @@ use crate::sys::bpf::Map;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $field:ident $label:literal,)*) => {
-        /// Packets since the program was loaded, by what was done with them; summed over all CPUs.
+        /// Packets since the program was loaded, by the action on them; summed over all CPUs.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
         pub struct Counters {
             $($(#[$doc])* pub $field: u64,)*
         }
 
         impl Counters {
-            /// How many there are.
+            /// Number of counters.
             pub const COUNT: usize = [$($label),*].len();
 
-            /// With what metrics call each.
+            /// Each counter with its label in the metrics.
             pub fn labelled(&self) -> [(&'static str, u64); Self::COUNT] {
                 [$(($label, self.$field)),*]
             }
@@ -33,25 +33,25 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Packets of an entry that were rewritten and sent on.
+    /// Packets of an entry that the program rewrote and sent on.
     spliced "spliced",
     /// Sent to the owner.
     forwarded "forwarded",
-    /// Dropped for a moment, so that TCP sends them again.
+    /// Dropped for a moment, so that TCP repeats them.
     guarded "guarded",
     /// Answered with RST.
     reset "reset",
-    /// A SYN of an entry, left to the kernel: its ends begin another connection.
+    /// A SYN that matched an entry, left to the kernel: its ends begin another connection.
     reused "reused",
-    /// A later fragment of a packet that was spliced, sent on as well.
+    /// A later fragment of a spliced packet, sent on as well.
     fragments "fragment",
-    /// ICMP errors about a packet that was sent on, translated and sent to its sender.
+    /// ICMP errors about a packet that was sent on: translated, and sent to that packet's sender.
     icmp "icmp",
-    /// Not sent back to the instance that it came from.
+    /// Would have gone back to the instance that it came from.
     loops "loop",
-    /// TCP options that end in the middle; sent on with what could be read rewritten.
+    /// TCP options that end in the middle; the packet was sent on, with the readable options rewritten.
     bad_options "bad_options",
-    /// Too large for the interface that it would leave through: both ends were reset.
+    /// Too large for the outgoing interface: both ends were reset.
     oversized "oversized",
     /// Dropped: the time to live ran out.
     drop_ttl "drop_ttl",
@@ -59,19 +59,19 @@ counters! {
     drop_short "drop_short",
     /// Dropped: marked by a congested router, and the receiver has not negotiated ECN.
     drop_ecn "drop_ecn",
-    /// Dropped: the kernel could not make room for it or has no such interface any more.
+    /// Dropped: the kernel had no room for it, or no longer has the interface.
     drop_error "drop_error",
-    /// Dropped: it has no answer, an RST above all.
+    /// Dropped: nothing may answer it, above all an RST.
     drop_rst "drop_rst",
-    /// Dropped, and told to user space: nobody here knows its flow.
+    /// Dropped and reported to user space: no entry and no socket of this host matches it.
     asked "asked",
-    /// Sent to the instance whose backend legs come from the port that it goes to.
+    /// Sent to the instance whose port range contains its port.
     forwarded_by_port "forwarded_by_port",
-    /// Sent on, but counted for nothing: no receiver would take its numbers.
+    /// Sent on, but not counted for its flow: no receiver would accept its numbers.
     unfit "unfit",
-    /// Dropped: as `oversized`, but with numbers that no receiver would take.
+    /// Dropped: as `oversized`, but with numbers that no receiver would accept.
     drop_oversized "drop_oversized",
-    /// Dropped, and shown to nobody: too many are unknown at once. TCP sends them again.
+    /// Dropped and not reported: too many are unknown at once. TCP repeats them.
     unasked "unasked",
 }
 

@@ -1,4 +1,4 @@
-//! The thread that offloads flows, watches over them, and ends them.
+//! The thread that offloads flows, watches them, and ends them.
 //!
 //! ```text
 //!   workers ───▶ requests ──▶ │ noting: what its packets look like on the wire      witness
@@ -9,10 +9,10 @@
 //!   workers ◀─── answers ◀─── │ ending: both ends reset                             reset, later
 //!   failover ──▶ requests ──▶ │ keeping what is other instances'                    keep
 //! ```
-//! Nothing here makes a worker wait, and no flow waits for the RCU barrier of another: only sockets do.
+//! No worker waits for this thread, and no flow waits for another flow's RCU barrier: only sockets do.
 //!
-//! `Engine` is the loop. Its parts have their state to themselves; what concerns several of them is a function that takes these, and
-//! nothing takes the engine.
+//! `Engine` is the loop. Its parts have private state. A task that needs several parts is a function that takes these;
+//! no function takes the engine.
 
 mod answers;
 mod audit;
@@ -86,19 +86,19 @@ use watch::set_patience;
 use wire::EngineWire;
 use witness::Witnesses;
 
-/// How often what is carried is looked at.
+/// How often the engine looks at the offloaded flows.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Requests that are taken before answers go out.
+/// Requests that the engine takes before it sends answers.
 const BURST: usize = 64;
 
 /// How long a stop waits for flows that are between two steps.
 const STOP_WAIT: Duration = Duration::from_secs(1);
 
-/// What the offload engine may touch.
+/// The parts of the table that the offload engine may touch.
 #[derive(Clone, Debug)]
 pub struct EngineParts {
-    /// Of flows that stay proxied: whether resets come of offloading.
+    /// The flows that stay proxied, to judge whether offload causes resets.
     pub flows: Part<FlowTable>,
     pub registry: Part<Registry>,
     pub journal: Part<Journal>,
@@ -113,7 +113,7 @@ pub struct EngineParts {
     pub late_resets: Part<LateResets>,
 }
 
-/// The running thread. Dropped without [`OffloadEngine::stop`], it goes on until the process ends.
+/// The running thread. If dropped without [`OffloadEngine::stop`], it runs until the process ends.
 #[derive(Debug)]
 pub struct OffloadEngine {
     port: Part<Offload>,
@@ -121,42 +121,44 @@ pub struct OffloadEngine {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the control side wants of the thread.
+/// Requests of the control side to the thread.
 #[derive(Debug, Default)]
 struct EngineOrders {
-    /// Nothing in the map is to be changed on this thread's own account: another process is about to take it over.
+    /// The thread must not change the map on its own account: another process is about to take it over.
     frozen: AtomicBool,
     recover: AtomicBool,
     stop: AtomicBool,
 }
 
 impl OffloadEngine {
-    /// Takes over the program. Flows that an earlier process left in it go on, and get their places when
-    /// [`OffloadEngine::recover`] is called; their ids are not given again. `interfaces` empty: it attaches as need be.
+    /// Takes over the program. An earlier process's flows in it go on, and [`OffloadEngine::recover`] gives them
+    /// workers; no new flow gets their ids. If `interfaces` is empty, the engine attaches the program as needed.
     pub fn start(program: Program, table: EngineParts, on_demand: bool) -> Result<Self, OpenError> {
         let port = table.offload.clone();
         let mut engine = Engine::open(program, table, on_demand)?;
         let orders = engine.outside.orders.clone();
         keep_names(&engine.outside, &mut engine.keep)?;
         port.held.serve(Box::new(engine.outside.program.carried()?));
-        // Workers wait for its answers with requests in hand. What is offloaded goes on, and the next process recovers it.
+        // Essential: workers wait for its answers. Offloaded flows go on without it, and the next process recovers
+        // them.
         let thread = essential::thread("offload", move || engine.run()).map_err(OpenError::Begin)?;
         Ok(Self { port, orders, thread: Some(thread) })
     }
 
-    /// Gives the flows of an earlier process their places, and resets those that it was about to be offloaded when it died.
+    /// Gives an earlier process's flows to workers, and resets those that it was offloading when it died.
     pub fn recover(&self) {
         self.orders.recover.store(true, Release);
         self.port.wake();
     }
 
-    /// Leaves the map alone, or (not `frozen`) goes on. Flows that are between two steps are finished.
+    /// With `frozen` the engine leaves the map alone, after it has finished the flows that are between two steps;
+    /// without, it continues.
     pub fn freeze(&self, frozen: bool) {
         self.orders.frozen.store(frozen, Release);
         self.port.wake();
     }
 
-    /// Ends the thread; what is carried goes on without it.
+    /// Ends the thread; offloaded flows go on without it.
     pub fn stop(&mut self) {
         self.orders.stop.store(true, Release);
         self.port.wake();
@@ -166,7 +168,8 @@ impl OffloadEngine {
     }
 }
 
-/// What the engine has to do with: the kernel's program, the rest of Baton, the workers, the ends of flows, and this host's network.
+/// Everything outside of the engine's own lists: the BPF program, the rest of Baton, the workers, the ends of flows,
+/// and this host's network.
 #[derive(Debug)]
 struct Outside {
     program: Program,
@@ -197,7 +200,7 @@ impl Outside {
         self.orders.frozen.load(Acquire)
     }
 
-    /// Shows how the offload engine stands.
+    /// Publishes the engine's state.
     fn show(&self, flows_held: usize) {
         self.table.census.show(OffloadView {
             why_not: None,
@@ -208,7 +211,7 @@ impl Outside {
         });
     }
 
-    /// Has the program on every interface that packets of flows may come by.
+    /// Attaches the program to every interface that packets of flows may arrive on.
     fn attach_everywhere(&mut self, flows_held: usize) {
         if self.interfaces.attach_everywhere(&mut self.program) {
             self.show(flows_held);
@@ -216,12 +219,12 @@ impl Outside {
     }
 }
 
-/// Everything that the thread has.
+/// The thread's state.
 struct Engine {
     outside: Outside,
-    /// What happens to flows, and what becomes of packets that nobody knows.
+    /// The program's events about flows and about unknown packets.
     events: ProgramEvents,
-    /// Flows that may be offloaded soon, flows that have entries, and those of them that still have sockets.
+    /// Flows that may be offloaded soon.
     witnesses: Witnesses,
     flows: Flows,
     settling: Settling,
@@ -251,7 +254,7 @@ impl Engine {
 
     fn run(&mut self) {
         if self.outside.table.fleet.is_enabled() {
-            // Packets of others' flows may come before the first own flow, or the first record of theirs.
+            // Packets of others' flows may come before this instance's first flow, and before the peers' first record.
             self.outside.attach_everywhere(self.flows.len());
         }
         self.outside.show(self.flows.len());
@@ -282,7 +285,7 @@ impl Engine {
     fn turn(&mut self) {
         while self.take_requests() {
             self.outside.answers.wake_workers();
-            // Many may come at once, and those that have been offloaded may be ending already.
+            // Many candidates may come at once, and flows that were offloaded before may already be ending.
             self.take_events();
         }
         if self.outside.orders.recover.swap(false, AcqRel) {
@@ -296,7 +299,7 @@ impl Engine {
         self.outside.answers.wake_workers();
     }
 
-    /// Takes some requests; true if there may be more.
+    /// Takes a batch of requests. Returns whether more may wait.
     fn take_requests(&mut self) -> bool {
         let mut candidates = Vec::new();
         let mut taken = 0;
@@ -307,7 +310,7 @@ impl Engine {
             match request {
                 Request::Offload(candidate) => candidates.push(*candidate),
                 Request::End { ticket, unless_moved_since_ns } => {
-                    // It may be among those that have just come.
+                    // The flow may be one of the candidates.
                     self.enter(std::mem::take(&mut candidates));
                     end(&mut self.outside, &mut self.flows, ticket, unless_moved_since_ns);
                 }
@@ -320,7 +323,7 @@ impl Engine {
                     claim(&mut self.outside, &mut self.flows, ticket, patience_ns)
                 }
                 Request::Patience { ticket, patience_ns } => {
-                    // It may be among those that have just come.
+                    // The flow may be one of the candidates.
                     self.enter(std::mem::take(&mut candidates));
                     set_patience(&self.outside, &mut self.flows, ticket, patience_ns);
                 }
@@ -344,7 +347,7 @@ impl Engine {
         TICK.min(Duration::from_nanos(next_ns.saturating_sub(now_ns)))
     }
 
-    /// Finishes what is between two steps, as far as that goes in a moment, and resets the rest.
+    /// Finishes flows that are between two steps, as far as that takes a moment, and resets the others.
     fn leave(&mut self) {
         let until_ns = now_ns() + STOP_WAIT.as_nanos() as u64;
         while now_ns() < until_ns && self.outside.table.offload.in_flight() > 0 {

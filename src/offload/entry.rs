@@ -1,4 +1,4 @@
-//! One direction of an offloaded flow, as the map holds it: what to do with its packets, who it is, and what was seen.
+//! One direction of an offloaded flow, as the map holds it: the action on its packets, its identity, and its counters.
 //!
 //! `bpf/entry.h` has the same layout in C; a test of the program fails if the two differ.
 
@@ -11,7 +11,7 @@ use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use crate::model::ids::FlowId;
 use crate::model::splice::{FlowDirection, LegState, Rewrite, Terms};
 
-/// A flow to be offloaded.
+/// A flow to offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Splice {
     pub ends: Ends,
@@ -19,40 +19,40 @@ pub struct Splice {
     pub identity: Identity,
     pub up: Start,
     pub down: Start,
-    /// Its backend's place among the evidence; see `Program::evidence`.
+    /// The index of its backend's evidence; see `Program::evidence`.
     pub backend_slot: u16,
 }
 
-/// What must survive the process so that the next one can list the flow as this one did.
+/// The identity of a flow that must survive the process, so that the next one can list the flow in the same way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub id: FlowId,
     /// Nanoseconds on the monotonic clock.
     pub accepted_at_ns: u64,
     pub connect_us: u32,
-    /// Names its frontend and its backend, whatever their numbers.
+    /// Identifies its frontend and its backend, whatever their indices.
     pub backend_key: u64,
 }
 
-/// What one of the two entries holds of the identity: they share the room.
+/// The part of the identity that one of the two entries holds: they share the space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
     Up { accepted_at_ns: u64, connect_us: u32 },
     Down { backend_key: u64 },
 }
 
-/// Where one direction begins.
+/// The start of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// Where its packets leave.
+    /// The interface or socket that its packets leave to.
     pub egress: Egress,
     /// Bytes that the relay has moved, the bytes in flight of this direction included.
     pub bytes_before: u64,
-    /// Behind the last byte of the sender's that is in `bytes_before`: `rcv_nxt` of its leg.
+    /// The position behind the sender's last byte of `bytes_before`: `rcv_nxt` of its leg.
     pub position: u32,
 }
 
-/// Where packets leave.
+/// The way that packets leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Egress {
     /// Through this interface, to the next hop of the route on it.
@@ -61,7 +61,7 @@ pub enum Egress {
     Local,
 }
 
-/// What the program does with a packet of the entry.
+/// The program's action on a packet of the entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Action {
@@ -71,11 +71,12 @@ pub enum Action {
     Splice = 1,
     /// Send it unchanged to another host.
     Forward = 2,
-    /// Drop it; TCP sends it again.
+    /// Drop it; TCP repeats it.
     Guard = 3,
     /// Answer it with RST.
     Reset = 4,
-    /// Leave it to the kernel as if there were no entry, and note its numbers: its flow has sockets, and may be offloaded.
+    /// Leave it to the kernel as if there were no entry, and record its numbers: the flow has sockets, and may be
+    /// offloaded.
     Witness = 5,
 }
 
@@ -84,13 +85,13 @@ pub enum Action {
 pub struct Entry {
     pub action: Action,
     pub direction: FlowDirection,
-    /// How the packet shows itself when it leaves; for [`Action::Forward`], `to` is the next hop.
+    /// The addresses of the packet when it leaves; for [`Action::Forward`], `to` is the next hop.
     pub onward: Key,
     pub rewrite: Rewrite,
     pub egress: Egress,
-    /// The sockets are gone: the entry is all there is of the flow.
+    /// Whether the sockets are closed, so that the entries alone carry the flow.
     pub committed: bool,
-    /// Another instance lists the flow.
+    /// Whether another instance owns the flow.
     pub held: bool,
     pub backend_slot: u16,
     pub windows: Windows,
@@ -101,41 +102,42 @@ pub struct Entry {
     pub seen: Seen,
 }
 
-/// The largest windows of the two ends, as powers of two of bytes, up to 30: how far their numbers may jump.
+/// The largest windows of the two ends, as powers of two of bytes, up to 30: the limits for jumps of their numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Windows {
-    /// Of the sender, who acknowledges no more at once.
+    /// Of the sender: the most that it acknowledges at once.
     pub own: u8,
-    /// Of the receiver, to whom no more is sent at once.
+    /// Of the receiver: the most that is sent to it at once.
     pub far: u8,
 }
 
-/// What the program saw of one direction, of segments whose numbers their receiver would take. Times are nanoseconds on the monotonic clock, 0: never.
+/// What the program counted of one direction: only segments that their receiver would accept. Times are in nanoseconds
+/// on the monotonic clock; 0: never.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Behind the last byte that was sent, as 64 bits: the low half is the sequence number.
+    /// The position behind the last sent byte, as 64 bits: the low half is the sequence number.
     pub sent: u64,
-    /// The highest acknowledgement, likewise, as its sender sent it.
+    /// The highest acknowledgement, as a position too, in the sender's own numbers.
     pub acked: u64,
     /// Segments.
     pub packets: u64,
-    /// Of the last packet.
+    /// Time of the last packet.
     pub last_ns: u64,
-    /// Of the last packet with payload.
+    /// Time of the last packet with payload.
     pub last_data_ns: u64,
-    /// Of the last packet that demands an answer: with payload, FIN, or a probe. At most 1.1 ms too early; exact only if
-    /// no more than 52 days lie between it and the last packet.
+    /// Time of the last packet that demands an answer: one with payload or FIN, or a probe. At most 1.1 ms too early;
+    /// exact only if at most 52 days lie between it and the last packet.
     pub asked_ns: u64,
-    /// Of the first FIN, if nothing was sent beyond it. Forged or damaged ones are never acknowledged.
+    /// Time of the first FIN with nothing sent beyond it. A forged or damaged FIN is never acknowledged.
     pub fin_ns: u64,
-    /// Of the first RST that its receiver had to take.
+    /// Time of the first RST that its receiver must accept.
     pub rst_ns: u64,
-    /// Its ends have begun another connection, whose packets pass.
+    /// Whether its ends have begun another connection, whose packets pass to the kernel.
     pub reused: bool,
 }
 
 impl Identity {
-    /// From both entries of a flow; `None`: they are not of one flow.
+    /// The identity from both entries of a flow; `None`: they belong to different flows.
     pub fn of(up: &Entry, down: &Entry) -> Option<Self> {
         match (up.share, down.share) {
             (Share::Up { accepted_at_ns, connect_us }, Share::Down { backend_key }) if up.id == down.id => {
@@ -154,7 +156,7 @@ impl Identity {
 }
 
 impl Entry {
-    /// The four ends of the flow whose entry stands at `key`.
+    /// The four ends of the flow with this entry at `key`.
     pub fn ends(&self, key: Key) -> Ends {
         let (near, far) = match self.direction {
             FlowDirection::ToBackend => (key, self.onward),
@@ -168,20 +170,20 @@ impl Entry {
         }
     }
 
-    /// Bytes of the sender's stream that have come, those before the offload included. Retransmissions count once.
+    /// Bytes of the sender's stream, including those before the offload. Retransmissions count once.
     pub fn bytes(&self) -> u64 {
         let fin = u64::from(self.seen.fin_ns != 0);
         self.bytes_before + self.seen.sent.saturating_sub(u64::from(self.start_position)).saturating_sub(fin)
     }
 
-    /// How far its sender has acknowledged the other direction, in the numbers of the other leg.
+    /// The sender's acknowledgement of the other direction, in the numbers of the other leg.
     pub fn taken(&self) -> u32 {
         (self.seen.acked as u32).wrapping_add(self.rewrite.ack)
     }
 }
 
 impl Entry {
-    /// Of a flow that is in its sockets, to see what its packets look like on the wire.
+    /// A witness entry of a proxied flow, which shows the addresses that its packets have on the wire.
     pub fn witness(id: FlowId, ends: &Ends, direction: FlowDirection) -> Self {
         Self {
             action: Action::Witness,
@@ -204,27 +206,27 @@ impl Entry {
         }
     }
 
-    /// Whether it is there only to see what the packets of flow `id` look like.
+    /// Whether the entry is only a witness of flow `id`.
     pub fn is_witness_of(&self, id: FlowId) -> bool {
         self.action == Action::Witness && self.id == id
     }
 
-    /// Whether a segment came whose numbers are those that the socket of its leg knows, give or take what is on its way:
-    /// something on this host may have other numbers on the wire (SYNPROXY) though the addresses are the same.
+    /// Whether the program saw a segment with the numbers that the socket of its leg knows, up to the segments that are
+    /// on their way. A SYNPROXY on this host may put other numbers on the wire, though the addresses are the same.
     pub fn shows(&self, leg: &LegState) -> bool {
         let near = |seen: u64, known: u32| (seen as u32).wrapping_sub(known).wrapping_add(UNDER_WAY) <= 2 * UNDER_WAY;
         self.seen.packets > 0 && near(self.seen.sent, leg.rcv_nxt) && near(self.seen.acked, leg.snd_una)
     }
 }
 
-/// Bytes by which the last segment may differ from what its socket knew a moment ago.
+/// How far, in bytes, the last segment may differ from its socket's state of a moment ago.
 const UNDER_WAY: u32 = 1 << 20;
 
 impl Splice {
     /// The entry of one direction, as it is installed.
     pub fn entry(&self, direction: FlowDirection) -> Entry {
         let terms = &self.terms;
-        // All that this host has sent is acknowledged, or there would be no terms.
+        // All bytes that this host sent are acknowledged: otherwise the flow would have no terms.
         let (rewrite, start, acked, own, far) = match direction {
             FlowDirection::ToBackend => {
                 let acked = terms.client_must_ack.wrapping_sub(terms.in_flight_to_client);

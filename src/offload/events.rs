@@ -1,5 +1,5 @@
-//! What the program tells when it happens. Events that nobody takes are lost once 256 KiB of them wait; the entries say
-//! the same to whoever scans.
+//! Events that the program reports as they happen. Events are lost while 256 KiB of unread ones wait; a scan of the
+//! entries finds the same facts.
 
 use std::fmt;
 use std::io;
@@ -13,21 +13,22 @@ use crate::model::fleet::UnknownPacket;
 use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
 
-/// What the program tells.
+/// One report of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
     Flow(ProgramEvent),
-    /// A packet that nobody here knows; it was dropped.
+    /// A packet that no entry and no socket of this host matches; the program dropped it.
     UnknownPacket(UnknownPacket),
-    /// A segment of a flow, sent on, whose numbers its receiver would not take. The next one of its direction is told of once
-    /// `Change::Hear` has been made.
+    /// A segment of a flow whose numbers its receiver would not accept; it was sent on. The program reports no other
+    /// segment of that direction before `EntryChange::Hear`.
     Doubt(UnknownPacket),
-    /// A packet to a port of an instance's port range that passed, for somebody else uses that port.
+    /// A packet to a port of an instance's port range that passed to the kernel, because another program uses that
+    /// port.
     Foreign(Key),
 }
 
 impl Told {
-    /// `None`: it is of no flow.
+    /// `None`: it concerns no flow.
     #[allow(dead_code, reason = "for tests of the program")]
     pub fn flow(self) -> Option<ProgramEvent> {
         match self {
@@ -37,7 +38,7 @@ impl Told {
     }
 }
 
-/// Something happened to a flow.
+/// An event of one flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramEvent {
     pub key: Key,
@@ -50,7 +51,7 @@ pub struct ProgramEvent {
 pub enum ProgramWhat {
     /// The direction's first FIN passed.
     Fin,
-    /// The direction's first RST that its receiver has to take passed.
+    /// The direction's first RST that its receiver must accept passed.
     Rst,
     /// Its ends have begun another connection, whose packets pass to the kernel.
     Reused,
@@ -60,7 +61,7 @@ pub enum ProgramWhat {
     Finished,
 }
 
-/// Where events come from; readable when there is one.
+/// The source of events; its descriptor is readable while one waits.
 pub struct ProgramEvents(RingBuf<MapData>);
 
 impl ProgramEvents {
@@ -73,7 +74,7 @@ impl ProgramEvents {
 impl Iterator for ProgramEvents {
     type Item = Told;
 
-    /// The next event that waits.
+    /// The next waiting event.
     fn next(&mut self) -> Option<Told> {
         loop {
             let item = self.0.next()?;
@@ -96,7 +97,7 @@ impl AsFd for ProgramEvents {
     }
 }
 
-/// `struct event` or `struct unknown_packet` of `bpf/entry.h`; `None`: of a kind that this version does not know.
+/// `struct event` or `struct unknown_packet` of `bpf/entry.h`; `None`: a kind that this version does not know.
 fn decode(raw: &[u8]) -> Option<Told> {
     let (key, rest) = raw.split_first_chunk::<KEY_SIZE>()?;
     let (word, rest) = rest.split_first_chunk::<8>()?;

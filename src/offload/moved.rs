@@ -1,5 +1,5 @@
-//! Which flows something has passed of: marks that the program leaves and user space takes, so that what does not move is
-//! not looked at.
+//! Marks for flows with new packets: the program sets them and user space takes them, so that user space need not look
+//! at idle flows.
 
 use std::collections::HashMap;
 use std::io;
@@ -9,9 +9,9 @@ use std::sync::atomic::Ordering::*;
 use crate::model::ids::FlowId;
 use crate::sys::bpf::{Map, SharedWords};
 
-/// Marks that there are; `MARKS_SHIFT` of `bpf/entry.h`. Flows beyond share them.
+/// Number of marks; `MARKS_SHIFT` of `bpf/entry.h`. If there are more flows, they share marks.
 const MARKS: usize = 1 << 18;
-/// Keeps flows of different instances, whose numbers all begin at 0, from sharing marks; `FLOW_TAG_STRIDE`.
+/// Keeps flows of different instances from sharing marks, because all instances number from 0; `FLOW_TAG_STRIDE`.
 const TAG_STRIDE: u32 = 40503;
 
 /// A flow's mark.
@@ -19,7 +19,7 @@ const TAG_STRIDE: u32 = 40503;
 pub struct Mark(u32);
 
 impl Mark {
-    /// As `mark` of `bpf/entry.h` has it.
+    /// The same as `mark` of `bpf/entry.h`.
     pub fn of(flow: FlowId) -> Self {
         let at = (flow.0 as u32).wrapping_add(u32::from(flow.tag()).wrapping_mul(TAG_STRIDE));
         Self(at & (MARKS as u32 - 1))
@@ -36,8 +36,9 @@ impl Moved {
         if shared.words().len() == MARKS / 8 { Ok(Self(shared)) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 
-    /// Adds the marks that were set to `out`, and unsets them. The program writes an entry before it looks whether the mark
-    /// is set, but a CPU may do so the other way round: what it wrote then is seen a moment later, without another mark.
+    /// Adds the marks that were set to `out`, and clears them. The program writes an entry before it checks whether the
+    /// mark is set, but a CPU may reorder the two: then that entry's change appears a moment later, without another
+    /// mark.
     pub fn take(&self, out: &mut Vec<Mark>) {
         for (index, word) in self.0.words().iter().enumerate() {
             if word.load(Relaxed) != 0 {
@@ -53,12 +54,12 @@ impl Moved {
 #[derive(Debug)]
 pub struct Marked<T> {
     flows: HashMap<FlowId, T>,
-    /// A flow for each mark, and those that share it.
+    /// One flow for each mark; `more` has the others.
     first: Box<[Option<Named>]>,
     more: HashMap<Mark, Vec<FlowId>>,
 }
 
-/// An id, in such a way that the kernel's zeroed pages are empty places.
+/// An id for which the kernel's zeroed pages mean "no flow".
 type Named = std::num::NonZeroU64;
 
 fn named(flow: FlowId) -> Option<Named> {
@@ -107,14 +108,15 @@ impl<T> Marked<T> {
         self.flows.get_mut(flow)
     }
 
-    /// Flows that have this mark.
+    /// The flows with this mark.
     pub fn at(&self, mark: Mark) -> impl Iterator<Item = FlowId> + '_ {
         let first = self.first[mark.0 as usize].map(id);
         first.into_iter().chain(self.more.get(&mark).into_iter().flatten().copied())
     }
 }
 
-/// Reading needs no care for the marks, nor does changing what is there; only [`Marked::insert`] and [`Marked::remove`] do.
+/// Reads need no care for the marks, nor do changes of values; only [`Marked::insert`] and [`Marked::remove`] change
+/// marks.
 impl<T> Deref for Marked<T> {
     type Target = HashMap<FlowId, T>;
 
@@ -131,7 +133,7 @@ mod tests {
     fn flows_are_found_by_their_marks_whoever_shares_them_comes_and_goes() {
         let mut marked = Marked::default();
         let mut rng = fastrand::Rng::with_seed(7);
-        // Few numbers, a turn of all marks apart, of two instances: most share a mark.
+        // A few ids of two instances that lie a multiple of all marks apart: most share a mark.
         let any = |rng: &mut fastrand::Rng| {
             FlowId::of(rng.u16(..2), rng.u64(..8) + rng.u64(..4) * MARKS as u64 + rng.u64(..2) * u64::from(TAG_STRIDE))
         };

@@ -1,4 +1,5 @@
-//! Whether this host can carry offloaded flows: what was read, why it matters, and the command that fixes it.
+//! Checks whether this host can carry offloaded flows: the value that was read, why it matters, and the command that
+//! fixes it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,8 +15,8 @@ use crate::sys::process::holds_capability;
 use crate::sys::{bpffs, netlink};
 use aya::programs::{SchedClassifier, TcAttachType};
 
-/// Looks at everything. `addresses`: where frontends listen. `backends`: where backends are. `interfaces`: as configured;
-/// empty: those that hold the addresses and lead to the backends.
+/// Runs all checks. `addresses`: the frontends' addresses. `backends`: the backends' addresses. `interfaces`: as
+/// configured; empty: those that hold the addresses and lead to the backends.
 pub fn look(
     directory: &Path,
     addresses: &[SocketAddr],
@@ -47,7 +48,7 @@ fn kernel() -> Finding {
     kernel_of(&release, bpf::knows_tcx(LOOPBACK))
 }
 
-/// By what it can do: distributions bring to older numbers what newer ones have.
+/// Judges the kernel by its abilities: distributions backport features to older version numbers.
 fn kernel_of(release: &str, knows_tcx: io::Result<bool>) -> Finding {
     match knows_tcx {
         Ok(true) => Finding::good("kernel", format!("Linux {release}, which has TCX links")),
@@ -187,7 +188,7 @@ fn ipsec() -> Option<Finding> {
     ))
 }
 
-/// Interfaces that hold one of `addresses`, or an address by which a packet to one of `backends` leaves.
+/// Interfaces that hold one of `addresses`, or an address from which a packet to one of `backends` leaves.
 fn by_addresses(addresses: &[SocketAddr], backends: &[SocketAddr]) -> Vec<String> {
     let sources = backends.iter().filter_map(|backend| netdev::source_towards(backend.ip()));
     let wanted: Vec<_> = addresses.iter().map(SocketAddr::ip).chain(sources).collect();
@@ -244,7 +245,7 @@ fn look_at_interface(name: &str, findings: &mut Vec<Finding>, mtus: &mut BTreeMa
     });
 }
 
-/// Programs of others at the ingress of an interface.
+/// Other programs at the ingress of an interface.
 fn others(name: &str, index: u32) -> Vec<String> {
     let mut others = Vec::new();
     if let Ok(Some(id)) = netlink::xdp_program(index) {
@@ -272,11 +273,11 @@ fn mtu(mtus: &BTreeMap<String, u32>) -> Option<Finding> {
     })
 }
 
-/// Name, number, and the number of one that contains it (include/uapi/linux/capability.h).
+/// Name, number, and the number of a capability that includes it (include/uapi/linux/capability.h).
 const CAPABILITIES: [(&str, u32, Option<u32>); 4] =
     [("CAP_BPF", 39, Some(21)), ("CAP_PERFMON", 38, Some(21)), ("CAP_NET_ADMIN", 12, None), ("CAP_NET_RAW", 13, None)];
 
-/// The interface of connections of this host with itself; the first in every network namespace.
+/// The loopback interface; the first in every network namespace.
 const LOOPBACK: u32 = 1;
 
 #[cfg(test)]

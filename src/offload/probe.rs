@@ -1,5 +1,5 @@
-//! Lists for the programs of `bpf/tools.c`, which are run by hand: what the kernel knows of sockets, and changes of
-//! entries in place.
+//! Lists for the programs of `bpf/tools.c`, which user space runs directly: they read the kernel's state of sockets,
+//! and change entries in place.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,37 +9,37 @@ use crate::model::ids::FlowId;
 use crate::model::splice::{Ecn, LegState, SocketState, Timestamps};
 use crate::sys::bpf::{self, Context};
 
-/// What is changed in place, while packets go on passing: nothing that was counted is lost.
+/// A change of an entry in place, while packets go on passing: no counter is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryChange {
-    /// The sockets are gone.
+    /// The sockets are closed.
     Commit,
     /// Packets leave through the interface with this index.
     Interface(u32),
     /// Packets go to a socket of this host.
     Local,
-    /// RST is the answer to whatever comes.
+    /// The program answers every packet with RST.
     Reset,
     /// Packets pass to the kernel.
     #[allow(dead_code, reason = "for tests of the program")]
     Pass,
-    /// The flow is another instance's, which lists it.
+    /// Another instance owns the flow.
     Hold,
-    /// The flow is this instance's.
+    /// This instance owns the flow.
     Own,
-    /// Up to this position something was sent that the program has not seen.
+    /// The end has sent bytes up to this position that the program has not seen.
     Sent(u32),
-    /// The same, and the last of it was a FIN.
+    /// As `Sent`, and the last of it was a FIN.
     Fin(u32),
-    /// The next segment that lies elsewhere is told of again. Whichever flow the entry belongs to.
+    /// The program must report the next segment outside the windows again, whichever flow the entry belongs to.
     Hear,
-    /// The positions are old, as far as peers may be behind: those of the next segment are taken.
+    /// The positions are as old as a peer's report may be: the program must take those of the next segment.
     Take,
-    /// The same of one that lies within the windows.
+    /// As `Take`, but only from a segment within the windows.
     TakeNear,
 }
 
-/// Asks for each key, which is that of the packets that the socket receives.
+/// Asks for the socket of each key, which is the key of the packets that the socket receives.
 pub(super) fn probe(program: &OwnedFd, keys: &[Key]) -> io::Result<Vec<Option<LegState>>> {
     let mut states = Vec::with_capacity(keys.len());
     for keys in keys.chunks(LEGS_MAX) {
@@ -55,7 +55,7 @@ pub(super) fn probe(program: &OwnedFd, keys: &[Key]) -> io::Result<Vec<Option<Le
     Ok(states)
 }
 
-/// Changes the entries that these flows have at these keys; returns how many there were. An entry of another flow stays as it is.
+/// Changes these flows' entries at these keys; returns how many there were. An entry of another flow stays as it is.
 pub(super) fn amend(program: &OwnedFd, entries: &[(FlowId, Key)], change: EntryChange) -> io::Result<usize> {
     let (operation, number) = match change {
         EntryChange::Commit => (1, 0),
@@ -87,7 +87,7 @@ pub(super) fn amend(program: &OwnedFd, entries: &[(FlowId, Key)], change: EntryC
     Ok(found)
 }
 
-/// Runs a program over a list; it returns how many entries of it there were.
+/// Runs a program over a list; returns how many elements it processed.
 fn run(program: &OwnedFd, list: &[u8], answers: &mut [u8], length: usize) -> io::Result<()> {
     let run = bpf::test_run(program.as_fd(), list, answers, Context::default(), 1)?;
     if run.verdict as usize == length { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
@@ -135,7 +135,7 @@ fn decode(leg: &[u8], ipv6: bool) -> Option<LegState> {
     })
 }
 
-/// What stands before the list: an Ethernet header.
+/// Length of what precedes the list: an Ethernet header.
 const LIST: usize = 14;
 const KEY_SIZE: usize = size_of::<RawKey>();
 const LEG_SIZE: usize = KEY_SIZE + 76;

@@ -1,4 +1,4 @@
-//! The loaded program: opened once, used by one thread, outliving the process.
+//! The loaded program: one thread opens and uses it, and it outlives the process.
 
 mod carried;
 mod dismiss;
@@ -41,7 +41,7 @@ use crate::sys::netdev;
 pub struct Program {
     pins: Pins,
     interfaces: Vec<String>,
-    /// Their indices.
+    /// Indices of the interfaces.
     attached: Vec<u32>,
     #[allow(dead_code, reason = "for tests of the program")]
     origin: ProgramOrigin,
@@ -62,9 +62,9 @@ pub struct Program {
 pub enum ProgramOrigin {
     /// Nothing was pinned.
     Fresh,
-    /// It was pinned, with whatever flows it had.
+    /// It was pinned, with the flows in it.
     Recovered,
-    /// As `Recovered`, but the program was another version's and was replaced, from one packet to the next.
+    /// As `Recovered`, but the program was another version's, and Baton replaced it from one packet to the next.
     Replaced,
 }
 
@@ -75,59 +75,59 @@ pub struct LegAddresses {
     remote: SocketAddr,
 }
 
-/// Both entries of a flow that was removed, with their last counters. `None`: there was none.
+/// Both entries of a removed flow, with their last counters. `None`: there was none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
     pub up: Option<Entry>,
     pub down: Option<Entry>,
 }
 
-/// Where a scan goes on, and its buffers.
+/// The position of a scan, and its buffers.
 #[derive(Clone, Debug, Default)]
 pub struct Cursor {
-    /// The kernel's own mark; `None`: at the beginning.
+    /// The kernel's mark; `None`: at the beginning.
     mark: Option<u32>,
     keys: Vec<u8>,
     values: Vec<u8>,
 }
 
-/// What a backend was asked and whether it answered, over all its offloaded flows. Nanoseconds on the monotonic clock,
-/// exact to a tick of the kernel (1 to 10 ms); 0: never.
+/// Whether a backend answers, over all its offloaded flows. Nanoseconds on the monotonic clock, exact to a tick of the
+/// kernel (1 to 10 ms); 0: never.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Evidence {
-    /// The first packet that demands an answer (data, FIN, a probe) since the backend's last packet.
+    /// The first packet since the backend's last one that demands an answer (data, FIN, a probe).
     pub asked_ns: u64,
-    /// The backend's last packet, which its kernel may have sent alone.
+    /// The backend's last packet, which its kernel may have sent by itself.
     pub answered_ns: u64,
-    /// The last one with new bytes, as only its process sends them.
+    /// The backend's last packet with new bytes, which only its process sends.
     pub spoke_ns: u64,
-    /// The first packet with bytes for it since the last one in which it acknowledged some.
+    /// The first packet with bytes for the backend since the last one that acknowledged new bytes.
     pub given_ns: u64,
-    /// The last packet in which it acknowledged bytes for the first time.
+    /// The backend's last packet that acknowledged new bytes.
     pub taken_ns: u64,
 }
 
 /// `struct evidence` of bpf/entry.h.
 const EVIDENCE_BYTES: usize = 40;
 
-/// What user space keeps of a flow, in its own layout.
+/// Data that user space keeps of a flow, in its own layout.
 pub type UserNote = [u8; 32];
 
-/// Port ranges that there can be: each instance's, and the ports of frontends elsewhere. As in bpf/entry.h.
+/// Limit for port ranges: each instance's, and the ports of frontends elsewhere. As in bpf/entry.h.
 pub const PORT_RANGES: u32 = 16;
 
-/// Backends that there can be evidence of: slots are below.
+/// Limit for backends with evidence: slots are below.
 pub const BACKEND_SLOTS: u16 = 4096;
 
 impl Program {
-    /// Loads the program, or recovers the one that is pinned, and attaches it to its interfaces in this thread's network
-    /// namespace. Flows of an recovered program have gone on all the while.
+    /// Loads the program, or recovers the pinned one, and attaches it to its interfaces in this thread's network
+    /// namespace. The flows of a recovered program go on all the while.
     pub fn open(settings: &OffloadSettings) -> Result<Self, OpenError> {
         let pins = Pins::prepare(&settings.directory)?;
         let _lock = pins.lock()?;
         let origin = match pins.meta()? {
             None => {
-                // What somebody who died in the middle left: no interface runs it.
+                // A process that died while it pinned left this: no interface runs it.
                 pins.clear()?;
                 load::fresh(&pins, settings.flows_max)?;
                 ProgramOrigin::Fresh
@@ -199,17 +199,17 @@ impl Program {
         Ok(())
     }
 
-    /// Indices of the interfaces that it is attached to, as of the opening or the last fixing.
+    /// Indices of the interfaces that it was attached to at the last `open` or `fix`.
     pub fn attached(&self) -> &[u32] {
         &self.attached
     }
 
-    /// Where events come from. One new_process at a time: two would each get a part.
+    /// The source of events. Only one may be open: two would each get a part of the events.
     pub fn events(&self) -> io::Result<ProgramEvents> {
         ProgramEvents::open(&self.pins.path("events"))
     }
 
-    /// Keeps something of a flow that its entries have no room for, beside them and as long.
+    /// Keeps a note beside a flow's entries, and as long as these.
     pub fn keep_note(&self, flow: FlowId, note: &UserNote) -> io::Result<()> {
         self.notes.update(&flow.0.to_ne_bytes(), note, Update::Any)
     }
@@ -218,29 +218,29 @@ impl Program {
         self.notes.delete(&flow.0.to_ne_bytes())
     }
 
-    /// Flows that the map can hold.
+    /// Limit for flows in the map.
     pub fn flows_max(&self) -> u32 {
         self.flows.max_entries() / 2
     }
 
-    /// What the kernel knows of each leg; `None`: there is no such socket in this thread's network namespace.
+    /// The kernel's state of each leg; `None`: there is no such socket in this thread's network namespace.
     pub fn probe(&self, legs: &[LegAddresses]) -> io::Result<Vec<Option<LegState>>> {
         let keys: Vec<_> = legs.iter().map(|leg| Key { from: leg.remote, to: leg.local }).collect();
         probe::probe(&self.probe, &keys)
     }
 
-    /// Enters both directions, or neither. Never evicts, never replaces.
+    /// Enters both directions, or neither. It never evicts or replaces an entry.
     #[allow(dead_code, reason = "for tests of the program")]
     pub fn install(&self, flow: &Splice) -> Result<(), InstallError> {
         self.enter(flow, FlowDirection::ToClient)?;
         self.enter(flow, FlowDirection::ToBackend).inspect_err(|_| {
-            // It was there a moment ago; if it is gone, so much the better.
+            // This call entered it a moment ago; if it is gone already, nothing is left to do.
             let _ = self.flows.delete(&flow.ends.key(FlowDirection::ToClient).encode());
         })
     }
 
-    /// Enters what shows how the flow's packets look on the wire while it still has sockets, in both directions or in
-    /// neither; what an earlier process left for the same end is overwritten.
+    /// Enters witness entries, which show the addresses of the flow's packets on the wire while it still has sockets:
+    /// both directions or neither. They overwrite what an earlier process left for the same ends.
     pub fn witness(&self, id: FlowId, ends: &Ends) -> Result<(), InstallError> {
         let enter = |direction| {
             let (key, raw) = (ends.key(direction).encode(), Entry::witness(id, ends, direction).encode());
@@ -258,7 +258,7 @@ impl Program {
         })
     }
 
-    /// As [`Program::install`], in the place of the flow's own witnesses.
+    /// As [`Program::install`], in place of the flow's own witnesses.
     pub fn install_over(&self, flow: &Splice) -> io::Result<()> {
         for direction in [FlowDirection::ToClient, FlowDirection::ToBackend] {
             let raw = flow.entry(direction).encode();
@@ -270,7 +270,7 @@ impl Program {
         Ok(())
     }
 
-    /// Takes out the witnesses of the flow, if it is they that stand there.
+    /// Removes the flow's witnesses, if the entries at its keys still are these.
     pub fn withdraw(&self, id: FlowId, ends: &Ends) -> Result<(), Unread> {
         for key in ends.keys() {
             if self.entry(&key)?.is_some_and(|entry| entry.is_witness_of(id)) {
@@ -280,7 +280,8 @@ impl Program {
         Ok(())
     }
 
-    /// Changes a flow's entries in place; returns how many were there. What another flow has at these keys stays as it is.
+    /// Changes a flow's entries in place; returns how many there were. Another flow's entries at these keys stay as
+    /// they are.
     pub fn change(&self, id: FlowId, keys: &[Key], change: EntryChange) -> io::Result<usize> {
         let entries: Vec<_> = keys.iter().map(|key| (id, *key)).collect();
         self.change_each(&entries, change)
@@ -291,20 +292,21 @@ impl Program {
         probe::amend(&self.amend, entries, change)
     }
 
-    /// Has the program tell of the next segments that lie outside the windows of what stands at these keys, whichever flows'.
+    /// Has the program report the next segments outside the windows of the entries at these keys, whichever flows these
+    /// belong to.
     pub fn hear(&self, keys: &[Key]) -> io::Result<usize> {
         self.change(FlowId(0), keys, EntryChange::Hear)
     }
 
-    /// Takes out both directions; their last counters.
+    /// Removes both directions; returns their last counters.
     pub fn remove(&self, flow: &Ends) -> Result<Removed, Unread> {
         let up = self.take_out(&flow.key(FlowDirection::ToBackend))?;
         let down = self.take_out(&flow.key(FlowDirection::ToClient))?;
         Ok(Removed { up, down })
     }
 
-    /// Adds up to `most` entries (at least 256) to `out`; false once all were seen, and the cursor begins anew. Entries
-    /// that come or go meanwhile may be missed or seen twice.
+    /// Adds up to `most` entries (at least 256) to `out`. Returns false once it has seen all; then the cursor starts
+    /// again. It may miss entries that come or go meanwhile, or see them twice.
     pub fn scan(&self, cursor: &mut Cursor, most: usize, out: &mut Vec<(Key, Entry)>) -> io::Result<bool> {
         scan(&self.flows, cursor, most, out).inspect_err(|error| {
             self.failed.note(error);
@@ -315,12 +317,12 @@ impl Program {
         Counters::read(&self.counters)
     }
 
-    /// Which flows something passes of. One new_process at a time.
+    /// The marks of flows with new packets. Only one may be open.
     pub fn moved(&self) -> io::Result<Moved> {
         Moved::open(&self.pins.map("moved")?)
     }
 
-    /// Of the backend in `slot`, which is below [`BACKEND_SLOTS`].
+    /// The evidence of the backend in `slot`, which is below [`BACKEND_SLOTS`].
     pub fn evidence(&self, slot: u16) -> io::Result<Evidence> {
         let mut raw = [0; EVIDENCE_BYTES];
         self.backends.look_up(&u32::from(slot).to_ne_bytes(), &mut raw)?;
@@ -334,24 +336,25 @@ impl Program {
         })
     }
 
-    /// Forgets what is known of a slot, for the next backend that gets it.
+    /// Clears the evidence of a slot, for the next backend that gets it.
     pub fn forget_evidence(&self, slot: u16) -> io::Result<()> {
         self.backends.update(&u32::from(slot).to_ne_bytes(), &[0; EVIDENCE_BYTES], Update::Any)
     }
 
-    /// What becomes of packets to `vip` that no entry and no socket knows. Port 0: of all ports of port ranges that have no rule
-    /// of their own. `None`: they pass to the kernel, as those of all other ports do.
+    /// Sets the rule for packets to `vip` that match no entry and no socket. Port 0: for all ports in port ranges
+    /// without a rule of their own. `None`: they pass to the kernel, as those to all other ports do.
     pub fn set_unknown(&self, vip: VipAddr, unknown: Option<Unknown>) -> io::Result<()> {
         unknown::set(&self.pins, vip, unknown)
     }
 
-    /// Lets packets to `vip`, whose rule is `unknown`, be asked for again: so many only between two calls.
+    /// Lets the program report further packets to `vip`, whose rule is `unknown`: it reports a limited number between
+    /// two calls.
     pub fn refill_asks(&self, vip: VipAddr, unknown: &Unknown) -> io::Result<()> {
         unknown::refill(&self.services, vip, unknown)
     }
 
-    /// Sends what nobody here knows and comes to one of these ports to the instance that it is for; without an owner it is
-    /// this one, or one that does not live. At most [`PORT_RANGES`].
+    /// Has unknown packets to these ports sent to their owners. A range without an owner belongs to this instance, or
+    /// to a dead one. At most [`PORT_RANGES`].
     pub fn set_port_ranges(&self, port_ranges: &[(PortRange, Vec<Owner>)]) -> io::Result<()> {
         let raw = port_ranges.iter().map(|(ports, owners)| unknown::port_range(*ports, owners));
         let all = raw.chain(std::iter::repeat([0; unknown::PORT_RANGE_SIZE]));
@@ -360,19 +363,20 @@ impl Program {
             .try_for_each(|(raw, index)| self.port_ranges.update(&index.to_ne_bytes(), &raw, Update::Any))
     }
 
-    /// Lets packets of `key` pass until then, ns on the monotonic clock: its port is one of a port range, and in somebody else's
-    /// use.
+    /// Lets packets of `key` pass to the kernel until then, ns on the monotonic clock: its port is in a port range, but
+    /// another program uses it.
     pub fn leave_alone(&self, key: &Key, until_ns: u64) -> io::Result<()> {
         self.foreign.update(&key.encode(), &unknown::foreign(until_ns), Update::Any)
     }
 
-    /// Sends packets of `key` on to the instance that has their flow, whatever became of them before. `lent`: nobody has told of
-    /// a flow there, and a SYN passes.
+    /// Sends packets of `key` to the instance with their flow, and replaces what was entered for them before. `lent`:
+    /// no record names a flow there, and a SYN passes to the kernel.
     pub fn forward(&self, key: &Key, owner: &Owner, lent: bool) -> Result<(), InstallError> {
         Ok(self.flows.update(&key.encode(), &unknown::forwarding(owner, lent), Update::Any)?)
     }
 
-    /// Answers packets of `key` with RST, whatever became of them before. RSTs go on to whom they were forwarded.
+    /// Answers packets of `key` with RST, and replaces what was entered for them before. RSTs go on to the instance
+    /// that they were forwarded to.
     pub fn refuse(&self, key: &Key) -> Result<(), InstallError> {
         let mut before = [0; ENTRY_SIZE];
         let is_there = self.flows.look_up(&key.encode(), &mut before).map_err(|error| self.failed.note(&error))?;
@@ -380,7 +384,7 @@ impl Program {
         Ok(self.flows.update(&key.encode(), &raw, Update::Any)?)
     }
 
-    /// Enters one direction of a flow of another instance, whatever became of its packets before.
+    /// Enters one direction of another instance's flow, and replaces what was entered for its packets before.
     pub fn hold(&self, key: &Key, entry: &Entry) -> Result<(), InstallError> {
         Ok(self.flows.update(&key.encode(), &entry.encode(), Update::Any)?)
     }
@@ -393,12 +397,12 @@ impl Program {
 }
 
 impl LegAddresses {
-    /// The socket that was accepted.
+    /// The accepted socket.
     pub fn client(client: ClientAddr, vip: VipAddr) -> Self {
         Self { local: vip.socket_addr(), remote: client.socket_addr() }
     }
 
-    /// The socket that was connected.
+    /// The connected socket.
     pub fn backend(local: LocalAddr, backend: BackendAddr) -> Self {
         Self { local: local.socket_addr(), remote: backend.socket_addr() }
     }
@@ -417,5 +421,5 @@ fn scan(flows: &Map, cursor: &mut Cursor, most: usize, out: &mut Vec<(Key, Entry
     Ok(mark.is_some())
 }
 
-/// Far more than one bucket of the hash table ever holds, so that a scan always moves on.
+/// Far more than one bucket of the hash table ever holds, so that every call of a scan makes progress.
 const SCAN_MIN: usize = 256;

@@ -1,4 +1,4 @@
-//! What the engine answers its workers: each is woken once for all that is there for it.
+//! The engine's answers to its workers: one wake of a worker for all answers that wait for it.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use crate::table::Part;
 pub(super) struct Answers {
     offload: Part<Offload>,
     orders: Part<Orders>,
-    /// Progress that is about to go to each worker.
+    /// Progress for each worker, before it is sent.
     lists: HashMap<usize, Vec<Progress>>,
     touched: Vec<bool>,
 }
@@ -32,12 +32,12 @@ impl Answers {
         }
     }
 
-    /// A worker for whatever has none yet, by its number.
+    /// Chooses a worker for a flow without one, by the flow's number.
     pub(super) fn any_worker(&self, number: u64) -> usize {
         (number % self.touched.len() as u64) as usize
     }
 
-    /// Goes with all other progress, at [`Answers::wake_workers`].
+    /// Queues progress for [`Answers::wake_workers`].
     pub(super) fn has_come_to(&mut self, progress: Progress) {
         self.lists.entry(progress.ticket.worker).or_default().push(progress);
     }

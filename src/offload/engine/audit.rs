@@ -1,5 +1,5 @@
-//! Going through the whole map, a step a second: what stands in it that nobody knows would stay there for good, divert whoever uses
-//! its addresses again, and take the room of others.
+//! Goes through the whole map, a step a second. An entry that no list of this process names would otherwise stay for
+//! good: it would divert the next user of its addresses, and take the room of others.
 //!
 //! ```text
 //!   entry ──▶ nobody here knows it, twice, some time apart ──▶ taken out, with a line in the log that says what it was
@@ -19,16 +19,16 @@ use crate::offload::entry::{Action, Entry};
 use crate::offload::program::{Cursor, Program};
 use crate::ports::offload::StandbyAnswer;
 
-/// Entries of a step: a map with a million takes eight minutes, and 1 ms of each second.
+/// Entries of one step: a map with a million takes eight minutes, and 1 ms of each second.
 const STEP: usize = 2048;
 
-/// From the beginning of a round to that of the next, at least.
+/// Least time between the beginnings of two rounds.
 const ROUND_NS: u64 = 10_000_000_000;
 
-/// Unknown in all rounds for so long, an entry is nobody's.
+/// An entry that was unknown in all rounds for so long is removed.
 const LEFTOVER_NS: u64 = 15_000_000_000;
 
-/// Such entries that are remembered.
+/// Limit for the list of such entries.
 const LEFTOVERS_MAX: usize = 4096;
 
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ pub(super) struct Audit {
     leftovers: HashMap<Key, Leftover>,
 }
 
-/// An entry that nobody knew.
+/// An entry that no list of this process names.
 #[derive(Clone, Copy, Debug)]
 struct Leftover {
     id: FlowId,
@@ -50,7 +50,7 @@ struct Leftover {
 }
 
 impl Audit {
-    /// Takes note of an unknown entry; true if it has been unknown for too long.
+    /// Records an unknown entry. Returns whether it has been unknown for too long.
     fn is_over(&mut self, key: &Key, entry: &Entry, now_ns: u64) -> bool {
         let now = Leftover { id: entry.id, action: entry.action, since_ns: now_ns, round: self.round };
         let before = self.leftovers.get(key).filter(|before| (before.id, before.action) == (now.id, now.action));
@@ -65,7 +65,7 @@ impl Audit {
         false
     }
 
-    /// What was not met in this round has gone, or is known.
+    /// An entry that this round did not meet is gone, or is known now.
     fn end_round(&mut self) {
         self.leftovers.retain(|_, leftover| leftover.round == self.round);
         self.cursor = None;
@@ -73,9 +73,9 @@ impl Audit {
 }
 
 impl Audit {
-    /// Goes on with a round, or begins one, if it is time. Call it once a second.
+    /// Continues a round, or begins one if it is due. Call it once a second.
     pub(super) fn audit(&mut self, outside: &Outside, flows: &Flows, keep: &Keep, witnesses: &Witnesses, now_ns: u64) {
-        // Until what an earlier process left has been read, nobody knows that.
+        // Before an earlier process's entries have been read, every entry is unknown.
         if !flows.are_known() || (self.cursor.is_none() && now_ns < self.round_at_ns) {
             return;
         }
@@ -84,7 +84,7 @@ impl Audit {
             Cursor::default()
         });
         let mut seen = Vec::new();
-        // What cannot be read is gone through in the next round.
+        // Entries that cannot be read wait for the next round.
         let more = outside.program.scan(&mut cursor, STEP, &mut seen).unwrap_or(false);
         let (mut ids, mut keys) = (Vec::new(), Vec::new());
         for (key, entry) in &seen {
@@ -108,7 +108,7 @@ impl Audit {
     }
 }
 
-/// Whether it is of a flow of this instance.
+/// Whether the entry belongs to a flow of this instance.
 fn is_known(flows: &Flows, witnesses: &Witnesses, key: &Key, entry: &Entry) -> bool {
     match entry.action {
         Action::Witness => witnesses.contains(entry.id),
@@ -122,6 +122,6 @@ fn take_out_leftover(program: &Program, key: &Key, entry: &Entry) {
         flow = %id, ?action, held, ?direction, committed, from = %key.from, to = %key.to,
         "the BPF map has an entry of no known flow; Baton removes it. This is a bug, please report it"
     );
-    // What cannot be read is met again.
+    // If it cannot be read now, a later round meets it again.
     let _ = program.take_out(key);
 }

@@ -1,5 +1,5 @@
-//! Waiting until every CPU knows the entries that were made: a thread that does nothing else, for a wait takes
-//! milliseconds, in which requests that flows hold must not lie about.
+//! The RCU barrier: a wait until every CPU sees the entries that were made. It has a thread of its own, because a wait
+//! takes milliseconds, and the requests of other flows must not wait as long.
 
 use std::io;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ pub(super) struct RcuBarrier {
 }
 
 impl RcuBarrier {
-    /// Wakes the engine of `offload` after each wait. Fails where the kernel has no such wait: then nothing may be offloaded.
+    /// The thread wakes the engine of `offload` after each wait. Fails where the kernel offers no such wait: then Baton
+    /// must not offload anything.
     pub(super) fn start(offload: Part<Offload>) -> io::Result<Self> {
         let barrier = Barrier::open()?;
         let (begin, begins) = channel();
@@ -38,12 +39,12 @@ impl RcuBarrier {
         Ok(Self { begin, over })
     }
 
-    /// Begins a wait. Not while another is under way.
+    /// Begins a wait. Only one wait may run at a time.
     pub(super) fn begin(&self) {
         let _ = self.begin.send(());
     }
 
-    /// True once after each wait.
+    /// Whether a wait has ended; true once for each.
     pub(super) fn is_over(&self) -> bool {
         self.over.swap(false, AcqRel)
     }

@@ -1,4 +1,4 @@
-//! Whether flows that are offloaded live: tells `model::breaker` what becomes of them, and does as it says.
+//! Reports the fate of offloaded flows to `model::breaker`, and carries out its decisions.
 
 use std::collections::HashMap;
 
@@ -15,10 +15,10 @@ use crate::sys::clock::now_ns;
 use crate::table::flows::FlowTable;
 use crate::table::journal::What;
 
-/// How often flows that were held back are looked for in the table.
+/// How often the breaker looks in the table for flows that were held back.
 const LOOK_EVERY_NS: u64 = 500_000_000;
 
-/// The breaker, and what it has to know of flows that it holds back.
+/// The breaker, and the state of the flows that it holds back.
 #[derive(Debug, Default)]
 pub(super) struct Judge {
     breaker: Breaker,
@@ -26,20 +26,20 @@ pub(super) struct Judge {
     look_at_ns: u64,
 }
 
-/// A flow that could have been offloaded.
+/// A flow that could have been offloaded and was held back.
 #[derive(Clone, Copy, Debug)]
 struct HeldBack {
     since_ns: u64,
-    /// From client and backend.
+    /// Bytes from client and backend.
     bytes: [u64; 2],
 }
 
 impl Judge {
-    /// Whether this flow may be offloaded; `bytes` are those from its client and its backend so far. `is_hurried`: the host is
-    /// about to go.
+    /// Whether this flow may be offloaded; `bytes` are those from its client and its backend so far. `is_hurried`: an
+    /// evacuation is under way.
     pub(super) fn admit(&mut self, id: FlowId, bytes: [u64; 2], is_hurried: bool) -> Result<(), Stays> {
         if is_hurried && !self.breaker.is_open() {
-            // Who is held back now is lost.
+            // A flow that is held back during an evacuation is lost.
             return Ok(());
         }
         let now_ns = now_ns();
@@ -51,12 +51,12 @@ impl Judge {
         Err(Stays::Resets)
     }
 
-    /// A flow was admitted and does not be offloaded.
+    /// An admitted flow was not offloaded after all.
     pub(super) fn not_admitted(&mut self, id: FlowId) {
         self.breaker.handle_fate(id, Fate::Gone, now_ns());
     }
 
-    /// One of its ends has reset it, as `reason` says.
+    /// One of the flow's ends has reset it, as `reason` says.
     pub(super) fn was_reset(&mut self, flow: &Carried, reason: EndReason) {
         let by = match reason {
             EndReason::ClientReset => FlowDirection::ToBackend,
@@ -70,7 +70,7 @@ impl Judge {
         }
     }
 
-    /// A flow has ended in its sockets, after so many bytes from its client and its backend.
+    /// A flow that was held back has ended in its sockets, after so many bytes from its client and its backend.
     pub(super) fn held_back_ended(&mut self, id: FlowId, reason: EndReason, bytes: [u64; 2]) {
         let Some(held) = self.held.remove(&id) else { return };
         let now_ns = now_ns();
@@ -80,7 +80,7 @@ impl Judge {
             _ => None,
         };
         let was_reset = by.is_some_and(|by| {
-            // By the rule for those that have been offloaded.
+            // The same rule as for offloaded flows.
             let is_answer = bytes[by] == held.bytes[by] && bytes[1 - by] > held.bytes[1 - by];
             is_answer || now_ns.saturating_sub(held.since_ns) <= SOON_NS
         });
@@ -106,7 +106,7 @@ impl Judge {
     }
 }
 
-/// Looks what became of flows that are watched, and what follows from that.
+/// Checks the watched flows, and applies the breaker's decision.
 pub(super) fn judge(outside: &Outside, flows: &mut Flows, now_ns: u64) {
     let (table, judge) = (&outside.table, &mut flows.judge);
     if table.offload.take_retry_wanted() {
@@ -148,17 +148,17 @@ fn judge_offloaded(outside: &Outside, flows: &mut Flows, now_ns: u64) {
     }
 }
 
-/// What an idle flow's ends answer goes the way that its bytes will.
+/// Challenges an idle flow's ends: their answers take the path that its bytes will take.
 fn make_speak(outside: &Outside, flows: &Flows, id: FlowId) {
     let Some(flow) = flows.get(&id).filter(|flow| matches!(flow.step, Step::Alone)) else { return };
-    // Of an end that has said nothing the entry knows what its socket did.
+    // For an end that has sent nothing since, the entry has its socket's state.
     for (direction, packets) in
         [(FlowDirection::ToBackend, flow.up.packets), (FlowDirection::ToClient, flow.down.packets)]
     {
         if packets > 0 {
             continue;
         }
-        // What cannot be read is asked at the next turn.
+        // A flow that cannot be read is challenged at the next turn.
         let Ok(Some(entry)) = outside.program.entry(&flow.ends.key(direction)) else { continue };
         let look = super::carried::CounterSnapshot::at(&entry);
         outside.wire.ask_end(&flow.ends, direction, &look);
@@ -167,8 +167,8 @@ fn make_speak(outside: &Outside, flows: &Flows, id: FlowId) {
 }
 
 impl Carried {
-    /// Whether a reset `by` one of its ends may come of its offload: it came soon after that, or it is all that this end has
-    /// said since, though the other spoke to it.
+    /// Whether offload may have caused a reset `by` one of the flow's ends: the reset came soon after the offload, or
+    /// this end has sent nothing else since, though the other end sent data.
     fn is_reset_right_after(&self, by: FlowDirection, now_ns: u64) -> bool {
         let Some(entered) = self.entered else { return false };
         if now_ns.saturating_sub(entered.at_ns) <= SOON_NS {
@@ -182,7 +182,7 @@ impl Carried {
         its.bytes == entered.bytes[it] && other.bytes > entered.bytes[them] && has_taken_nothing
     }
 
-    /// `None`: it is too early to say.
+    /// `None`: too early to judge.
     fn fate(&self, now_ns: u64) -> Option<Fate> {
         let age_ns = self.entered.map_or(u64::MAX, |entered| now_ns.saturating_sub(entered.at_ns));
         match self.step {

@@ -1,5 +1,5 @@
-//! One flow that the offload engine has: how far its offload has come, which `model::offload::steps` decides and draws, and what was last
-//! seen of it.
+//! One flow of the offload engine: the step of its offload, which `model::offload::steps` decides and draws, and the
+//! last look at its entries.
 
 use crate::model::ids::FlowId;
 use crate::model::offload::in_flight::InFlight;
@@ -12,42 +12,42 @@ use crate::ports::offload::{Found, Progress, Record, Sockets, Ticket};
 #[derive(Debug)]
 pub(super) struct Carried {
     pub id: FlowId,
-    /// `None`: it was found, and no worker has claimed it yet.
+    /// `None`: the flow was found in the map, and no worker has claimed it yet.
     pub ticket: Option<Ticket>,
     pub ends: Ends,
     pub step: Step,
     pub up: CounterSnapshot,
     pub down: CounterSnapshot,
-    /// One side has sent something that demands an answer, and since then nothing has come from the other.
+    /// One side has sent a packet that demands an answer, and the other has sent nothing since.
     pub unanswered: Option<Unanswered>,
-    /// Silence that ends it.
+    /// How long a silence ends the flow.
     pub patience_ns: u64,
-    /// Bytes of both directions when other instances were last told of it.
+    /// Bytes of both directions at the last report to other instances.
     pub told_bytes: u64,
-    /// When it came from another instance, ns, 0 if it never did: how far it has come may be more than was told of it.
+    /// When another instance gave it, ns; 0 if none did: the flow may then be ahead of its record.
     pub inherited_ns: u64,
-    /// When both its ends were last asked whether they know of it, ns, 0 if they never were.
+    /// When both its ends were last challenged, ns; 0 if they never were.
     pub questioned_ns: u64,
-    /// When it is looked whether it has been quiet for long, ns.
+    /// When the engine next checks whether the flow has been quiet for long, ns.
     pub quiet_at_ns: u64,
-    /// Where it stood when it was offloaded here.
+    /// The state of the flow when it was offloaded here.
     pub entered: Option<Entered>,
-    /// Whose RST came first, though with a number that says nothing.
+    /// The direction of the first RST whose number proves nothing.
     pub first_rst: Option<FlowDirection>,
 }
 
 pub(super) type Step = OffloadStep<Lent>;
 
-/// Where a flow stood when its entries were made; of client and backend.
+/// The state of a flow when its entries were made; of client and backend.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entered {
     pub at_ns: u64,
-    /// Behind the last byte that each had sent, in the numbers of its own leg.
+    /// The position behind the last byte that each had sent, in the numbers of its own leg.
     pub positions: [u32; 2],
     pub bytes: [u64; 2],
 }
 
-/// Sockets on their last way.
+/// Sockets that are about to be closed.
 #[derive(Debug)]
 pub(super) struct Lent {
     pub sockets: Sockets,
@@ -55,7 +55,7 @@ pub(super) struct Lent {
     pub down: InFlight,
 }
 
-/// What was last seen of one direction.
+/// The last look at one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CounterSnapshot {
     pub packets: u64,
@@ -73,16 +73,16 @@ pub(super) struct CounterSnapshot {
     pub taken: u32,
 }
 
-/// A silence that is counted.
+/// A silence that the engine measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unanswered {
     pub by_client: bool,
     pub since_ns: u64,
-    /// The silent side's last packet.
+    /// Time of the silent side's last packet.
     pub last_ns: u64,
-    /// Packets that the other side had sent when it began.
+    /// Number of packets that the other side had sent when the silence began.
     pub packets: u64,
-    /// When it is asked next.
+    /// When the silent side is challenged next.
     pub ask_at_ns: u64,
 }
 
@@ -113,20 +113,20 @@ impl CounterSnapshot {
 }
 
 impl Carried {
-    /// Whether less may be known of a direction than has passed: until a segment of it has fitted in.
+    /// Whether the entry's positions may be behind the flow's real ones: until one of its segments has matched them.
     pub(super) fn may_be_old(&self, direction: FlowDirection) -> bool {
         let look = if direction == FlowDirection::ToBackend { &self.up } else { &self.down };
         self.inherited_ns != 0 && look.last_ns <= self.inherited_ns
     }
 
-    /// Takes note of one direction; true if anything has passed since the last time.
+    /// Records the state of one direction. Returns whether any packet has passed since the last time.
     pub(super) fn take_note(&mut self, entry: &Entry) -> bool {
         let look = match entry.direction {
             FlowDirection::ToBackend => &mut self.up,
             FlowDirection::ToClient => &mut self.down,
         };
         let now = CounterSnapshot::at(entry);
-        // Before the first packet the entry knows less than the relay did.
+        // Before its first packet the entry knows less than the relay did.
         let last_data_ns = now.last_data_ns.max(look.last_data_ns);
         let changed =
             (now.packets, now.fin_ns, now.rst_ns, now.reused) != (look.packets, look.fin_ns, look.rst_ns, look.reused);

@@ -1,14 +1,16 @@
-//! Segments whose numbers no receiver would take: forged or damaged ones, and now and then one that says that this host knows
-//! an old position of its flow.
+//! Segments whose numbers no receiver would accept: most are forged or damaged, but a few show that this host knows an
+//! old position of their flow.
 //!
-//! The program passes them on and counts them for nothing. Whom they seem to come from is asked (RFC 5961), and nothing is
-//! believed but the answer: a living end's fits in, and the doubt is over; a dead one's RST has exactly the number that it was
-//! asked with. Only where the positions may be old, and an end that was asked has said nothing that fits in, its next segment is
-//! believed: if another instance has told of them, one that lies as far ahead as they may be behind; if another sees the flow's
+//! The program passes them on and does not count them. The engine challenges the apparent sender (RFC 5961), and
+//! believes only the answer. A live end's answer matches the known positions, and the doubt ends. A dead end's RST has
+//! exactly the number of the challenge. In one case the engine believes a segment itself: the positions may be old, and
+//! the challenged end has sent nothing that matches them. Then it accepts the end's next segment: if another instance
+//! reported the positions, one that lies as far ahead as the report may be behind; if another instance sees the flow's
 //! other direction, one that lies within the windows.
 //!
-//! Of a flow that another instance lists, an end that is gone may answer that one's question here, with a number that is known only
-//! there. It is asked from here as well: what it answers then has the number that is known here, and ends the flow.
+//! An end that no longer knows a flow of another instance may answer that instance's challenge here, with a number that
+//! only that instance knows. This engine challenges it as well: then the answer has a number that is known here, and
+//! ends the flow.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -26,23 +28,23 @@ use crate::offload::entry::{Action, Entry};
 use crate::offload::probe::EntryChange;
 use crate::offload::program::{Program, Unread};
 
-/// How often it is looked whether doubts are over.
+/// How often the engine checks whether doubts are over.
 const SETTLE_EVERY_NS: u64 = 100_000_000;
 
-/// Between two questions: kernels answer only so often (tcp_invalid_ratelimit, 500 ms).
+/// Pause between two challenges: kernels limit their answers (tcp_invalid_ratelimit, 500 ms).
 const ASK_AGAIN_NS: u64 = 600_000_000;
 
-/// Long enough for the answer to a question; an old position is given up then.
+/// Time for the answer to a challenge; after it the engine accepts that its position is old.
 const ANSWER_NS: u64 = 200_000_000;
 
-/// After so many questions there are no more.
+/// Limit for the challenges of one doubt.
 const ASKED_MAX: u8 = 4;
 
-/// Flows that are doubted at a time, and directions that are heard of again in a turn: a flood costs no more.
+/// Limit for doubts at a time, and for directions that are reported again in a turn: a flood costs no more than that.
 const DOUBTS_MAX: usize = 4096;
 const HEAR_AT_ONCE: usize = 256;
 
-/// An old position lies less than this behind: a busy flow's peers are told of each GiB.
+/// A known position is at most so far behind: the owner of a busy flow reports it after each GiB.
 const BEHIND_MAX: u32 = (1 << 31) - (1 << 28);
 
 const TCP_RST: u8 = 4;
@@ -50,7 +52,7 @@ const TCP_RST: u8 = 4;
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
     of: HashMap<Key, OpenDoubt>,
-    /// Directions that the program is silent of.
+    /// Directions for which the program reports no segments at present.
     silenced: VecDeque<Key>,
     /// Segments whose entries could not be read.
     unread: Vec<UnknownPacket>,
@@ -60,7 +62,7 @@ pub(super) struct Doubts {
 #[derive(Clone, Copy, Debug)]
 struct OpenDoubt {
     id: FlowId,
-    /// Of a flow that another instance lists.
+    /// The ends, if another instance owns the flow.
     held: Option<Ends>,
     direction: FlowDirection,
     began_ns: u64,
@@ -69,7 +71,7 @@ struct OpenDoubt {
 }
 
 impl Doubts {
-    /// Takes note of such a segment. The id: it is of a flow that another instance lists, whose client now speaks to this one.
+    /// Records such a segment. Returns the id of the flow if another instance owns it and its client now sends here.
     pub(super) fn doubt(
         &mut self,
         outside: &Outside,
@@ -79,7 +81,7 @@ impl Doubts {
         now_ns: u64,
     ) -> Option<FleetId> {
         let Ok(entry) = outside.program.entry(&told.key) else {
-            // It may be the only word of an end that is gone.
+            // The segment may be the only sign of an end that is gone.
             match self.unread.len() < DOUBTS_MAX {
                 true => self.unread.push(*told),
                 false => self.silenced.push_back(told.key),
@@ -108,14 +110,14 @@ impl Doubts {
         if is_alone && has_room {
             self.of.entry(told.key).or_insert(new);
             if let Some(flow) = flows.get_mut(&id).filter(|_| is_rst) {
-                // Should it be over, then by this one, whoever says so first.
+                // If the flow ends, this end was the first to say so.
                 flow.first_rst.get_or_insert(direction);
             }
         }
         None
     }
 
-    /// Asks, and ends doubts, if it is time.
+    /// Challenges, and ends doubts, when they are due.
     pub(super) fn settle_doubts(&mut self, outside: &Outside, flows: &mut Flows, keep: &Keep, now_ns: u64) {
         if now_ns < self.settle_at_ns {
             return;
@@ -125,7 +127,7 @@ impl Doubts {
         let touched: Vec<_> = unread.iter().filter_map(|told| self.doubt(outside, flows, keep, told, now_ns)).collect();
         tell_failover(outside, touched, Vec::new());
         for (key, mut doubt) in std::mem::take(&mut self.of) {
-            // What cannot be read settles nothing.
+            // A doubt whose entry cannot be read stays open.
             if !self.settle_doubt(outside, flows, &key, &mut doubt, now_ns).unwrap_or(false) {
                 self.of.insert(key, doubt);
             }
@@ -139,7 +141,7 @@ impl Doubts {
         }
     }
 
-    /// Asks, if it is time; true once the doubt is over. On an error nothing was done.
+    /// Challenges, if it is time; returns whether the doubt is over. An error means that nothing was done.
     fn settle_doubt(
         &mut self,
         outside: &Outside,
@@ -153,7 +155,7 @@ impl Doubts {
             return Ok(false);
         }
         if doubt.asked == ASKED_MAX || is_settled {
-            // The next one is heard of, and none is believed.
+            // The program reports the next segment, and the engine believes none.
             let own = flows.get_mut(&doubt.id).filter(|_| doubt.held.is_none());
             if let Some(flow) = own.filter(|flow| flow.ended().is_none()) {
                 flow.first_rst = None;
@@ -178,15 +180,15 @@ impl Doubts {
     }
 }
 
-/// Whether something that fits in has come since, or the flow is over.
+/// Whether a segment that matches the positions has come since, or the flow is over.
 fn is_settled(program: &Program, key: &Key, doubt: &OpenDoubt) -> Result<bool, Unread> {
     let entry = program.entry(key)?.filter(|entry| entry.id == doubt.id);
     let live = entry.filter(|entry| entry.action == Action::Splice && entry.seen.rst_ns == 0);
-    // The program's clock is late by a tick at most.
+    // The program's clock is late by at most a tick.
     Ok(live.is_none_or(|entry| entry.seen.last_ns > doubt.began_ns))
 }
 
-/// How the direction may catch up.
+/// How to bring the direction's position up to date.
 fn what_to_take(outside: &Outside, flows: &mut Flows, doubt: &OpenDoubt) -> Result<Option<EntryChange>, Unread> {
     if doubt.held.is_some() {
         return Ok(None);
@@ -199,7 +201,7 @@ fn what_to_take(outside: &Outside, flows: &mut Flows, doubt: &OpenDoubt) -> Resu
     })
 }
 
-/// The flow's ends, and what is known of the one that is to be asked; `None`: the flow is gone.
+/// The flow's ends, and the state of the end to challenge; `None`: the flow is gone.
 fn whom_it_seems(
     program: &Program,
     flows: &mut Flows,
@@ -214,7 +216,7 @@ fn whom_it_seems(
     Ok(flows.get(&doubt.id).map(|flow| (flow.ends, its(flow))))
 }
 
-/// Whether the flow may have come so far since it was last told of.
+/// Whether the flow may have progressed so far since the last report.
 fn is_ahead(entry: &Entry, told: &UnknownPacket) -> bool {
     let near = |number: u32, position: u64, window: u8| {
         let slack = 1 << window.min(30);

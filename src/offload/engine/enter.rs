@@ -1,4 +1,4 @@
-//! From a worker's flow to entries in the map: what it is, whether it may, what its terms are.
+//! From a worker's flow to entries in the map: its addresses, whether it may be offloaded, and its terms.
 
 use std::error::Error;
 use std::io;
@@ -21,13 +21,13 @@ use crate::sys::clock::now_ns;
 use crate::sys::{silence, socket};
 use crate::table::backend::BackendEntry;
 
-/// Of the TCP option, padded as it always is.
+/// Length of the TCP option with its usual padding.
 const TIMESTAMPS_LENGTH: u16 = 12;
 
-/// The interface of connections of this host with itself; the first in every network namespace.
+/// The loopback interface; the first in every network namespace.
 pub(super) const LOOPBACK: u32 = 1;
 
-/// Enters what may be offloaded; the others go back.
+/// Enters the candidates that may be offloaded, and gives the others back to their workers.
 pub(super) fn enter(
     outside: &mut Outside,
     flows: &mut Flows,
@@ -58,7 +58,7 @@ pub(super) fn enter(
             [Some(client), Some(backend)] => {
                 enter_one(outside, flows, settling, witnesses, candidate, ends, [client, backend])
             }
-            // Closed under our hands: the worker finds out what came.
+            // The connection was closed meanwhile: the worker finds out why.
             _ => give_back(outside, witnesses, candidate, Stays::Busy),
         }
     }
@@ -83,7 +83,7 @@ fn enter_one(
     if outside.surroundings.are_covered(&ends) {
         return give_back(outside, witnesses, candidate, Stays::Ipsec);
     }
-    // Whatever stands against it now, meanwhile its packets show what they look like.
+    // Even if a reason stands against the offload now: until the next try its packets show their addresses.
     match witnesses.watch_for(&outside.program, candidate.ticket.id, ends) {
         Ok(()) => {}
         Err(InstallError::Full) => return give_back(outside, witnesses, candidate, Stays::MapFull),
@@ -112,7 +112,7 @@ fn enter_one(
         let _ = outside.program.forget_evidence(slot);
     }
     if terms.in_flight_to_backend + terms.in_flight_to_client == 0 {
-        // An ACK that our kernel still owes would never be sent, and the far end would send its bytes again.
+        // Our kernel would never send an ACK that it still owes, and the far end would repeat its bytes.
         socket::acknowledge_now(&candidate.sockets.client);
         socket::acknowledge_now(&candidate.sockets.backend);
     }
@@ -137,7 +137,7 @@ fn enter_one(
         },
         backend_slot: slot,
     };
-    // This thread may not have run for a while since it asked, and the sockets have taken in whatever came.
+    // This thread may not have run for a while since the probe, and the sockets may have received data.
     let unread = [&candidate.sockets.client, &candidate.sockets.backend].map(|socket| {
         let bytes = silence::unread(socket).unwrap_or(usize::MAX);
         bytes.try_into().unwrap_or(u32::MAX)
@@ -145,7 +145,7 @@ fn enter_one(
     if let Err(obstacle) = still_fits(client, backend, held, unread) {
         return give_back(outside, witnesses, candidate, obstacle.into());
     }
-    // Last of all: whoever is admitted is offloaded.
+    // Last of all: every admitted flow is offloaded.
     if let Err(why) = flows.judge.admit(
         candidate.ticket.id,
         [splice.up.bytes_before, splice.down.bytes_before],
@@ -160,7 +160,7 @@ fn enter_one(
             return fail(outside, witnesses, candidate, &error);
         }
     }
-    // Before the sockets are gone, so that the port is never free.
+    // Before the sockets are closed, so that the port is never free.
     outside.table.offload.reserve(ends.local, ends.backend);
     witnesses.give_way(candidate.ticket.id);
     match outside.program.install_over(&splice) {
@@ -173,8 +173,8 @@ fn enter_one(
     }
 }
 
-/// Passes on what was held, now that it can be no other's way: packets behind it go by the entries. `segments_max` are
-/// those of the backend's leg and of the client's.
+/// Passes on the held bytes, which must go first: packets behind them go by the entries. `segments_max`: of the
+/// backend's leg and of the client's.
 fn entered(
     outside: &mut Outside,
     flows: &mut Flows,
@@ -220,10 +220,11 @@ fn entered(
     settling.carry_out(outside, flows, ticket.id, asked);
 }
 
-/// The longest segment that the backend takes. The leg does not know it where the proxy had it announce a shorter one:
-/// its kernel then takes that for the most of both ways (TCP_MAXSEG, tcp(7)). A probe's connection does.
+/// The longest segment that the backend accepts. The leg does not know it if the proxy announced a shorter one: its
+/// kernel then applies the shorter length to both directions (TCP_MAXSEG, tcp(7)). The connection of a health probe
+/// knows it.
 fn takes(outside: &Outside, backend: BackendAddr, leg: &LegState) -> u16 {
-    // What timestamps need is taken off one of the two, and counted in what the probe saw.
+    // Timestamps reduce the leg's value, but not the probe's.
     let timestamps = if leg.timestamps.is_some() { TIMESTAMPS_LENGTH } else { 0 };
     if leg.peer_mss != leg.own_mss + timestamps {
         return leg.peer_mss;
@@ -235,11 +236,12 @@ fn takes(outside: &Outside, backend: BackendAddr, leg: &LegState) -> u16 {
     leg.peer_mss.max(told.saturating_sub(TIMESTAMPS_LENGTH - timestamps))
 }
 
-/// Where packets towards a leg's far end leave; a reason to stay if the program does not see what comes from there.
+/// The interface for packets towards a leg's far end; or the reason to stay proxied if the program does not see the
+/// packets from there.
 fn egress(outside: &mut Outside, flows: &Flows, leg: &LegState) -> Result<Egress, Stays> {
     let Some(leaves_by) = leg.interface else { return Err(Stays::Busy) };
-    // A backend that has only acknowledged so far has not left the kernel a trace of its way. It is the way there
-    // in all likelihood, and whatever interface it is, the program looks at it.
+    // While a backend has only sent acknowledgements, the kernel has not recorded the interface that it sends by. It is
+    // most likely the one that packets to it leave by; the program looks at packets there in any case.
     let comes_by = leg.receives_by.unwrap_or_else(|| {
         outside.attach_everywhere(flows.len());
         leaves_by
@@ -273,7 +275,7 @@ fn in_flight(must_ack: u32, bytes: u32, start: &Start, segment_max: u32) -> InFl
     InFlight::new(InFlightStart { base, position: start.position, between: bytes, segment_max })
 }
 
-/// As the kernel has them: a PROXY header may have given the flow other names.
+/// The kernel's addresses: a PROXY header may have given the flow other ones.
 fn ends(candidate: &Candidate) -> io::Result<Ends> {
     let (client, backend) = (&candidate.sockets.client, &candidate.sockets.backend);
     Ok(Ends {

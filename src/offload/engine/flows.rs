@@ -1,4 +1,4 @@
-//! The flows of this instance whose entries are in the map, and which of them are to be looked at.
+//! This instance's flows with entries in the map, and the lists of those that need attention.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
@@ -13,34 +13,34 @@ use crate::model::ids::FlowId;
 use crate::offload::moved::{Mark, Marked};
 use crate::ports::reachability::Reachability;
 
-/// In the second half of a flow's patience its silent side is asked, so often in as long as the whole of it.
+/// In the second half of a flow's patience, the engine challenges the silent side at this rate: so often per patience.
 pub(super) const ASK_EVERY: u64 = 8;
 
-/// What is kept beside the flows may name some that are gone: each is looked up before anything is done.
+/// The lists beside `all` may name flows that are gone: look each up before acting.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
     all: Marked<Carried>,
-    /// Those of which one side waits for the other.
+    /// Flows of which one side waits for the other.
     waiting: HashSet<FlowId>,
-    /// Those of which a FIN has passed, and not both are acknowledged yet, and when their ends are asked.
+    /// Flows of which a FIN has passed, but not both were acknowledged, with the time of the next challenge.
     closing: HashMap<FlowId, u64>,
-    /// What an earlier process left has been read, so that all flows in the map are here.
+    /// Whether the earlier process's entries were read, so that all flows in the map are listed here.
     known: bool,
-    /// So many of an earlier process no worker has taken or refused yet.
+    /// Flows of an earlier process that no worker has claimed or refused yet.
     unclaimed: u64,
     pub later: Later,
     pub quiet: Quiet,
     pub unread: ToReadAgain,
-    /// Whether flows may go on offloading.
+    /// Decides whether further flows may be offloaded.
     pub judge: Judge,
 }
 
-/// Flows whose ends have said nothing for some time.
+/// Flows whose ends have been silent for some time.
 #[derive(Debug)]
 pub(super) struct Silent {
-    /// For too long.
+    /// Silent for too long.
     pub too_long: Vec<FlowId>,
-    /// For so long that they are asked.
+    /// Silent for so long that the engine challenges them.
     pub to_ask: Vec<FlowId>,
 }
 
@@ -59,12 +59,12 @@ impl Flows {
         self.all.get_mut(id)
     }
 
-    /// Flows that have this mark.
+    /// The flows with this mark.
     pub(super) fn at(&self, mark: Mark) -> impl Iterator<Item = FlowId> + '_ {
         self.all.at(mark)
     }
 
-    /// Something has passed: has it among those that wait, or are about to end, or no longer.
+    /// A packet has passed: updates the flow's place in the lists.
     pub(super) fn sort(&mut self, id: FlowId) {
         let Some(flow) = self.all.get_mut(&id) else { return };
         flow.count_silence();
@@ -78,14 +78,15 @@ impl Flows {
         }
     }
 
-    /// Has its ends asked at the next turn, if it is about to end.
+    /// Has the flow's ends challenged at the next turn, if it is about to end.
     pub(super) fn ask_if_closing(&mut self, id: FlowId) {
         if let Some(at_ns) = self.closing.get_mut(&id) {
             *at_ns = 0;
         }
     }
 
-    /// Those that are about to end; it is too long for those whose both FINs have passed. Whom it says to ask is not named again at once.
+    /// Flows that are about to end; those with both FINs passed have been silent for too long. A flow in `to_ask` is
+    /// not named again at once.
     pub(super) fn unfinished(&mut self, now_ns: u64, reachability: &Reachability) -> Silent {
         let flows = &self.all;
         self.closing
@@ -106,7 +107,7 @@ impl Flows {
         Silent { too_long, to_ask }
     }
 
-    /// Those of which one side waits for the other.
+    /// Flows of which one side waits for the other.
     pub(super) fn unanswered(&mut self, now_ns: u64, reachability: &Reachability) -> Silent {
         let flows = &self.all;
         self.waiting.retain(|id| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone)));
@@ -130,7 +131,7 @@ impl Flows {
         }
     }
 
-    /// Whether what is in the map and not here is nobody's.
+    /// Whether an entry that is not listed here belongs to no flow of this instance.
     pub(super) fn are_known(&self) -> bool {
         self.known
     }
@@ -139,19 +140,19 @@ impl Flows {
         self.known = true;
     }
 
-    /// A flow of an earlier process waits for a worker that takes or refuses it.
+    /// A flow of an earlier process waits for a worker to claim or refuse it.
     pub(super) fn wait_for_claim(&mut self) {
         self.unclaimed += 1;
     }
 
-    /// So many have been taken or refused; true if no more are waited for.
+    /// Workers have claimed or refused so many. Returns whether none is left to wait for.
     pub(super) fn count_claimed(&mut self, flows: u64) -> bool {
         self.unclaimed = self.unclaimed.saturating_sub(flows);
         self.unclaimed == 0
     }
 }
 
-/// Reading needs no care for what is kept beside the flows, nor does changing what is there.
+/// Reads need no care for the lists beside the flows, nor do changes of values.
 impl Deref for Flows {
     type Target = HashMap<FlowId, Carried>;
 

@@ -1,5 +1,5 @@
-//! Interfaces: where the program looks at packets, and by which of them flows leave. Routes move while flows are offloaded: an
-//! entry names the interface that its packets leave by, and the kernel finds the next hop there and nowhere else.
+//! Interfaces: where the program sees packets, and where flows' packets leave. Routes change while flows are offloaded:
+//! an entry names its outgoing interface, and the kernel looks for the next hop only on that.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,11 +16,11 @@ use crate::sys::netdev::HARDWARE_ETHERNET;
 use crate::sys::netlink::Watch;
 use crate::sys::{netdev, netlink};
 
-/// Where the program looks at packets, and where it may.
+/// The interfaces with the program, and those where it may be attached.
 #[derive(Debug)]
 pub(super) struct Interfaces {
     routes: Watch,
-    /// It is attached as need be.
+    /// Whether the engine attaches the program as needed.
     on_demand: bool,
 }
 
@@ -29,9 +29,10 @@ impl Interfaces {
         Ok(Self { routes: Watch::open()?, on_demand })
     }
 
-    /// By an interface that has an address packets of a flow may come as soon as a route says so, and a packet of theirs
-    /// that the program does not see is answered with RST. So it looks there before. Interfaces that have nothing but a
-    /// link-local address, such as those of a node's many pods, are none of its business. True if there was one to attach to.
+    /// Packets of a flow may arrive on any interface with an address as soon as a route says so, and the kernel answers
+    /// a packet that the program does not see with RST. So the program must be there before. Interfaces with nothing
+    /// but a link-local address, such as those of a node's many pods, are left out. Returns whether it was attached
+    /// anywhere.
     pub(super) fn attach_everywhere(&self, program: &mut Program) -> bool {
         if !self.on_demand {
             return false;
@@ -39,7 +40,7 @@ impl Interfaces {
         let networks = netdev::networks().unwrap_or_default();
         let routable = networks.iter().filter(|(_, network)| is_routable(network.addr()));
         let interfaces = routable.filter_map(|(name, _)| netdev::interface(name).ok());
-        // The program looks for Ethernet headers: it cannot attach to tunnels, nor should it complain of each.
+        // The program looks for Ethernet headers: it cannot be attached to tunnels, and must not complain of each.
         let indices = interfaces.filter(|interface| interface.hardware == HARDWARE_ETHERNET).map(|one| one.index);
         let mut was_missing = false;
         for index in indices.collect::<Vec<_>>() {
@@ -58,7 +59,7 @@ impl Interfaces {
         was_missing
     }
 
-    /// Has the program on the interface that a leg's packets come by; true if it was not there yet.
+    /// Attaches the program to the interface that a leg's packets arrive on. Returns whether it was missing there.
     pub(super) fn attach_for_leg(&self, program: &mut Program, index: u32) -> Result<bool, Stays> {
         if program.attached().contains(&index) {
             return Ok(false);
@@ -78,7 +79,8 @@ impl Interfaces {
         Ok(true)
     }
 
-    /// Has the program on an interface that other instances' flows may come by; true if it was not there yet, and is now.
+    /// Attaches the program to an interface that other instances' flows may arrive on. Returns whether it was missing
+    /// there.
     pub(super) fn attach_for_peers(&self, program: &mut Program, index: u32) -> bool {
         if index == 0 || !self.on_demand || program.attached().contains(&index) {
             return false;
@@ -97,7 +99,7 @@ impl Interfaces {
     }
 }
 
-/// Has every flow leave by the interface that its route has now. Cheap while no route changes.
+/// Moves every flow to the interface of its present route. Cheap while no route changes.
 pub(super) fn follow_routes(outside: &mut Outside, flows: &Flows) {
     if !outside.interfaces.routes.has_changed() {
         return;
@@ -106,7 +108,7 @@ pub(super) fn follow_routes(outside: &mut Outside, flows: &Flows) {
     if !flows.is_empty() {
         outside.attach_everywhere(flows.len());
     }
-    // Many flows go to few places.
+    // Many flows have few destinations.
     let mut known: HashMap<(IpAddr, IpAddr), Option<u32>> = HashMap::new();
     let mut moved: HashMap<u32, Vec<_>> = HashMap::new();
     for (id, flow) in flows.iter().filter(|(_, flow)| !matches!(flow.step, Step::Over)) {
@@ -114,7 +116,7 @@ pub(super) fn follow_routes(outside: &mut Outside, flows: &Flows) {
         let down = (flow.ends.vip.socket_addr().ip(), flow.ends.client.socket_addr().ip());
         for (ends, direction) in [(up, FlowDirection::ToBackend), (down, FlowDirection::ToClient)] {
             let interface = *known.entry(ends).or_insert_with(|| netlink::leaves_by(ends.0, ends.1).ok());
-            // Without a route, or while it would stay on this host, there is nowhere better to go.
+            // If there is no route, or only one on this host, keep the interface.
             if let Some(interface) = interface.filter(|interface| *interface != super::enter::LOOPBACK) {
                 moved.entry(interface).or_default().push((*id, flow.ends.key(direction)));
             }

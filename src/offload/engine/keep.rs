@@ -1,8 +1,8 @@
-//! Flows of other instances: those without sockets are held here too, and carried as soon as their packets come; packets
-//! of the others are sent to whoever has them, or answered with RST once nobody has.
+//! Flows of other instances. The engine holds their offloaded flows too, and carries them as soon as their packets come
+//! here. Packets of their other flows it sends to the owner, or answers with RST once there is none.
 //!
-//! What is held is listed and aged elsewhere. It becomes this instance's when the failover says so, and goes the way that
-//! flows of an earlier process go: a worker gets it.
+//! The owner lists a held flow and times it out. It becomes this instance's flow when the failover says so, and is then
+//! treated as a flow of an earlier process: a worker gets it.
 
 mod forward;
 mod holding;
@@ -35,17 +35,17 @@ use holding::{Held, Holding};
 
 pub(super) const BOTH: [FlowDirection; 2] = [FlowDirection::ToBackend, FlowDirection::ToClient];
 
-/// What is kept for other instances.
+/// The entries kept for other instances.
 #[derive(Debug)]
 pub(super) struct Keep {
     kept: Kept,
     hops: Hops,
-    /// What there is no room for.
+    /// Flows and packets for which there was no room.
     crowded: Crowded,
-    /// Rules whose packets are shown to the failover.
+    /// Rules whose packets the program reports to the failover.
     asks: HashMap<VipAddr, Unknown>,
     refill_at_ns: u64,
-    /// What is left of a request for which an entry could not be read. The requests behind it wait: they may take it back.
+    /// The rest of a request, because an entry could not be read. Later requests wait: they may take it back.
     unserved: Option<StandbyRequest>,
 }
 
@@ -66,7 +66,7 @@ impl Keep {
         self.kept.held()
     }
 
-    /// Takes note of what an earlier process held for others; it serves on, though nobody here lists it.
+    /// Records an entry that an earlier process held for others; it stays in use, though no list here names its flow.
     pub(super) fn recall(&mut self, key: Key, entry: &Entry) {
         if entry.action == Action::Splice {
             let packets = if entry.direction == FlowDirection::ToBackend { entry.seen.packets } else { 0 };
@@ -83,14 +83,14 @@ impl Keep {
         }
     }
 
-    /// Whether what is said of such packets is kept for others.
+    /// Whether packets with this key have an entry for others.
     pub(super) fn is_diverted(&self, key: &Key) -> bool {
         self.kept.is_diverted(key)
     }
 
-    /// The flow, if the client's packets of a held one have come since the last look.
+    /// Returns the flow if packets of its client have come since the last look, and the flow is a held one.
     pub(super) fn see(&mut self, key: &Key, entry: &Entry) -> Option<FleetId> {
-        // Its backend's packets may come another way, and say nothing of where its client's go.
+        // Its backend's packets may take another path, and do not show where its client's packets go.
         let is_up = entry.direction == FlowDirection::ToBackend;
         let id = self.kept.held().by_packet(entry.id, entry.direction, key).filter(|_| is_up)?;
         let held = self.kept.held_mut(id)?;
@@ -99,7 +99,7 @@ impl Keep {
     }
 }
 
-/// Whether an entry of this instance stands there.
+/// Whether an entry of this instance stands at `key`.
 fn is_ours(program: &Program, key: &Key) -> Result<bool, Unread> {
     let entry = program.entry(key)?;
     Ok(entry.is_some_and(|entry| !entry.held && entry.action != Action::Witness))

@@ -1,10 +1,10 @@
-//! What is set for a later time: flows that are being reset, or are over.
+//! Actions at a later time, for flows that are being reset or have ended.
 
 use std::collections::BTreeSet;
 
 use crate::model::ids::FlowId;
 
-/// Soonest first.
+/// Earliest first.
 #[derive(Debug, Default)]
 pub(super) struct Later(BTreeSet<(u64, FlowId)>);
 

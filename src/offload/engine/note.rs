@@ -1,4 +1,5 @@
-//! Whom a PROXY header named as a flow's client: kept beside the entries, which know the connection only.
+//! The client that a PROXY header named for a flow: kept beside the entries, which hold only the connection's
+//! addresses.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 

@@ -1,8 +1,8 @@
-//! Asking the ends of flows that are quiet whether they still know of them.
+//! Challenges the ends of quiet flows, to learn whether they still know them.
 //!
-//! Where a flow's two directions may pass different instances, neither sees all of how it ends, and what is told of it may be
-//! lost. A living end answers, and nothing follows from silence: some kernels drop what has no timestamp. Who knows nothing of
-//! the connection any more says so by RST.
+//! If a flow's two directions may pass different instances, neither instance sees all of its end, and reports of it may
+//! be lost. A live end answers a challenge. An end that no longer knows the connection answers with RST. Silence proves
+//! nothing: a kernel may drop segments without timestamps.
 
 use std::collections::BTreeSet;
 
@@ -15,28 +15,29 @@ use crate::model::splice::FlowDirection;
 use crate::ports::offload::Answer;
 use crate::sys::clock::now_ns;
 
-/// Its ends are asked when nothing has come for so many times its patience.
+/// The engine challenges a flow's ends when no packet has come for so many times its patience.
 const QUIET: u64 = 2;
 
-/// Flows that are looked at for that in a turn.
+/// Flows that are checked for that in one turn.
 const AT_ONCE: usize = 64;
 
-/// Or, once another instance may have reset it, when nothing has come for so long.
+/// Or when no packet has come for so long, after another instance may have reset the flow.
 const SOON_NS: u64 = 2_000_000_000;
 
-/// For so long: who takes this instance for dead does so within a second, and answers its flows' packets for thirty.
+/// How long the shorter time applies: an instance that takes this one for dead does so within a second, and answers its
+/// flows' packets for thirty.
 const SOON_FOR_NS: u64 = 35_000_000_000;
 
-/// Flows a second that are asked then, and at once.
+/// Flows per second that are then challenged, and the limit of one turn.
 const SOON_PER_S: u32 = 2000;
 const SOON_BURST: u32 = 200;
 
-/// When it is looked whether flows have been quiet for long.
+/// When the engine checks whether flows have been quiet for long.
 #[derive(Debug)]
 pub(super) struct Quiet {
-    /// Soonest first. Only the last that was set for a flow counts.
+    /// Earliest first. Only the last time that was set for a flow counts.
     due: BTreeSet<(u64, FlowId)>,
-    /// Until then flows are asked sooner than they would be, at this pace.
+    /// Until then flows are challenged sooner, at this pace.
     soon_until_ns: u64,
     pace: TokenBucket,
 }
@@ -48,7 +49,7 @@ impl Default for Quiet {
 }
 
 impl Quiet {
-    /// After so long without a packet a flow is asked.
+    /// After so long without a packet a flow is challenged.
     fn between_ns(&self, flow: &Carried, now_ns: u64) -> u64 {
         let long_ns = QUIET * flow.patience_ns;
         if now_ns < self.soon_until_ns { long_ns.min(SOON_NS) } else { long_ns }
@@ -95,7 +96,7 @@ pub(super) fn ask_ends_soon(outside: &mut Outside, flows: &mut Flows) {
     outside.answers.answer_all(|| Answer::AskEnds { until_ns });
 }
 
-/// Has it looked at from time to time. Those that come at once are not asked at once.
+/// Has the flow checked from time to time. Flows that come together are not challenged together.
 pub(super) fn begin_asking(outside: &Outside, flows: &mut Flows, id: FlowId) {
     let Some(flow) = flows.get(&id) else { return };
     let now_ns = now_ns();
@@ -117,10 +118,10 @@ pub(super) fn ask_both(outside: &Outside, flows: &mut Flows, id: FlowId, now_ns:
     flow.questioned_ns = now_ns;
     let (ends, up, down) = (flow.ends, flow.up, flow.down);
     outside.wire.ask_end(&ends, FlowDirection::ToBackend, &up);
-    // Its packets may pass another instance: its client has acknowledged what was not seen here.
+    // Its packets may pass another instance: its client has acknowledged bytes that were not seen here.
     let is_further = up.taken.wrapping_sub(down.sent) < 1 << 31;
     let down = CounterSnapshot { sent: if is_further { up.taken } else { down.sent }, ..down };
     outside.wire.ask_end(&ends, FlowDirection::ToClient, &down);
-    // What this host sends itself begins an entry anew.
+    // Packets that this host sends create a conntrack entry.
     outside.wire.untrack(&ends);
 }

@@ -1,4 +1,4 @@
-//! Flows that an earlier process left in the map.
+//! Recovers the flows that an earlier process left in the map.
 
 use std::collections::HashMap;
 use std::io;
@@ -26,10 +26,10 @@ use crate::table::journal::What;
 /// Entries of one call.
 const STEP: usize = 4096;
 
-/// Until its worker says more, a silent end of a flow is given up after this.
+/// Until its worker sets another patience, a flow with a silent end is given up after this time.
 const PATIENCE_NS: u64 = 30_000_000_000;
 
-/// Both directions of one flow, as far as they are there.
+/// The two directions of one flow that are in the map.
 #[derive(Debug, Default)]
 pub(super) struct Pair {
     pub ends: Option<Ends>,
@@ -37,21 +37,21 @@ pub(super) struct Pair {
     pub down: Option<Entry>,
 }
 
-/// What an earlier process left of its own flows.
+/// The earlier process's own flows.
 #[derive(Debug, Default)]
 struct LeftFlows {
     pairs: HashMap<FlowId, Pair>,
-    /// Those that were about to be offloaded.
+    /// Flows that were about to be offloaded.
     witnesses: Vec<(FlowId, Ends)>,
 }
 
-/// Never gives a new flow the id of one that is in the map, nor its port.
+/// Reserves the ids and ports of all flows in the map: no new flow may get one of them.
 pub(super) fn keep_names(outside: &Outside, keep: &mut Keep) -> io::Result<()> {
     let LeftFlows { pairs, witnesses } = left(&outside.program, keep)?;
     for ends in pairs.values().filter_map(|pair| pair.ends) {
         outside.table.offload.reserve(ends.local, ends.backend);
     }
-    // Ids of other instances, which are held or were taken over, are theirs to give.
+    // Ids of other instances' flows, held or taken over, come from those instances.
     let (held, tag) = (keep.held().iter().map(|(id, _)| id.flow), outside.table.flows.tag());
     let ids = pairs.into_keys().chain(witnesses.into_iter().map(|(id, _)| id));
     let highest = ids.chain(held).filter(|id| id.tag() == tag).map(FlowId::count).max();
@@ -59,7 +59,7 @@ pub(super) fn keep_names(outside: &Outside, keep: &mut Keep) -> io::Result<()> {
     Ok(())
 }
 
-/// Finds every flow that is not known here a worker, or resets it if it was left between two steps.
+/// Gives every flow that is not listed yet to a worker, or resets it if it was left between two steps.
 pub(super) fn recover(outside: &mut Outside, flows: &mut Flows, keep: &mut Keep, witnesses: &mut Witnesses) {
     let LeftFlows { pairs, witnesses: abandoned } = match left(&outside.program, keep) {
         Ok(found) => found,
@@ -71,7 +71,7 @@ pub(super) fn recover(outside: &mut Outside, flows: &mut Flows, keep: &mut Keep,
             return;
         }
     };
-    // Not before: all that is in the map would be nobody's.
+    // Not before: until then no list names the entries of the map.
     flows.set_known();
     for (id, ends) in abandoned {
         if !witnesses.contains(id) {
@@ -89,7 +89,7 @@ pub(super) fn recover(outside: &mut Outside, flows: &mut Flows, keep: &mut Keep,
         match pair.up {
             Some(entry) if whole => {
                 outside.slots.keep(entry.backend_slot, ends.backend);
-                // The process before this one may have died on the way to that.
+                // The process before this one may have died before it did this.
                 outside.wire.untrack(&ends);
                 flows.wait_for_claim();
                 offer(outside, flows, id, pair.up.as_ref(), pair.down.as_ref());
@@ -109,7 +109,7 @@ pub(super) fn recover(outside: &mut Outside, flows: &mut Flows, keep: &mut Keep,
     }
 }
 
-/// Flows of this instance; takes note of what is held for others.
+/// Returns the flows of this instance, and records those that are held for others.
 fn left(program: &Program, keep: &mut Keep) -> io::Result<LeftFlows> {
     let LeftFlows { mut pairs, mut witnesses } = LeftFlows::default();
     let mut cursor = Cursor::default();
@@ -118,7 +118,8 @@ fn left(program: &Program, keep: &mut Keep) -> io::Result<LeftFlows> {
         let more = program.scan(&mut cursor, STEP, &mut seen)?;
         for (key, entry) in seen {
             if entry.action == Action::Witness {
-                // Its flow had sockets: they went with their process, or to this one, which looks at it anew.
+                // Its flow had sockets: they closed with their process, or came to this one, which starts a new
+                // witness.
                 witnesses.push((entry.id, entry.ends(key)));
                 continue;
             }
@@ -152,7 +153,7 @@ pub(super) fn claim(outside: &mut Outside, flows: &mut Flows, ticket: Ticket, pa
     }
     let Some(flow) = flows.get(&ticket.id) else { return };
     if flow.step.is_ending() {
-        // It ended before it had a worker that could be told.
+        // It ended before a worker had it.
         let (last, reason) = (flow.progress(), flow.ended().or(Some(EndReason::Internal)));
         let last = last.unwrap_or_else(|| Progress::none(ticket));
         return outside.answers.answer(ticket.worker, Answer::Ended { last, reason });
@@ -161,7 +162,7 @@ pub(super) fn claim(outside: &mut Outside, flows: &mut Flows, ticket: Ticket, pa
     has_moved(outside, flows, ticket.id);
 }
 
-/// Peers are told nothing before every flow that was found has been told of.
+/// Counts claimed flows. Peers get no snapshot before every recovered flow is in it.
 pub(super) fn count_claimed(outside: &Outside, flows: &mut Flows, count: u64) {
     if flows.count_claimed(count) {
         outside.table.fleet.set_whole();
@@ -180,7 +181,7 @@ pub(super) fn offer(outside: &mut Outside, flows: &mut Flows, id: FlowId, up: Op
     };
     let Some(flow) = flows.get(&id) else { return };
     let Ok(note) = outside.program.note(id) else {
-        // Another client than its own would be shown for as long as it lives.
+        // Otherwise status and metrics would show a wrong client for the rest of the flow's life.
         return flows.unread.offer(id, [up, down].map(|entry| entry.copied()));
     };
     let record = Record {
@@ -194,7 +195,7 @@ pub(super) fn offer(outside: &mut Outside, flows: &mut Flows, id: FlowId, up: Op
     outside.answers.answer(worker, Answer::Found(found));
 }
 
-/// As it is found: alone, and nobody's yet.
+/// A flow as it is found: offloaded, and without a worker.
 pub(super) fn carried(id: FlowId, ends: Ends, pair: &Pair) -> Carried {
     let look = |entry: &Option<Entry>| entry.as_ref().map(CounterSnapshot::at).unwrap_or_default();
     Carried {

@@ -1,9 +1,9 @@
-//! Ending offloaded flows by order: the entries answer RST to whatever comes, and both ends are made to say something.
+//! Ends offloaded flows by order: the entries answer every packet with RST, and challenges make both ends send one.
 //!
-//! RST with the number that an end last acknowledged ends it if nothing was on its way (RFC 5961). A bare ACK one below
-//! that makes it answer with its own numbers, to which the program sends RST. Each is lost in silence where the other
-//! works, so both are sent, and once more after the time for which kernels hold such answers back
-//! (tcp_invalid_ratelimit, 500 ms).
+//! An RST with the number that an end last acknowledged ends its connection if no bytes were in flight (RFC 5961). A
+//! bare ACK one below that number makes the end answer with its own numbers, and the program answers these with RST.
+//! Where one of the two works, the end ignores the other, so both are sent; and once more after the time for which
+//! kernels limit such answers (tcp_invalid_ratelimit, 500 ms).
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -26,25 +26,26 @@ use crate::ports::offload::{Answer, Progress, Ticket};
 use crate::sys::clock::now_ns;
 use crate::sys::socket;
 
-/// From the first round to the second, and from there to the removal of the entries.
+/// Time from the first round to the second, and from there to the removal of the entries.
 const ROUND: Duration = Duration::from_millis(700);
 
-/// Clients that are asked at a time whether they hear this host.
+/// Clients that are challenged at a time, to learn whether they hear this host.
 const CLIENTS_ASKED: usize = 32;
 
-/// Whoever has said nothing by then may be behind a network that is out for a while, and would wait for ever: every living
-/// end that is reset answers the bare ACK, with an RST of its kernel's. It is told again after this time, and then by
+/// Every live end answers the bare ACK of a reset with an RST of its kernel. An end that has sent nothing by then may
+/// be behind a network that is down for a while, and would wait for ever. It is told again after this time, and then by
 /// `late_resets`, which needs no entry.
 const SILENT_ROUND: Duration = Duration::from_secs(5);
 
-/// How long entries outlive a flow that has ended by itself, for what is still on its way.
+/// How long entries outlive a flow that has ended by itself, for packets that are still on their way.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// An order of the flow's worker.
+/// The flow's worker ordered its end.
 pub(super) fn end(outside: &mut Outside, flows: &mut Flows, ticket: Ticket, unless_moved_since_ns: Option<u64>) {
     let is_known = look(&outside.program, flows, ticket.id).is_ok();
     let Some(flow) = flows.get_mut(&ticket.id) else {
-        // It stayed, and its worker knows by now, or it has ended, and its worker is about to know.
+        // Either the flow stays proxied, and its worker knows that, or it has ended, and its worker is about to learn
+        // it.
         return;
     };
     flow.ticket = Some(ticket);
@@ -52,12 +53,12 @@ pub(super) fn end(outside: &mut Outside, flows: &mut Flows, ticket: Ticket, unle
         return;
     }
     let last = flow.progress();
-    // While this host heard nobody, bytes may have moved elsewhere.
+    // While this host heard nobody, bytes may have passed another host.
     let moved_ns = outside.table.reachability.counts_from(flow.up.last_data_ns.max(flow.down.last_data_ns));
     if let (Some(since_ns), Some(last)) = (unless_moved_since_ns, last)
         && (moved_ns >= since_ns || !is_known)
     {
-        // Its worker asks again, should it be idle for that long.
+        // Its worker asks again if the flow is idle for that long.
         return outside.answers.answer(ticket.worker, Answer::Moves(last));
     }
     reset(outside, flows, ticket.id);
@@ -71,7 +72,7 @@ pub(super) fn reset(outside: &Outside, flows: &mut Flows, id: FlowId) {
     let Some(flow) = flows.get_mut(&id) else { return };
     let lent = flow.step.handle_reset(now_ns());
     let keys = flow.ends.keys();
-    // First the entries: what the ends answer to the segments below must find them.
+    // Entries first: the ends' answers to the segments below must find them.
     if let Err(error) = outside.program.change(id, &keys, EntryChange::Reset) {
         tracing::error!(%error, "cannot turn the entries of a flow into reset entries");
     }
@@ -84,14 +85,15 @@ pub(super) fn reset(outside: &Outside, flows: &mut Flows, id: FlowId) {
     make_way(&outside.program, flows, id);
 }
 
-/// The flow is over, for this reason: its worker is told, and both ends are reset.
+/// Ends the flow for this reason: tells its worker, and resets both ends.
 pub(super) fn give_up(outside: &mut Outside, flows: &mut Flows, id: FlowId, reason: EndReason) {
     flows.was_reset(id, reason);
     over(outside, flows, id, reason);
     reset(outside, flows, id);
 }
 
-/// An end that has begun anew by the same port needs no entry any more: the new connection is in sockets, and may be offloaded itself.
+/// A client that has begun a new connection from the same port needs no entry any more: the new connection is proxied,
+/// and may itself be offloaded.
 pub(super) fn make_way(program: &Program, flows: &Flows, id: FlowId) {
     let Some(flow) = flows.get(&id) else { return };
     for (direction, look) in [(FlowDirection::ToBackend, &flow.up), (FlowDirection::ToClient, &flow.down)] {
@@ -110,18 +112,18 @@ pub(super) fn over(outside: &mut Outside, flows: &Flows, id: FlowId, reason: End
     }
 }
 
-/// As [`over`]; its entries serve what is still on its way.
+/// As [`over`]; its entries stay for packets that are still on their way.
 pub(super) fn fade(outside: &mut Outside, flows: &mut Flows, id: FlowId, reason: EndReason) {
     over(outside, flows, id, reason);
     if let Some(flow) = flows.get_mut(&id) {
         flow.step.handle_over();
-        // From its last packet: it may have ended long before this process began.
+        // Counted from its last packet: it may have ended long before this process began.
         let last_ns = flow.up.last_ns.max(flow.down.last_ns);
         flows.later.insert(last_ns + LINGER.as_nanos() as u64, id);
     }
 }
 
-/// What was set for now.
+/// Carries out the actions that are due.
 pub(super) fn do_what_is_due(outside: &Outside, flows: &mut Flows) {
     let now_ns = now_ns();
     while !outside.is_frozen()
@@ -136,17 +138,17 @@ pub(super) fn do_what_is_due(outside: &Outside, flows: &mut Flows) {
     }
 }
 
-/// Goes on with an end that has said nothing since it is being reset; the other one may use its port again.
+/// Resets an end again that has sent nothing since the reset began; the other end may use its port again.
 fn reset_silent(outside: &Outside, flows: &mut Flows, id: FlowId) {
     if look(&outside.program, flows, id).is_err() {
-        // Whoever has spoken meanwhile would be taken for silent.
+        // On an error: an end that has sent something meanwhile would count as silent.
         flows.later.insert(now_ns() + ROUND.as_nanos() as u64, id);
         return;
     }
     let Some(flow) = flows.get_mut(&id) else { return };
     let (ends, up, down) = (flow.ends, flow.up, flow.down);
     let may_be_old = flow.may_be_old(FlowDirection::ToBackend);
-    // What has no entry any more was heard before.
+    // An end without an entry has answered before.
     let is_awaited = |look: &CounterSnapshot| *look != CounterSnapshot::default() && !look.reused;
     let last_ns = [&up, &down].map(|look| is_awaited(look).then_some(look.last_ns));
     let [client, backend] = match flow.step.handle_silence(last_ns) {
@@ -164,7 +166,7 @@ fn reset_silent(outside: &Outside, flows: &mut Flows, id: FlowId) {
                 outside.table.late_resets.tell(abandoned(from, to, &look, &other));
             }
             if client && may_be_old {
-                // Of an RST that lies below what it expects a client takes no notice.
+                // A client ignores an RST below the number that it expects.
                 wake_client(outside, &ends);
             }
             return;
@@ -182,7 +184,7 @@ fn reset_silent(outside: &Outside, flows: &mut Flows, id: FlowId) {
     flows.later.insert(now_ns() + SILENT_ROUND.as_nanos() as u64, id);
 }
 
-/// Its entries stay for as long as something passes by them.
+/// Removes the entries unless packets still pass them.
 fn remove_if_quiet(outside: &Outside, flows: &mut Flows, id: FlowId, now_ns: u64) {
     if look(&outside.program, flows, id).is_err() {
         flows.later.insert(now_ns + LINGER.as_nanos() as u64, id);
@@ -196,21 +198,21 @@ fn remove_if_quiet(outside: &Outside, flows: &mut Flows, id: FlowId, now_ns: u64
     }
 }
 
-/// Makes both ends of the flow take an RST.
+/// Sends both ends of the flow a challenge and an RST.
 fn reset_round(outside: &Outside, flows: &mut Flows, id: FlowId) {
-    // An older number makes an end say its own all the same, and the entries answer that.
+    // A challenge with an older number makes an end answer with its own number too, and the entries answer that.
     let _ = look(&outside.program, flows, id);
     let Some(Carried { ends, up, down, .. }) = flows.get(&id) else { return };
     let (ends, up, down) = (*ends, *up, *down);
     outside.wire.challenge_end(&ends, FlowDirection::ToBackend, &up);
     outside.wire.challenge_end(&ends, FlowDirection::ToClient, &down);
-    // What this host sends itself begins an entry anew (nf_conntrack_tcp_loose).
+    // Packets that this host sends create a conntrack entry (nf_conntrack_tcp_loose).
     outside.wire.untrack(&ends);
     flows.later.insert(now_ns() + ROUND.as_nanos() as u64, id);
 }
 
-/// Its client has another connection by now. Not at once: what the backend answers may come to an instance that still holds the flow,
-/// and would take it for its own.
+/// The client has another connection by now. Not at once: the backend's answer may reach an instance that still holds
+/// the flow, and that would take it for its own.
 pub(super) fn reset_backend_soon(outside: &Outside, flows: &Flows, id: FlowId) {
     if let Some(Carried { ends, up, down, .. }) = flows.get(&id) {
         let backend = abandoned(ends.local.socket_addr(), ends.backend.socket_addr(), down, up);
@@ -218,12 +220,12 @@ pub(super) fn reset_backend_soon(outside: &Outside, flows: &Flows, id: FlowId) {
     }
 }
 
-/// Has a client of whose numbers little is known woken again and again.
+/// Has `late_resets` challenge a client again and again, because its numbers are not known.
 pub(super) fn wake_client(outside: &Outside, ends: &Ends) {
     outside.table.late_resets.wake(Wake { from: ends.vip.socket_addr(), to: ends.client.socket_addr() });
 }
 
-/// Makes some clients show that they hear this host.
+/// Challenges some clients, to learn whether they hear this host.
 pub(super) fn ask_clients(outside: &Outside, flows: &Flows) {
     let after = fastrand::usize(..flows.len().max(1));
     let flows = flows.values().cycle().skip(after).take(flows.len().min(CLIENTS_ASKED));
@@ -233,7 +235,7 @@ pub(super) fn ask_clients(outside: &Outside, flows: &Flows) {
     }
 }
 
-/// Takes the entries out of a flow that is over and lets the port be used again. False: not yet, it is tried again.
+/// Removes the entries of an ended flow, and frees its port. Returns false if that must be tried again.
 pub(super) fn remove(outside: &Outside, flows: &mut Flows, id: FlowId) -> bool {
     let Some(flow) = flows.get(&id) else { return true };
     let ends = flow.ends;
@@ -258,12 +260,12 @@ fn take_out_both(program: &Program, id: FlowId, ends: &Ends) -> Result<(), Unrea
 
 fn take_out_own(program: &Program, flows: &Flows, id: FlowId, direction: FlowDirection) {
     if let Some(flow) = flows.get(&id) {
-        // What cannot be read goes with the flow.
+        // An entry that cannot be read is removed with the flow.
         let _ = take_out(program, id, &flow.ends.key(direction));
     }
 }
 
-/// Takes out an entry, unless another flow has come in its place.
+/// Removes an entry, unless it now belongs to another flow.
 pub(super) fn take_out(program: &Program, id: FlowId, key: &Key) -> Result<(), Unread> {
     if program.entry(key)?.is_some_and(|entry| entry.id == id) {
         program.take_out(key)?;
@@ -271,22 +273,22 @@ pub(super) fn take_out(program: &Program, id: FlowId, key: &Key) -> Result<(), U
     Ok(())
 }
 
-/// Takes note of what the entries hold now; true if anything has passed since the last time. Of a flow that cannot be read nothing new
-/// is known, and it is looked at again at the next turn.
+/// Records the entries' counters. Returns whether any packet has passed since the last time. If the entries cannot be
+/// read, nothing changes, and the next turn tries again.
 pub(super) fn look(program: &Program, flows: &mut Flows, id: FlowId) -> Result<bool, Unread> {
     let Some(flow) = flows.get(&id) else { return Ok(false) };
     let keys = flow.ends.keys();
-    // Both or neither: with one of them the other end would seem silent.
+    // Both or neither: with one alone, the other end would seem silent.
     let seen = program.entries(keys).inspect_err(|_| flows.unread.look_at(id))?;
     let Some(flow) = flows.get_mut(&id) else { return Ok(false) };
-    // Of both, whatever the first one says.
+    // Check both, whatever the result of the first.
     let own = seen.iter().flatten().filter(|entry| entry.id == id);
     Ok(own.fold(false, |changed, entry| flow.take_note(entry) | changed))
 }
 
 /// `look` is at what `to` has sent.
 fn abandoned(from: SocketAddr, to: SocketAddr, look: &CounterSnapshot, other: &CounterSnapshot) -> Abandoned {
-    // What the other has sent, in the numbers of this one's leg: more than was acknowledged may have come.
+    // The other end's bytes, in the numbers of this end's leg: the end may have received more than it acknowledged.
     let under_way = other.sent.wrapping_sub(look.taken);
     let last = look.acked.wrapping_add(if under_way < 1 << 31 { under_way } else { 0 });
     Abandoned { from, to, seqs: [look.acked, last], ack: look.sent }

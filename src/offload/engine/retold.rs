@@ -1,17 +1,17 @@
-//! An entry as other instances are told of it, and the entry that follows from what they told.
+//! Converts an entry to the rewrite state for other instances, and a received rewrite state to an entry.
 
 use crate::model::fleet::{FlowRecord, RewriteState};
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Egress, Entry, Seen, Share, Windows};
 use crate::sys::clock::{now_ns, ns_of_unix_ms};
 
-/// What others are told of the direction that `entry` carries.
+/// The rewrite state of the direction that `entry` carries.
 pub(super) fn way(entry: &Entry) -> RewriteState {
     let Seen { sent, acked, .. } = entry.seen;
     RewriteState { rewrite: entry.rewrite, window: entry.windows.own, sent, acked, bytes: entry.bytes() }
 }
 
-/// One direction of a flow as its owner has told of it.
+/// The entry for one direction of a flow, from its owner's record.
 pub(super) fn entry(
     record: &FlowRecord,
     direction: FlowDirection,
@@ -19,7 +19,7 @@ pub(super) fn entry(
     egress: Egress,
     backend_slot: u16,
 ) -> Entry {
-    // The high half of a position only counts, and counting begins here.
+    // The high half of a position only counts bytes, and this entry starts to count here.
     let [sent, acked] = [way.sent, way.acked].map(|position| position & u64::from(u32::MAX));
     Entry {
         action: Action::Splice,

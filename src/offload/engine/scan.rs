@@ -1,12 +1,12 @@
-//! Looking at flows that something has passed of. The program marks them; the others are left alone, so that a flow at rest
-//! costs nothing, however many there are.
+//! Looks at flows with new packets. The program marks these; the engine leaves the others alone, so that an idle flow
+//! costs nothing.
 //!
 //! ```text
 //!            few marks ──▶ Looks: each of them is looked up
 //!   Rest ──▶                                               ──▶ Rest, until the next round
 //!            many      ──▶ Sweep: all entries are read
 //! ```
-//! Both go in steps, so that nobody who is offloaded waits behind a million entries.
+//! Both proceed in steps, so that no flow's offload waits behind a million entries.
 
 use std::time::Duration;
 
@@ -24,28 +24,28 @@ use crate::offload::moved::{Mark, Moved};
 use crate::offload::program::{Cursor, Unread};
 use crate::sys::clock;
 
-/// From the beginning of a round to that of the next, at least.
+/// Least time between the beginnings of two rounds.
 const ROUND: Duration = Duration::from_millis(250);
 
-/// From the beginning of a step to the next, in lengths of the CPU time that the step took: with many busy flows looking must
-/// not fill a core, nor be put off for seconds because somebody else had it.
+/// Time from the beginning of one step to the next, as a multiple of the CPU time that the step took. With many busy
+/// flows the scan must not fill a core, and it must not pause for seconds because another program had the core.
 const SHARE: u64 = 50;
 
-/// Flows that are looked up in a step, and entries that are read in one.
+/// Flows looked up in one step, and entries read in one.
 const LOOKS: usize = 2048;
 const SWEEP: usize = 8192;
 
 /// Entries of one call.
 const BATCH: usize = 2048;
 
-/// Reading all entries costs as much as looking up such a part of them, one by one.
+/// Reading all entries costs as much as looking up this part of them one by one.
 const MANY: usize = 4;
 
-/// How far a round has come.
+/// The progress of a round.
 #[derive(Debug)]
 pub(super) struct Scan {
     moved: Moved,
-    /// Of the round before: what a CPU was about to write then is there now.
+    /// Marks of the round before: a CPU may have written their entries only after they were taken.
     before: Vec<Mark>,
     stage: ScanStage,
     round_at_ns: u64,
@@ -61,7 +61,7 @@ enum ScanStage {
 
 impl Scan {
     pub(super) fn new(moved: Moved) -> Self {
-        // Flows are read as they are recovered; what moved before that is known.
+        // Flows are read when they are recovered; earlier packets are known.
         Self { moved, before: Vec::new(), stage: ScanStage::Rest, round_at_ns: 0, step_at_ns: 0 }
     }
 
@@ -83,7 +83,7 @@ impl Scan {
 }
 
 impl Scan {
-    /// Goes on with a round, or begins one, if it is time.
+    /// Continues a round, or begins one if it is due.
     pub(super) fn scan(&mut self, outside: &mut Outside, flows: &mut Flows, keep: &mut Keep, now_ns: u64) {
         if now_ns < self.step_at_ns {
             return;
@@ -109,7 +109,7 @@ impl Scan {
     fn begin_round(&mut self, flows: &Flows, keep: &Keep) {
         let marks = self.take();
         let all = flows.len() + keep.held().len();
-        // Before any is looked for: as many flows as there are marks, or more that share them.
+        // Decide first: there are as many flows as marks, or more that share marks.
         self.stage = if marks.len() * MANY > all {
             ScanStage::Sweep(Cursor::default())
         } else {
@@ -129,7 +129,7 @@ fn look_up(
     for _ in 0..LOOKS {
         let Some(id) = ids.pop() else { return ScanStage::Rest };
         if look_at(outside, flows, keep, id, touched).is_err() {
-            // Its mark is taken: nobody would look at it again.
+            // Its mark is taken: no later round would look at it.
             ids.push(id);
             break;
         }
@@ -171,7 +171,7 @@ fn sweep(
     for step in 1..=SWEEP / BATCH {
         seen.clear();
         let Ok(more) = outside.program.scan(&mut cursor, BATCH, &mut seen) else {
-            // The marks are taken, and one entry takes less memory than many.
+            // The marks are taken, and a single entry needs less memory than many.
             next = ScanStage::Looks(all_flows(flows, keep));
             break;
         };
@@ -202,7 +202,7 @@ fn all_flows(flows: &Flows, keep: &Keep) -> Vec<FlowId> {
     flows.keys().copied().chain(keep.held().iter().map(|(id, _)| id.flow)).collect()
 }
 
-/// Whether this host hears anybody at all is another's question.
+/// Records when a client was last heard, for [`Reachability`](crate::ports::reachability).
 fn hear(outside: &Outside, entry: &Entry) {
     if entry.direction == FlowDirection::ToBackend {
         outside.table.reachability.hear_client(entry.seen.last_ns);

@@ -1,5 +1,5 @@
-//! From entries to a flow without sockets: what slipped in is passed on, what was passed on is acknowledged, and the
-//! sockets close in silence.
+//! From entries to a flow without sockets: passes on late bytes, waits until they are acknowledged, and closes the
+//! sockets without a segment.
 
 use std::collections::HashSet;
 use std::io;
@@ -27,18 +27,18 @@ use crate::sys::clock::now_ns;
 use crate::sys::{silence, socket};
 use crate::table::Part;
 
-/// How often acknowledgements are looked for.
+/// How often the engine looks for acknowledgements.
 pub(super) const RETRY: Duration = Duration::from_millis(5);
 
-/// The same for what went out in several segments: the kernel sends the last of them again if it is not told of an
-/// acknowledgement within two round trips and two ticks (RFC 8985 section 7; net/ipv4/tcp_output.c, tcp_schedule_loss_probe).
-/// After a single one it waits for 200 ms more.
+/// The same for bytes that left in several segments. Without an acknowledgement within two round trips and two ticks
+/// the kernel sends the last segment again (RFC 8985 section 7; net/ipv4/tcp_output.c, tcp_schedule_loss_probe). After
+/// a single segment it waits 200 ms more.
 const HASTE: Duration = Duration::from_millis(1);
 
-/// Bytes that are read from a socket at a time.
+/// Bytes of one read from a socket.
 const CHUNK: usize = 4096;
 
-/// Packets of one turn that stand for bytes which went another way.
+/// Limit for packets of one turn that stand for bytes which took another path.
 const ZEROS_AT_ONCE: usize = 1024;
 
 /// A socket failed while its flow was between two steps.
@@ -48,16 +48,16 @@ struct BrokenLeg {
     error: io::Error,
 }
 
-/// Flows that still have sockets, by what they wait for.
+/// Flows that still have sockets, by the event that they wait for.
 #[derive(Debug)]
 pub(super) struct Settling {
     barrier: RcuBarrier,
-    /// Entered since the last RCU barrier began, and those that it is for.
+    /// Flows that were entered since the last RCU barrier began, and those that the present one is for.
     await_barrier: Vec<FlowId>,
     in_barrier: Vec<FlowId>,
-    /// Their RCU barrier is over, and something is not acknowledged yet.
+    /// Flows whose RCU barrier is over, and whose bytes are not all acknowledged.
     unsettled: Vec<FlowId>,
-    /// Their sockets would soon send something again.
+    /// Flows whose sockets would soon send a segment again.
     hasty: HashSet<FlowId>,
 }
 
@@ -72,7 +72,7 @@ impl Settling {
         })
     }
 
-    /// Does what the flow's step asks for.
+    /// Carries out the action that the flow's step asks for.
     pub(super) fn carry_out(
         &mut self,
         outside: &mut Outside,
@@ -106,7 +106,7 @@ impl Settling {
         }
     }
 
-    /// Tells the flow's step what has come, and does what it asks for.
+    /// Reports progress to the flow's step, and carries out the action that it asks for.
     fn go_on(
         &mut self,
         outside: &mut Outside,
@@ -120,7 +120,7 @@ impl Settling {
         }
     }
 
-    /// Has those that were added wait for an RCU barrier, if none is under way.
+    /// Starts an RCU barrier for the added flows, unless one is running.
     pub(super) fn begin(&mut self) {
         if self.in_barrier.is_empty() && !self.await_barrier.is_empty() {
             self.begin_barrier();
@@ -132,7 +132,7 @@ impl Settling {
         self.barrier.begin();
     }
 
-    /// How soon it wants another turn.
+    /// When the next turn must come.
     pub(super) fn wants_turn_in(&self) -> Option<Duration> {
         match (self.hasty.is_empty(), self.unsettled.is_empty()) {
             (false, _) => Some(HASTE),
@@ -141,7 +141,7 @@ impl Settling {
         }
     }
 
-    /// Goes on with flows whose RCU barrier is over, and with those that wait for an acknowledgement.
+    /// Continues flows whose RCU barrier is over, and those that wait for an acknowledgement.
     pub(super) fn settle(&mut self, outside: &mut Outside, flows: &mut Flows) {
         for id in std::mem::take(&mut self.hasty) {
             self.tell_in_haste(outside, flows, id);
@@ -161,7 +161,7 @@ impl Settling {
 
     fn barrier_over(&mut self, outside: &mut Outside, flows: &mut Flows, id: FlowId) {
         self.go_on(outside, flows, id, Step::handle_barrier_over);
-        // More may have slipped in.
+        // More bytes may have come into the sockets.
         self.watch_if_hasty(flows, id);
     }
 
@@ -173,7 +173,7 @@ impl Settling {
         self.go_on(outside, flows, id, |step| step.handle_look(passed_on, now_ns, patience_ns));
     }
 
-    /// Has its sockets told in haste, if they are going to send something again.
+    /// Puts the flow on the list for fast acknowledgements, if its sockets are about to send a segment again.
     fn watch_if_hasty(&mut self, flows: &Flows, id: FlowId) {
         if let Some(lent) = flows.get(&id).and_then(|flow| flow.step.lent())
             && (lent.up.is_hasty() || lent.down.is_hasty())
@@ -182,20 +182,20 @@ impl Settling {
         }
     }
 
-    /// Tells the sockets of acknowledgements before the kernel takes their absence for a loss; also while the flow's RCU barrier
-    /// lasts, which is longer than the kernel waits.
+    /// Tells the sockets of acknowledgements before the kernel takes their absence for a loss. This also happens during
+    /// the flow's RCU barrier, which lasts longer than the kernel waits.
     fn tell_in_haste(&mut self, outside: &Outside, flows: &mut Flows, id: FlowId) {
         let Some(flow) = flows.get_mut(&id) else { return };
         let keys = flow.ends.keys();
         let Some(Lent { sockets, up, down }) = flow.step.lent_mut() else { return };
-        // What cannot be read now is told at the next turn.
+        // Entries that cannot be read now are read at the next turn.
         if let Ok([Some(of_client), Some(of_backend)]) = outside.program.entries(keys) {
             let expected = [up.expected(sockets.held_up.len()), down.expected(sockets.held_down.len())];
             for (socket, key, outgoing, acked, expected) in [
                 (&sockets.client, keys[0], down, of_client.seen.acked as u32, expected[0]),
                 (&sockets.backend, keys[1], up, of_backend.seen.acked as u32, expected[1]),
             ] {
-                // Before the RCU barrier is over more may have come than was read.
+                // Before the RCU barrier is over, more bytes may have come than were read.
                 if outgoing.is_hasty() && silence::unread(socket).is_ok_and(|bytes| bytes == 0) {
                     tell_acked(&outside.wire, key, outgoing, acked, expected);
                 }
@@ -205,7 +205,7 @@ impl Settling {
     }
 }
 
-/// Passes on what was held and what has come into the sockets.
+/// Passes on the held bytes and those that have come into the sockets.
 fn drain(program: &Program, flows: &mut Flows, id: FlowId) -> Result<(), BrokenLeg> {
     let Some(flow) = flows.get_mut(&id) else { return Ok(()) };
     let Some(Lent { sockets, up, down }) = flow.step.lent_mut() else { return Ok(()) };
@@ -213,7 +213,7 @@ fn drain(program: &Program, flows: &mut Flows, id: FlowId) -> Result<(), BrokenL
         .map_err(|(source, error)| BrokenLeg { by_client: source, error })?;
     pass(&sockets.backend, &sockets.client, &mut sockets.held_down, down)
         .map_err(|(source, error)| BrokenLeg { by_client: !source, error })?;
-    // What slipped into a socket the program has not seen, and would take its acknowledgement for a forged one.
+    // The program has not seen bytes that came into a socket, and would take their acknowledgement for a forged one.
     let slipped = [
         (up, sockets.held_up.len(), FlowDirection::ToBackend),
         (down, sockets.held_down.len(), FlowDirection::ToClient),
@@ -231,21 +231,21 @@ fn drain(program: &Program, flows: &mut Flows, id: FlowId) -> Result<(), BrokenL
     Ok(())
 }
 
-/// Tells the sockets what their far ends would tell them, whose packets pass them by.
+/// Gives the sockets the acknowledgements of their far ends, whose packets no longer reach them.
 fn tell_sockets(outside: &Outside, flows: &mut Flows, id: FlowId) {
     let Some(flow) = flows.get_mut(&id) else { return };
     let keys = flow.ends.keys();
     let Some(Lent { sockets, up, down }) = flow.step.lent_mut() else { return };
-    // What cannot be read now is told at the next turn.
+    // Entries that cannot be read now are read at the next turn.
     let Ok([Some(of_client), Some(of_backend)]) = outside.program.entries(keys) else { return };
-    // The other side has acknowledged what a far end sent: in the numbers of that end's own leg.
+    // The other side's acknowledgement of a far end's bytes, in the numbers of that end's own leg.
     let client = FarEnd { key: keys[0], acked: of_client.seen.acked as u32, taken: of_backend.taken() };
     let backend = FarEnd { key: keys[1], acked: of_backend.seen.acked as u32, taken: of_client.taken() };
     backend.tell(&outside.wire, &sockets.backend, up, down, sockets.held_down.len());
     client.tell(&outside.wire, &sockets.client, down, up, sockets.held_up.len());
 }
 
-/// What the entries show of what went through the flow's sockets.
+/// The entries' view of the bytes that went through the flow's sockets.
 fn passed_on(program: &Program, flow: &Carried, lent: &Lent) -> PassedOn {
     let whole = lent.sockets.held_up.is_empty() && lent.sockets.held_down.is_empty();
     let has_arrived =
@@ -272,7 +272,7 @@ fn close(outside: &Outside, lent: Lent) {
     outside.table.offload.count_out();
 }
 
-/// Marks the entries: from here on they are all there is of the flow.
+/// Marks the entries: from here on they alone carry the flow.
 fn mark(outside: &Outside, flows: &Flows, id: FlowId) -> bool {
     let Some(flow) = flows.get(&id) else { return false };
     match outside.program.change(id, &flow.ends.keys(), EntryChange::Commit) {
@@ -297,33 +297,34 @@ fn tell_of_offload(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
         outside.answers.answer(ticket.worker, Answer::Offloaded(ticket));
     }
     tell_offloaded(outside, flows, id);
-    // It may have ended while it had sockets, and then nothing comes any more that tells.
+    // The flow may have ended while it had sockets; then no further packet reports that.
     if look(&outside.program, flows, id).is_ok() {
         has_moved(outside, flows, id);
     }
 }
 
-/// What a far end would tell the socket of its leg.
+/// The acknowledgements that a far end would send to the socket of its leg.
 struct FarEnd {
-    /// Of its packets.
+    /// The key of its packets.
     key: Key,
-    /// What it has acknowledged.
+    /// The highest number that it has acknowledged.
     acked: u32,
-    /// Up to where the other side has what it sent.
+    /// The number up to which the other side has its bytes.
     taken: u32,
 }
 
 impl FarEnd {
-    /// Tells `socket` what was acknowledged of `outgoing`: without that it resends its first segment for ever, though it is
-    /// a later one that was lost. And how far `incoming` has come: what it resends carries its own acknowledgement, and the
-    /// far end takes no segment whose acknowledgement lies further back than any window that it was ever given (RFC 5961
-    /// section 5.2; net/ipv4/tcp_input.c, tcp_ack). `held` bytes of `incoming` wait to be written.
+    /// Tells `socket` which bytes of `outgoing` were acknowledged. Without that the socket resends its first segment
+    /// for ever, even if a later one was lost. It also tells how far `incoming` has come: a resent segment carries its
+    /// own acknowledgement, and the far end rejects a segment whose acknowledgement is further back than any window
+    /// that it was ever given (RFC 5961 section 5.2; net/ipv4/tcp_input.c, tcp_ack). `held` bytes of `incoming` wait to
+    /// be written.
     fn tell(&self, wire: &EngineWire, socket: &OwnedFd, outgoing: &mut InFlight, incoming: &mut InFlight, held: usize) {
         if outgoing.is_empty() {
             return;
         }
         tell_acked(wire, self.key, outgoing, self.acked, incoming.expected(held));
-        // What is in the socket must be the flow's own bytes until all of those are out of it.
+        // The socket must hold only the flow's own bytes until all of these have been read.
         let drained = held == 0 && !incoming.is_finished() && silence::unread(socket).is_ok_and(|bytes| bytes == 0);
         if !drained {
             return;
@@ -340,14 +341,14 @@ impl FarEnd {
     }
 }
 
-/// Tells the socket that `outgoing` went through what its far end has acknowledged of it, if that is more than it knows.
+/// Tells the socket that sent `outgoing` how much of it the far end has acknowledged, if that is news.
 fn tell_acked(wire: &EngineWire, key: Key, outgoing: &mut InFlight, acked: u32, seq: u32) {
     if let Some(told) = outgoing.acknowledge(acked) {
         tell(wire, key, seq, told, 0);
     }
 }
 
-/// Towards an address of this host, and so by loopback, which the program does not look at. `key` is that of the far end's
+/// Sends to an address of this host, so by loopback, where the program sees no packets. `key`: of the far end's
 /// packets.
 fn tell(wire: &EngineWire, key: Key, seq: u32, ack: u32, zeros: u16) {
     let Key { from, to } = key;
@@ -355,18 +356,18 @@ fn tell(wire: &EngineWire, key: Key, seq: u32, ack: u32, zeros: u16) {
     wire.send_zeros(&segment, zeros);
 }
 
-/// Takes out of a socket what only stands for bytes that went another way.
+/// Reads and drops bytes that only stand for bytes which took another path.
 fn discard(socket: &OwnedFd) {
     let mut buffer = [0; CHUNK];
     while socket::read(socket, &mut buffer).is_ok_and(|count| count > 0) {}
 }
 
-/// What the entry of the receiver's packets has seen, `by`, and that of the sender's, `of`.
+/// The counters of the entry for the receiver's packets, `by`, and for the sender's, `of`.
 fn seen(by: &Entry, of: &Entry) -> SeenByEntries {
     SeenByEntries { acked: by.seen.acked as u32, taken: by.taken(), sent: of.seen.sent as u32 }
 }
 
-/// Writes `held`, then all that `source` has. An error tells whether it was the source's.
+/// Writes `held`, then all bytes that `source` has. An error says whether it was the source's.
 fn pass(
     source: &OwnedFd,
     destination: &OwnedFd,

@@ -1,4 +1,5 @@
-//! Which place among the evidence each backend has. Entries name it, so it must outlive the process with them.
+//! The evidence slot of each backend. Entries name slots, so a backend's slot must outlive the process as the entries
+//! do.
 
 use std::collections::HashMap;
 

@@ -1,10 +1,11 @@
-//! What of this host's network keeps a flow in its sockets, and may change at any time: cards that merge packets, and IPsec.
+//! Properties of this host's network that forbid offload, and that may change at any time: cards that merge packets,
+//! and IPsec.
 //!
-//! A card's merged packets (LRO) are cut again by the one that they leave by, which only some drivers let happen: others leave
-//! out what the kernel needs for that, and the packet is dropped (gso_type of 0; net/ipv4/tcp_offload.c). The kernel itself
-//! turns LRO off where it forwards (net/core/dev.c, dev_disable_lro); Baton leaves that to whoever runs the host.
+//! A card that merges packets (LRO) relies on the outgoing card to cut them again, which only some drivers support:
+//! others omit data that the kernel needs, and the packet is dropped (gso_type of 0; net/ipv4/tcp_offload.c). The
+//! kernel itself turns LRO off where it forwards (net/core/dev.c, dev_disable_lro); Baton leaves that to the operator.
 //!
-//! IPsec is the business of the kernel's own routing, and the program sends past that.
+//! IPsec is applied by the kernel's routing, which the program's packets bypass.
 
 use std::collections::HashSet;
 use std::io;
@@ -20,9 +21,9 @@ use crate::sys::netlink::xfrm::Policies;
 #[derive(Debug)]
 pub(super) struct HostSurroundings {
     policies: Policies,
-    /// Offloaded flows have not been compared with the policies since these changed.
+    /// The policies have changed since offloaded flows were last compared with them.
     policies_moved: bool,
-    /// Interfaces whose packets may come merged; `None`: to be read.
+    /// Interfaces whose packets may be merged; `None`: not read yet.
     merging: Option<HashSet<u32>>,
 }
 
@@ -31,12 +32,12 @@ impl HostSurroundings {
         Ok(Self { policies: Policies::open()?, policies_moved: false, merging: None })
     }
 
-    /// An interface may have another state, or others below it.
+    /// An interface may have changed its state, or the interfaces below it.
     pub(super) fn links_changed(&mut self) {
         self.merging = None;
     }
 
-    /// Whether packets that come by this interface may have been merged by a card.
+    /// Whether a card may merge the packets that arrive on this interface.
     pub(super) fn merges(&mut self, interface: u32) -> bool {
         let read = || {
             netlink::merging().unwrap_or_else(|error| {
@@ -47,7 +48,7 @@ impl HostSurroundings {
         self.merging.get_or_insert_with(read).contains(&interface)
     }
 
-    /// Takes note of policies that came and went.
+    /// Notices changed policies.
     pub(super) fn refresh(&mut self) {
         match self.policies.refresh() {
             Ok(changed) => self.policies_moved |= changed,
@@ -55,7 +56,7 @@ impl HostSurroundings {
         }
     }
 
-    /// Flows have come that no policy was compared with.
+    /// New flows must be compared with the policies.
     pub(super) fn compare_again(&mut self) {
         self.policies_moved = true;
     }
@@ -68,8 +69,8 @@ impl HostSurroundings {
     }
 }
 
-/// Ends offloaded flows that a new policy covers: their packets would go on as they are, and whoever has the policy, too,
-/// drops them.
+/// Ends offloaded flows that a new policy covers: their packets would leave unencrypted, and an end with the same
+/// policy drops them.
 pub(super) fn end_covered(outside: &mut Outside, flows: &mut Flows) {
     outside.surroundings.refresh();
     if !std::mem::take(&mut outside.surroundings.policies_moved) || outside.surroundings.policies.is_empty() {

@@ -1,4 +1,4 @@
-//! Telling the other instances how packets of this one's flows are passed on, and the failover what came of theirs.
+//! Reports to other instances how this one's flows are carried, and to the failover how theirs are.
 
 use super::Outside;
 use super::carried::Step;
@@ -9,11 +9,11 @@ use crate::model::ids::FlowId;
 use crate::ports::fleet::Local;
 use crate::ports::offload::StandbyAnswer;
 
-/// Bytes after which other instances are told again how far a busy flow has come: an entry tells new numbers from old ones
+/// Bytes after which the engine reports a busy flow's progress again: an entry distinguishes new numbers from old ones
 /// only within 2 GiB.
 const TELL_AGAIN: u64 = 1 << 30;
 
-/// Tells the other instances how the flow's packets are passed on.
+/// Reports the flow's passage to the other instances.
 pub(super) fn tell_offloaded(outside: &Outside, flows: &mut Flows, id: FlowId) {
     if !outside.table.fleet.is_enabled() {
         return;
@@ -29,7 +29,7 @@ pub(super) fn tell_offloaded(outside: &Outside, flows: &mut Flows, id: FlowId) {
     }
 }
 
-/// As [`tell_offloaded`], if it has come far since the last time.
+/// As [`tell_offloaded`], if the flow has progressed far since the last report.
 pub(super) fn tell_progress(outside: &Outside, flows: &mut Flows, id: FlowId) {
     let Some(flow) = flows.get(&id).filter(|flow| matches!(flow.step, Step::Alone)) else { return };
     if flow.up.bytes + flow.down.bytes > flow.told_bytes + TELL_AGAIN {

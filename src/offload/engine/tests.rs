@@ -1,4 +1,5 @@
-//! The offload engine over a map that cannot be read for a while, attached to no interface. Without root there is no map.
+//! The offload engine over a map that temporarily cannot be read, attached to no interface. Without root there is no
+//! map.
 
 use std::path::PathBuf;
 
@@ -24,7 +25,7 @@ use recover::claim;
 use reset::{do_what_is_due, end, fade};
 use unread::{read_again, say_unread};
 
-/// Of a new instance with one worker.
+/// The parts of a new instance with one worker.
 fn parts() -> EngineParts {
     let (table, ports) = (Table::new(1), AllPorts::new(1).expect("descriptors"));
     EngineParts {
@@ -99,7 +100,7 @@ impl Scene {
         self.engine.outside.table.offload.held.next_answer()
     }
 
-    /// A flow of this instance without sockets, which its worker knows.
+    /// An offloaded flow of this instance, which its worker knows.
     fn own(&mut self, record: &FlowRecord) -> Ticket {
         self.serve(StandbyRequest::Hold(Box::new(record.clone())));
         self.serve(StandbyRequest::Inherit(vec![record.fleet_id()]));
@@ -210,7 +211,7 @@ fn what_an_earlier_process_left_is_recovered_though_it_cannot_be_read_for_a_whil
     let Some(mut scene) = Scene::open("recover") else { return };
     let flow = offloaded(1);
     scene.own(&flow);
-    // As another process finds it.
+    // The state in which another process finds it.
     scene.engine.flows = Flows::default();
 
     scene.set_unreadable(true);
@@ -230,7 +231,7 @@ fn what_an_earlier_process_left_is_recovered_though_it_cannot_be_read_for_a_whil
     assert_eq!(scene.standby_answer(), Some(StandbyAnswer::Reached(7)));
 }
 
-/// One that is taken for told is not told again, and in FIN_WAIT2 it says nothing by itself.
+/// An end that counts as told is not told again, and in FIN_WAIT2 it sends nothing by itself.
 #[test]
 fn only_a_client_to_which_an_rst_was_sent_or_that_has_begun_anew_has_answered() {
     let Some(mut scene) = Scene::open("unanswered") else { return };
@@ -255,7 +256,7 @@ fn only_a_client_to_which_an_rst_was_sent_or_that_has_begun_anew_has_answered() 
     assert_eq!(scene.standby_answer(), Some(StandbyAnswer::Unanswered(unanswered)));
 }
 
-/// Both numbers of its RSTs may lie below what the client expects, which drops such in silence.
+/// Both numbers of its RSTs may lie below the one that the client expects, and it ignores such RSTs.
 #[test]
 fn a_silent_client_is_woken_if_its_numbers_may_be_old_and_no_other() {
     for is_old in [true, false] {
@@ -282,7 +283,7 @@ fn a_silent_client_is_woken_if_its_numbers_may_be_old_and_no_other() {
     }
 }
 
-/// Nobody knows a number, and what is not there is not asked.
+/// No number is known, and an end without an entry is not challenged.
 #[test]
 fn a_client_whose_inherited_flow_has_lost_its_entry_is_woken() {
     let Some(mut scene) = Scene::open("lost") else { return };
@@ -295,8 +296,8 @@ fn a_client_whose_inherited_flow_has_lost_its_entry_is_woken() {
     assert_eq!(scene.engine.outside.table.late_resets.take(), Some((Word::Wake(wake), ToldBefore::Once)));
 }
 
-/// Found as connections that had no answer for up to half a minute: their backends' packets went by the entry of a flow that another
-/// instance had taken over with its source port.
+/// Regression: connections had no answer for up to half a minute. Their backends' packets matched the entry of a flow
+/// that another instance had taken over together with its source port.
 #[test]
 fn a_port_is_not_used_again_for_as_long_as_something_is_kept_for_a_flow_that_has_gone_with_it() {
     let Some(mut scene) = Scene::open("ports") else { return };

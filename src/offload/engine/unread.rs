@@ -1,4 +1,4 @@
-//! What could not be read of the map: flows stay as they are, and are looked at again at each turn until it can.
+//! Flows whose entries could not be read: they stay as they are, and each turn tries again.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Release;
@@ -14,23 +14,24 @@ use super::tell::tell_offloaded;
 use crate::model::ids::FlowId;
 use crate::offload::entry::Entry;
 
-/// Between two complaints.
+/// Pause between two log lines about failed reads.
 const SAY_EVERY: Duration = Duration::from_secs(60);
 
-/// Between two tries to read what an earlier process left, and tries after which peers are told of new flows without that.
+/// Pause between two tries to read an earlier process's entries, and the tries after which peers get a snapshot without
+/// those.
 const RECOVER_EVERY: Duration = Duration::from_secs(1);
 const RECOVER_TRIES: u32 = 5;
 
-/// What is to be read again.
+/// The reads to repeat.
 #[derive(Debug, Default)]
 pub(super) struct ToReadAgain {
-    /// Something may have happened to these flows.
+    /// Flows that may have new packets.
     looks: BTreeSet<FlowId>,
-    /// Other instances do not know how the packets of these are passed on.
+    /// Flows whose passage other instances do not know.
     untold: BTreeSet<FlowId>,
-    /// These have no worker, for it is not known whom a header named. With their entries.
+    /// Flows without a worker, because the client that a PROXY header named could not be read. With their entries.
     offers: Vec<(FlowId, [Option<Entry>; 2])>,
-    /// When what an earlier process left is read again, and how often that has failed.
+    /// When to read an earlier process's entries again, and how often that has failed.
     recover_at_ns: Option<u64>,
     recover_failed: u32,
     said_ns: Option<u64>,
@@ -49,7 +50,7 @@ impl ToReadAgain {
         self.offers.push((id, entries));
     }
 
-    /// What an earlier process left could not be read; true the one time when peers have waited for it long enough.
+    /// The earlier process's entries could not be read. Returns true once, when peers have waited long enough.
     pub(super) fn recover_later(&mut self, now_ns: u64) -> bool {
         self.recover_at_ns = Some(now_ns + RECOVER_EVERY.as_nanos() as u64);
         self.recover_failed = self.recover_failed.saturating_add(1);
@@ -57,7 +58,7 @@ impl ToReadAgain {
     }
 }
 
-/// Counts reads that failed, and says so now and then.
+/// Counts failed reads, and logs them now and then.
 pub(super) fn say_unread(outside: &Outside, flows: &mut Flows, now_ns: u64) {
     let Some((count, error)) = outside.program.unread() else { return };
     let census = &outside.table.census;
@@ -70,7 +71,7 @@ pub(super) fn say_unread(outside: &Outside, flows: &mut Flows, now_ns: u64) {
     }
 }
 
-/// Looks at what could not be read, as far as it can by now.
+/// Repeats the reads that failed.
 pub(super) fn read_again(outside: &mut Outside, flows: &mut Flows, now_ns: u64) {
     if flows.unread.recover_at_ns.take_if(|at_ns| *at_ns <= now_ns).is_some() {
         outside.orders.recover.store(true, Release);
@@ -96,7 +97,7 @@ pub(super) fn read_again(outside: &mut Outside, flows: &mut Flows, now_ns: u64) 
         let left = flows.unread.offers.len();
         match flows.contains_key(&id) {
             true => offer(outside, flows, id, up.as_ref(), down.as_ref()),
-            // It is over, and nobody will claim it.
+            // It has ended, and no worker will claim it.
             false => count_claimed(outside, flows, 1),
         }
         if flows.unread.offers.len() > left {

@@ -1,9 +1,9 @@
-//! Connection tracking of this host forgets what has been offloaded: it will see neither packet nor end of such a flow, and its
-//! entries would stay, up to five days long, until the table is full and the host drops whatever is new.
+//! Removes offloaded flows from this host's connection tracking. Conntrack sees neither packets nor end of such a flow,
+//! so its entries would stay for up to five days, until the table is full and the host drops new connections.
 //!
-//! Removing them is a thread's work, for a call may wait for somebody who reads or empties the table. They are removed
-//! rather than never made: a flow without tracking would be no longer what the host's firewall calls established, and has
-//! no NAT.
+//! A thread removes them, because a call may wait for a program that reads or flushes the table. Baton removes entries
+//! instead of preventing them: without tracking, a flow would not match the "established" rule of the host's firewall,
+//! and would have no NAT.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::sys::netlink::conntrack::{self, Tracking};
 use crate::table::Part;
 use crate::table::offload::OffloadCensus;
 
-/// Dropped, it ends what is left to do and goes.
+/// When dropped, it finishes the remaining work and ends.
 #[derive(Debug)]
 pub(super) struct Untrack {
     flows: Option<Sender<Ends>>,
@@ -30,7 +30,7 @@ impl Untrack {
         Ok(Self { flows: Some(flows), thread: Some(thread) })
     }
 
-    /// Both legs, soon: nothing of either must pass through this host's stack any more, or what does begins an entry anew.
+    /// Both legs, soon: no packet of either may pass this host's stack any more, or conntrack makes a new entry.
     pub(super) fn forget(&self, ends: &Ends) {
         if let Some(flows) = &self.flows {
             let _ = flows.send(*ends);
@@ -69,7 +69,7 @@ fn run(census: &OffloadCensus, wanted: &Receiver<Ends>) {
         };
         if let Some(error) = error {
             census.still_tracked.add(legs.len() as u64);
-            // Once for each reason: it would be said with every flow.
+            // Once per kind of error: otherwise every flow would log it.
             if told.replace(error.kind()) != Some(error.kind()) {
                 tracing::error!(
                     %error,
@@ -81,7 +81,7 @@ fn run(census: &OffloadCensus, wanted: &Receiver<Ends>) {
     }
 }
 
-/// As the first packet of each had it.
+/// As in the first packet of each leg.
 fn legs(ends: &Ends) -> [(SocketAddr, SocketAddr); 2] {
     let Ends { client, vip, local, backend } = ends;
     [(client.socket_addr(), vip.socket_addr()), (local.socket_addr(), backend.socket_addr())]

@@ -1,4 +1,4 @@
-//! Watching over what is carried: who has ended, who is silent, how much has passed.
+//! Watches offloaded flows: their ends, their silence, their bytes.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -26,20 +26,20 @@ use crate::ports::suspicion::Suspicion;
 use crate::sys::clock::now_ns;
 use crate::table::journal::What;
 
-/// Events that are taken before others have their turn.
+/// Events that are taken before other work has its turn.
 const EVENTS: usize = 1024;
 
-/// A backend that was asked and has not answered for so long is suspect.
+/// A backend that has not answered for so long is suspect.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// What it was sent so long ago was sent again by now, twice by most kernels (TCP_RTO_MIN is 200 ms, include/net/tcp.h).
+/// TCP has repeated a segment that was sent so long ago; most kernels twice (TCP_RTO_MIN is 200 ms, include/net/tcp.h).
 const SENT_AGAIN: Duration = Duration::from_millis(600);
 
-/// How often it is made sure that the program is still where it was put.
+/// How often the engine checks that the program is still attached.
 const REATTACH_EVERY: Duration = Duration::from_secs(1);
 
 impl Engine {
-    /// What is to be done at each turn.
+    /// The work of each turn.
     pub(super) fn watch(&mut self) {
         let now_ns = now_ns();
         see_backends(&self.outside, now_ns);
@@ -72,12 +72,12 @@ impl Engine {
         self.doubts.settle_doubts(&self.outside, &mut self.flows, &self.keep, now_ns);
     }
 
-    /// Nobody else takes them, and the flows are known.
+    /// Whether this process takes events: no other process does, and the flows are known.
     pub(super) fn takes_events(&self) -> bool {
         self.flows.are_known() && !self.outside.is_frozen()
     }
 
-    /// Takes note of flows that something has just happened to.
+    /// Takes events about flows.
     pub(super) fn take_events(&mut self) {
         if !self.takes_events() {
             return;
@@ -92,7 +92,8 @@ impl Engine {
                     touched.extend(self.doubts.doubt(&self.outside, &mut self.flows, &self.keep, &segment, now_ns()))
                 }
                 Told::Foreign(key) => drop(is_foreign(&self.outside.program, &key)),
-                // A backend's packets may come another way than its client's; but an RST ends the flow wherever it is seen.
+                // A backend's packets may take another path than its client's; but an RST ends the flow wherever it
+                // passes.
                 Told::Flow(event) => match self.keep.held().by_packet(event.id, event.direction, &event.key) {
                     Some(held) => {
                         let counts =
@@ -111,7 +112,7 @@ impl Engine {
     }
 }
 
-/// Tells the worker, and ends what is over.
+/// Reports progress to the worker, and ends the flow if it is over.
 pub(super) fn has_moved(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
     let Some(flow) = flows.get(&id) else { return };
     if flow.step.is_ending() {
@@ -130,8 +131,8 @@ pub(super) fn has_moved(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
     }
 }
 
-/// Asks the ends of flows that seem to end, and ends those whose both FINs have passed when neither end has said anything for
-/// too long: whoever is left waits for bytes that nobody will send again.
+/// Challenges the ends of flows that seem to end, and ends those with both FINs passed whose ends have been silent for
+/// too long: an end that is left would wait for bytes that no end will send again.
 fn end_unfinished(outside: &mut Outside, flows: &mut Flows, now_ns: u64) {
     let Silent { too_long, to_ask } = flows.unfinished(now_ns, &outside.table.reachability);
     to_ask.into_iter().for_each(|id| ask_both(outside, flows, id, now_ns));
@@ -152,10 +153,10 @@ fn end_unfinished(outside: &mut Outside, flows: &mut Flows, now_ns: u64) {
     }
 }
 
-/// Ends flows one side of which has been silent for too long though the other waits for it.
+/// Ends flows of which one side has been silent for too long while the other waits for it.
 fn end_silent(outside: &mut Outside, flows: &mut Flows, now_ns: u64) {
     if outside.table.fleet.is_shared() {
-        // The other side's packets may come to another instance.
+        // The other side's packets may pass another instance.
         return;
     }
     let Silent { too_long, to_ask } = flows.unanswered(now_ns, &outside.table.reachability);
@@ -175,7 +176,7 @@ fn end_silent(outside: &mut Outside, flows: &mut Flows, now_ns: u64) {
     }
 }
 
-/// Silence that ends the flow, from now on.
+/// Sets how long a silence ends the flow.
 pub(super) fn set_patience(outside: &Outside, flows: &mut Flows, ticket: Ticket, patience_ns: u64) {
     let Some(flow) = flows.get_mut(&ticket.id).filter(|flow| flow.ticket == Some(ticket)) else { return };
     flow.patience_ns = patience_ns;
@@ -189,8 +190,8 @@ pub(super) fn set_patience(outside: &Outside, flows: &mut Flows, ticket: Ticket,
     }
 }
 
-/// Asks the silent side, which any living end answers. The other one may do so too rarely to tell silence from a lost
-/// answer: probes of a closed window, and segments sent again, come up to two minutes apart.
+/// Challenges the silent side: any live end answers. The waiting side may send too rarely to tell silence from a lost
+/// answer: probes of a closed window and retransmissions come up to two minutes apart.
 fn ask_silent(outside: &Outside, flows: &mut Flows, id: FlowId, now_ns: u64) {
     let Some(flow) = flows.get_mut(&id) else { return };
     let Some(unanswered) = &mut flow.unanswered else { return };
@@ -203,7 +204,7 @@ fn ask_silent(outside: &Outside, flows: &mut Flows, id: FlowId, now_ns: u64) {
     outside.wire.untrack(&ends);
 }
 
-/// Tells of backends that were asked and do not answer.
+/// Reports backends that have not answered.
 fn see_backends(outside: &Outside, now_ns: u64) {
     let seen: Vec<_> = outside
         .slots
@@ -230,7 +231,7 @@ fn see_backends(outside: &Outside, now_ns: u64) {
     }
 }
 
-/// Puts the program back where somebody took it away.
+/// Attaches the program again where somebody detached it.
 fn fix(outside: &mut Outside) {
     match outside.program.fix() {
         Ok(interfaces) if interfaces.is_empty() => {}
@@ -243,7 +244,7 @@ fn fix(outside: &mut Outside) {
 }
 
 impl Carried {
-    /// Why it is over, if it is.
+    /// Why the flow is over, if it is.
     pub(super) fn ended(&self) -> Option<EndReason> {
         let (up, down) = (&self.up, &self.down);
         if up.reused || down.reused {
@@ -269,8 +270,8 @@ impl Carried {
         !self.up.reused && !self.down.reused && self.up.is_finished(&self.down) && self.down.is_finished(&self.up)
     }
 
-    /// An end has closed in order, and when it was asked, or another instance saw to it, an RST said that one of them knows nothing
-    /// of the connection any more.
+    /// Whether an end has closed in order and later said by RST, when challenged or through another instance, that it
+    /// no longer knows the connection.
     fn is_long_over(&self) -> bool {
         let first = |one: u64, other: u64| [one, other].into_iter().filter(|at_ns| *at_ns != 0).min();
         let (fin_ns, rst_ns) = (first(self.up.fin_ns, self.down.fin_ns), first(self.up.rst_ns, self.down.rst_ns));
@@ -280,7 +281,7 @@ impl Carried {
         })
     }
 
-    /// When something last came of it, or it came here.
+    /// When the flow's last packet came, or when it came here.
     pub(super) fn heard_ns(&self) -> u64 {
         self.up.last_ns.max(self.down.last_ns).max(self.inherited_ns)
     }
@@ -289,20 +290,21 @@ impl Carried {
         self.up.fin_ns != 0 && self.down.fin_ns != 0
     }
 
-    /// A FIN has passed, and not both have arrived.
+    /// Whether a FIN has passed and not both have arrived.
     pub(super) fn is_closing(&self) -> bool {
         (self.up.fin_ns != 0 || self.down.fin_ns != 0) && self.ended().is_none()
     }
 
-    /// Bytes are answered by any living end. What else seems to demand an answer may be an ACK that was overtaken by bytes
-    /// and gets none; a probe comes again.
+    /// Whether the silence is beyond doubt. Any live end answers bytes. Other packets that seem to demand an answer may
+    /// be ACKs that were overtaken by bytes, and get none; a probe is repeated.
     pub(super) fn is_surely_silent(&self) -> bool {
         let Some(unanswered) = self.unanswered else { return false };
         let (silent, other) = if unanswered.by_client { (&self.up, &self.down) } else { (&self.down, &self.up) };
         other.last_data_ns > silent.last_ns || other.packets > unanswered.packets + 1
     }
 
-    /// Begins to count, or goes on, or stops: a side is silent while the other has demanded an answer since its last packet.
+    /// Starts, continues or stops the measurement: a side is silent while the other has demanded an answer since its
+    /// last packet.
     pub(super) fn count_silence(&mut self) {
         let silent = [(true, &self.up, &self.down), (false, &self.down, &self.up)]
             .into_iter()

@@ -1,4 +1,5 @@
-//! What the engine sends to the ends of flows, each time in the name of the other one, and what this host forgets of it.
+//! Segments that the engine sends to the ends of flows, each with the address of the other end, and their removal from
+//! conntrack.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,14 +24,14 @@ impl EngineWire {
         Ok(Self { raw: RawSender::open()?, untrack: Untrack::start(census)? })
     }
 
-    /// Sends what every living end answers with its numbers: a bare ACK that lies before what it expects (RFC 9293 section
-    /// 3.10.7.4). `look` is at what `to` has sent.
+    /// Sends a challenge that every live end answers with its numbers: a bare ACK below the number that it expects (RFC
+    /// 9293 section 3.10.7.4). `look`: at the packets of `to`.
     fn ask(&self, from: SocketAddr, to: SocketAddr, look: &CounterSnapshot) {
         let (seq, ack) = (look.acked.wrapping_sub(1), look.sent);
         self.send(&Segment { from, to, seq, ack, flags: Flags::Ack, window: 0 });
     }
 
-    /// As [`EngineWire::ask`], of the end whose packets have this direction.
+    /// As [`EngineWire::ask`], to the end whose packets have this direction.
     pub(super) fn ask_end(&self, ends: &Ends, sends: FlowDirection, look: &CounterSnapshot) {
         match sends {
             FlowDirection::ToBackend => self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), look),
@@ -38,9 +39,9 @@ impl EngineWire {
         }
     }
 
-    /// Makes the end whose packets have this direction take an RST; `look` is at what it has sent.
+    /// Makes the end whose packets have this direction accept an RST; `look`: at its packets.
     pub(super) fn challenge_end(&self, ends: &Ends, sends: FlowDirection, look: &CounterSnapshot) {
-        // Its entry was gone before anybody looked: nobody knows a number. Or a new connection has its port.
+        // The entry was gone before its first look, so no number is known. Or a new connection has its port.
         if *look == CounterSnapshot::default() || look.reused {
             return;
         }
@@ -55,19 +56,19 @@ impl EngineWire {
 
     fn send(&self, segment: &Segment) {
         if let Some(packet) = segment.packet() {
-            // Where it cannot be sent there is no answer either, and a host that cannot be reached needs no RST.
+            // Where it cannot be sent no end would answer, and a host that cannot be reached needs no RST.
             let _ = self.raw.send(&packet, segment.to.ip());
         }
     }
 
-    /// Sends it with so many bytes, all of them zeros.
+    /// Sends the segment with so many bytes of zeros.
     pub(super) fn send_zeros(&self, segment: &Segment, zeros: u16) {
         if let Some(packet) = segment.packet_of_zeros(zeros) {
             let _ = self.raw.send(&packet, segment.to.ip());
         }
     }
 
-    /// Has connection tracking forget both legs, soon: also what this host has just sent itself begins an entry anew
+    /// Removes both legs from connection tracking, soon: even packets that this host has just sent create an entry
     /// (nf_conntrack_tcp_loose).
     pub(super) fn untrack(&self, ends: &Ends) {
         self.untrack.forget(ends);

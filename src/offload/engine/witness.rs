@@ -1,9 +1,10 @@
-//! What a flow looks like on the wire, before it is offloaded.
+//! Checks the addresses and numbers that a flow has on the wire, before it is offloaded.
 //!
-//! Entries are keyed by what sockets say, and the program sees packets before anything on this host has translated them
-//! (masquerade, DNAT, redirect, rules without state, a SYNPROXY). Where the two differ, an entry would never be met, and what
-//! leaves by it would go out untranslated. So a flow has entries first that only take note, and it is offloaded once packets of
-//! both its legs have come by exactly their keys, with the numbers that its sockets know.
+//! Entries use the sockets' addresses as keys, but the program sees packets before anything on this host has translated
+//! them (masquerade, DNAT, redirect, stateless rules, a SYNPROXY). Where the two differ, no packet would match the
+//! entry, and packets that leave by it would go out untranslated. So a flow first gets witness entries, which only
+//! record its packets. It is offloaded once packets of both legs have matched exactly their keys, with the numbers that
+//! its sockets know.
 //!
 //! ```text
 //!   Witness, or the first try ──▶ noted ──▶ both legs seen ──▶ entered
@@ -27,26 +28,26 @@ use crate::ports::offload::{Candidate, Stays};
 use crate::sys::clock::now_ns;
 use crate::sys::tcp_info::segments_in;
 
-/// From its look-up in the map a packet takes less than this to its socket.
+/// A packet needs less than this from its look-up in the map to its socket.
 const ON_ITS_WAY: Duration = Duration::from_millis(10);
 
-/// A flow that was not tried for so long is watched anew when it is.
+/// A flow that was not tried for so long gets new witnesses at its next try.
 const STALE: Duration = Duration::from_secs(300);
 
-/// How often it is looked for such flows.
+/// How often the engine looks for such flows.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 
-/// A flow that is watched.
+/// A flow with witnesses.
 #[derive(Debug)]
 struct Witness {
     ends: Ends,
     since_ns: u64,
-    /// Segments that the client's and the backend's leg had heard when they were asked, and anything on its way before had
-    /// come to its socket.
+    /// Segments that the client's and the backend's leg had received when they were challenged, after all earlier
+    /// packets had reached their sockets.
     heard: [Option<u32>; 2],
 }
 
-/// Flows in their sockets, of which it is to be seen what they look like on the wire.
+/// Proxied flows with witnesses.
 #[derive(Debug, Default)]
 pub(super) struct Witnesses {
     of: HashMap<FlowId, Witness>,
@@ -58,19 +59,19 @@ impl Witnesses {
         self.of.contains_key(&id)
     }
 
-    /// The flow is being offloaded: its entries come in the place of these.
+    /// The flow is being offloaded: its entries replace the witnesses.
     pub(super) fn give_way(&mut self, id: FlowId) {
         self.of.remove(&id);
     }
 
-    /// It may be offloaded soon. Whatever stands against that shows when it is tried.
+    /// The flow may be offloaded soon. Reasons against it show at the try.
     pub(super) fn announced(&mut self, outside: &Outside, id: FlowId, ends: Ends) {
         if !outside.is_frozen() && outside.table.offload.is_open() {
             let _ = self.watch_for(&outside.program, id, ends);
         }
     }
 
-    /// Has the program take note of the flow's packets.
+    /// Enters witnesses for the flow.
     pub(super) fn watch_for(&mut self, program: &Program, id: FlowId, ends: Ends) -> Result<(), InstallError> {
         let now_ns = now_ns();
         if self.of.get(&id).is_some_and(|witness| witness.ends == ends) {
@@ -88,14 +89,14 @@ impl Witnesses {
         }
     }
 
-    /// Takes out what takes note of the flow's packets; what cannot be read is taken out later, as what is stale.
+    /// Removes the flow's witnesses; those that cannot be read are removed later, as stale ones.
     pub(super) fn withdraw(&mut self, program: &Program, id: FlowId, ends: Ends) {
         if program.withdraw(id, &ends).is_err() {
             self.of.insert(id, Witness { ends, since_ns: 0, heard: [None; 2] });
         }
     }
 
-    /// Takes out, now and then, those whose workers have not said what became of them.
+    /// Removes, now and then, the witnesses of flows whose workers have not reported their fate.
     pub(super) fn forget_stale(&mut self, program: &Program, now_ns: u64) {
         if now_ns < self.sweep_at_ns {
             return;
@@ -106,7 +107,8 @@ impl Witnesses {
         ids.into_iter().for_each(|id| self.forget(program, id));
     }
 
-    /// Whether both legs have shown themselves as their sockets know them; asks those that were silent.
+    /// Whether both legs' packets have shown the addresses and numbers of their sockets; challenges those that were
+    /// silent.
     pub(super) fn have_shown(
         &mut self,
         outside: &Outside,
@@ -136,11 +138,11 @@ impl Witnesses {
         key: Key,
         state: &LegState,
     ) -> Result<bool, Stays> {
-        // Before the entry is read: what the socket has heard by now, the program has seen.
+        // Read this before the entry: the program has seen every segment that the socket has received.
         let heard = segments_in(socket).map_err(|error| failed(id, &error))?;
         let entry = outside.program.entry(&key).map_err(|error| failed(id, &error))?;
         let Some(entry) = entry.filter(|entry| entry.is_witness_of(id)) else {
-            // Another flow's is there now, or another process has taken it for a dead one's.
+            // The entry is another flow's now, or another process removed it as a dead flow's.
             self.forget(&outside.program, id);
             return Err(Stays::Unseen);
         };
@@ -159,8 +161,8 @@ impl Witnesses {
     }
 }
 
-/// Sends what every living end answers at once, and takes nothing from: a byte before all that it expects (RFC 9293
-/// section 3.10.7.4). A bare ACK would be answered twice a second only (tcp_invalid_ratelimit).
+/// Sends a segment that every live end answers at once, and whose byte it drops: a byte below all that it expects (RFC
+/// 9293 section 3.10.7.4). Kernels answer a bare ACK only twice a second (tcp_invalid_ratelimit).
 fn ask_leg(wire: &EngineWire, key: Key, state: &LegState) {
     let (seq, ack) = (state.snd_una.wrapping_sub(2), state.rcv_nxt);
     let window = if state.own_window_scale == 0 { WINDOW_UNSCALED } else { WINDOW };
@@ -168,7 +170,8 @@ fn ask_leg(wire: &EngineWire, key: Key, state: &LegState) {
     wire.send_zeros(&segment, 1);
 }
 
-/// An end that owes an acknowledgement may take note of it until the next segment: enough, and less than sockets have.
+/// An end that owes an acknowledgement may record the segment's window until the next one: it is large enough, and
+/// smaller than any socket's.
 const WINDOW: u16 = 512;
 const WINDOW_UNSCALED: u16 = 32 * 1024;
 

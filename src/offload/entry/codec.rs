@@ -1,5 +1,5 @@
-//! Keys and entries as the map holds them: `struct key` and `struct entry` of `bpf/entry.h`, in the host's byte order
-//! but for ports and addresses.
+//! Encoding of keys and entries in the map: `struct key` and `struct entry` of `bpf/entry.h`, in the host's byte order,
+//! except for ports and addresses.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 

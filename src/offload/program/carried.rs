@@ -1,4 +1,4 @@
-//! What the program carries, for threads that only want to know.
+//! A read-only view of the map of flows, for other threads.
 
 use std::io;
 

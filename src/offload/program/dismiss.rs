@@ -1,5 +1,5 @@
-//! Ending every flow in the map before it is taken away: without its entries each would hang until its next packet, and
-//! an idle client for as long as it is idle.
+//! Resets every flow in the map before the map is removed: otherwise each flow would hang until its next packet, and an
+//! idle client as long as it is idle.
 
 use std::io;
 use std::path::Path;
@@ -14,15 +14,15 @@ use crate::offload::entry::{Action, Entry, Key};
 use crate::offload::probe::{EntryChange, amend};
 use crate::sys::raw::RawSender;
 
-/// Kernels hold back answers to segments out of place for half a second (tcp_invalid_ratelimit), so a second round comes
-/// after that; and what the ends answer to the last one finds the entries for a moment more.
+/// Kernels limit their answers to segments out of place to one in half a second (tcp_invalid_ratelimit), so a second
+/// round follows after that. The ends' answers to the last round find the entries for a moment more.
 const ROUNDS: [Duration; 2] = [Duration::from_millis(700), Duration::from_millis(300)];
 
 /// Entries of one call.
 const STEP: usize = 4096;
 
-/// Resets both ends of every flow that is pinned in `directory`, from this thread's network namespace; returns how many
-/// directions there were. It takes a second if there is any. What is of another layout cannot be read, and is left.
+/// Resets both ends of every flow pinned in `directory`, from this thread's network namespace; returns the number of
+/// directions. It takes a second if there are any. Entries of another layout cannot be read, and stay.
 pub fn dismiss(directory: &Path) -> io::Result<usize> {
     let pins = Pins::at(directory);
     if pins.meta()?.is_none_or(|meta| meta.layout != LAYOUT) {
@@ -32,7 +32,7 @@ pub fn dismiss(directory: &Path) -> io::Result<usize> {
     let entries = || -> io::Result<Vec<(Key, Entry)>> {
         let (mut cursor, mut all) = (Cursor::default(), Vec::new());
         while scan(&flows, &mut cursor, STEP, &mut all)? {}
-        // What is forwarded is another instance's flow; what is only watched has its sockets.
+        // Forwarded flows belong to another instance; witnessed flows have their sockets.
         all.retain(|(_, entry)| !matches!(entry.action, Action::Forward | Action::Witness));
         Ok(all)
     };
@@ -42,7 +42,7 @@ pub fn dismiss(directory: &Path) -> io::Result<usize> {
     }
     let [_, amender] = load::tools(&pins).map_err(io::Error::other)?;
     let raw = RawSender::open()?;
-    // First the entries: what the ends answer must find them.
+    // Entries first: the ends' answers must find them.
     amend(&amender, &all, EntryChange::Reset)?;
     for pause in ROUNDS {
         for (key, entry) in entries()? {
@@ -53,8 +53,8 @@ pub fn dismiss(directory: &Path) -> io::Result<usize> {
     Ok(all.len())
 }
 
-/// Makes the sender of what comes by `entry` take an RST: one with the number that it last acknowledged, and an ACK below
-/// that, which it answers.
+/// Makes the sender of the packets at `entry` accept an RST: sends one with the number that it last acknowledged, and
+/// an ACK below that, which it answers.
 fn challenge(raw: &RawSender, key: Key, entry: &Entry) {
     let (from, to) = (key.to, key.from);
     let (seq, ack) = (entry.seen.acked as u32, entry.seen.sent as u32);

@@ -1,4 +1,4 @@
-//! Why the offload engine cannot be opened, or a flow not be entered.
+//! Why the offload engine cannot be opened, or a flow cannot be entered.
 
 use std::error::Error;
 use std::io;
@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::Unread;
 
-/// Why nothing can be offloaded. Each says what fixes it; until then every flow stays proxied.
+/// Why nothing can be offloaded. Each message says what fixes it; until then every flow stays proxied.
 #[derive(Debug, Error)]
 pub enum OpenError {
     #[error("{path} is not on a BPF file system; mount one there: mount -t bpf bpf {path}", path = .path.display())]
@@ -77,7 +77,7 @@ pub enum InstallError {
     /// An older flow with these addresses has not been removed yet.
     #[error("an entry with these addresses is still there")]
     Exists,
-    /// Nor is it known what stands there.
+    /// The entry there could not be read.
     #[error(transparent)]
     Unread(#[from] Unread),
     #[error("entering a flow: {0}")]

@@ -11,8 +11,8 @@ use super::pins::Pins;
 use crate::sys::netdev::{self, HARDWARE_ETHERNET, HARDWARE_LOOPBACK};
 use crate::sys::{bpf, bpf::TcxLinkInfo};
 
-/// Attaches the pinned program to each interface where it is not, and detaches it from all others. Returns those that
-/// it was newly attached to.
+/// Attaches the pinned program to each of `interfaces` that lacks it, and detaches it from all others. Returns the
+/// interfaces that are new.
 pub(super) fn ensure(pins: &Pins, interfaces: &[String]) -> Result<Vec<String>, OpenError> {
     for stale in pins.links()?.iter().filter(|name| !interfaces.contains(name)) {
         std::fs::remove_file(pins.link_path(stale))?;
@@ -26,7 +26,7 @@ pub(super) fn ensure(pins: &Pins, interfaces: &[String]) -> Result<Vec<String>, 
         }
         match state(pins, name)? {
             Some(link) if link.ifindex == interface.index => continue,
-            // Its interface was made anew, or somebody detached it: the pin holds on to nothing.
+            // Its interface was made anew, or somebody detached it: the pinned link is dead.
             Some(_) => std::fs::remove_file(pins.link_path(name))?,
             None => {}
         }
@@ -36,14 +36,14 @@ pub(super) fn ensure(pins: &Pins, interfaces: &[String]) -> Result<Vec<String>, 
     Ok(attached)
 }
 
-/// Interfaces that a link is pinned for and that there are still.
+/// Interfaces with a pinned link that still exist.
 pub(super) fn alive(pins: &Pins) -> io::Result<Vec<String>> {
     let mut links = pins.links()?;
     links.retain(|name| netdev::interface(name).is_ok());
     Ok(links)
 }
 
-/// Indices of those of `interfaces` that the program runs on.
+/// Indices of the `interfaces` that the program runs on.
 pub(super) fn indices(pins: &Pins, interfaces: &[String]) -> io::Result<Vec<u32>> {
     let mut indices = Vec::new();
     for interface in interfaces {
@@ -52,7 +52,7 @@ pub(super) fn indices(pins: &Pins, interfaces: &[String]) -> io::Result<Vec<u32>
     Ok(indices)
 }
 
-/// What the kernel says of the link that is pinned for `interface`.
+/// The kernel's state of the pinned link of `interface`.
 pub(super) fn state(pins: &Pins, interface: &str) -> io::Result<Option<TcxLinkInfo>> {
     match bpf::open_pinned(&pins.link_path(interface)) {
         Ok(link) => bpf::tcx_link_info(link).map(Some),
@@ -61,7 +61,8 @@ pub(super) fn state(pins: &Pins, interface: &str) -> io::Result<Option<TcxLinkIn
     }
 }
 
-/// Before all others: what leaves again is no business of a firewall or a policy of this host.
+/// Attaches it before all other programs: packets that only pass through are no matter for this host's firewall or
+/// policies.
 fn attach(pins: &Pins, interface: &str) -> Result<(), OpenError> {
     let mut program = SchedClassifier::from_pin(pins.path("program")).map_err(OpenError::program)?;
     let options = TcAttachOptions::TcxOrder(LinkOrder::first());
@@ -74,7 +75,7 @@ fn attach(pins: &Pins, interface: &str) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Makes the link that is pinned for `interface` run `program` from the next packet on.
+/// Makes the pinned link of `interface` run `program` from the next packet on.
 pub(super) fn update(pins: &Pins, interface: &str, program: &mut SchedClassifier) -> Result<(), OpenError> {
     if state(pins, interface)?.is_none_or(|link| link.ifindex == 0) {
         return Ok(());
@@ -84,7 +85,7 @@ pub(super) fn update(pins: &Pins, interface: &str, program: &mut SchedClassifier
     let link =
         SchedClassifierLink::try_from(FdLink::from(pinned)).map_err(|error| OpenError::attach(interface, error))?;
     let id = program.attach_to_link(link).map_err(|error| OpenError::attach(interface, error))?;
-    // Closing our descriptor of it leaves the pinned one.
+    // Dropping our descriptor leaves the pin in place.
     program.take_link(id).map_err(|error| OpenError::attach(interface, error))?;
     Ok(())
 }

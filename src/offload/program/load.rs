@@ -1,4 +1,4 @@
-//! Bringing the program into the kernel: the first time, or in the place of another version's.
+//! Loads the program into the kernel: the first time, or in place of another version's.
 
 use aya::programs::SchedClassifier;
 use aya::{Ebpf, EbpfLoader};
@@ -11,7 +11,7 @@ use super::pins::{LAYOUT, MAPS, Meta, Pins};
 static PATH_OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/offload.o");
 static TOOLS_OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/tools.o");
 
-/// Tells this program from that of another version.
+/// Distinguishes this program from another version's.
 pub(super) fn digest() -> u128 {
     // FNV-1a, 128 bits.
     PATH_OBJECT.iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |digest, byte| {
@@ -19,7 +19,7 @@ pub(super) fn digest() -> u128 {
     })
 }
 
-/// Makes the maps and the program and pins them. Whoever dies in the middle leaves no `meta`.
+/// Makes the maps and the program and pins them. If the process dies in the middle, there is no `meta`.
 pub(super) fn fresh(pins: &Pins, flows_max: u32) -> Result<(), OpenError> {
     let mut program = load(pins, Some(flows_max))?;
     classifier(&mut program, "offload")?.pin(pins.path("program")).map_err(OpenError::pin)?;
@@ -28,12 +28,12 @@ pub(super) fn fresh(pins: &Pins, flows_max: u32) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Puts this version's program into the place of the pinned one, on each link at once; the maps stay.
+/// Replaces the pinned program by this version's, on each link in one step; the maps stay.
 pub(super) fn replace(pins: &Pins, meta: Meta) -> Result<(), OpenError> {
     let mut program = load(pins, None)?;
     let program = classifier(&mut program, "offload")?;
     let next = pins.path("program-next");
-    // What a process that died here left behind.
+    // A process that died here left it.
     let _ = std::fs::remove_file(&next);
     program.pin(&next).map_err(OpenError::pin)?;
     for interface in pins.links()? {
@@ -44,7 +44,7 @@ pub(super) fn replace(pins: &Pins, meta: Meta) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// The programs that are run by hand, in this process only: probe and amend.
+/// The programs that this process runs directly: probe and amend.
 pub(super) fn tools(pins: &Pins) -> Result<[OwnedFd; 2], OpenError> {
     let mut loader = EbpfLoader::new();
     for name in MAPS {
@@ -58,7 +58,7 @@ pub(super) fn tools(pins: &Pins) -> Result<[OwnedFd; 2], OpenError> {
     Ok([fd("probe")?, fd("amend")?])
 }
 
-/// Loads the object. Maps that are pinned are taken, others are made and pinned.
+/// Loads the object. It uses maps that are pinned, and makes and pins the others.
 fn load(pins: &Pins, flows_max: Option<u32>) -> Result<Ebpf, OpenError> {
     let mut loader = EbpfLoader::new();
     for name in MAPS {

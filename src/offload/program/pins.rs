@@ -1,4 +1,4 @@
-//! What is pinned, and where: the maps, the program, and a link for each interface.
+//! The pinned objects and their paths: the maps, the program, and a link for each interface.
 //!
 //! ```text
 //!   DIRECTORY/flows notes counters backends ...             maps
@@ -17,7 +17,7 @@ use super::error::OpenError;
 use crate::sys::bpf::{Map, Update};
 use crate::sys::bpffs;
 
-/// Of all that is pinned: another number, another meaning. See `bpf/entry.h`.
+/// Version of everything that is pinned: another number means another layout. See `bpf/entry.h`.
 pub const LAYOUT: u32 = 5;
 
 /// The maps of `bpf/entry.h`.
@@ -37,7 +37,7 @@ pub(super) const MAPS: [&str; 13] = [
     "meta",
 ];
 
-/// The program, and the next one while it takes the place of the other.
+/// The program, and the next one while it replaces the other.
 const PROGRAMS: [&str; 2] = ["program", "program-next"];
 
 const LINK_PREFIX: &str = "link-";
@@ -48,17 +48,17 @@ pub(super) struct Pins {
     directory: PathBuf,
 }
 
-/// Who made what is pinned: `struct meta` of `bpf/entry.h`.
+/// The maker of the pinned objects: `struct meta` of `bpf/entry.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Meta {
     pub layout: u32,
     /// Entries of the map of services.
     pub services: u32,
-    /// Of the program's object.
+    /// Digest of the program's object.
     pub digest: u128,
 }
 
-/// Held while something is pinned or taken away.
+/// A lock that a process holds while it pins or removes objects.
 #[derive(Debug)]
 pub(super) struct Lock(#[allow(dead_code)] File);
 
@@ -68,7 +68,7 @@ impl Pins {
         Self { directory: directory.to_path_buf() }
     }
 
-    /// Makes the directory, on a BPF file system that is mounted if need be.
+    /// Makes the directory; mounts a BPF file system there if needed.
     pub(super) fn prepare(directory: &Path) -> Result<Self, OpenError> {
         let fail = |source| OpenError::Directory { path: directory.to_path_buf(), source };
         if !bpffs::holds(directory).map_err(fail)? && directory.starts_with(bpffs::MOUNT_POINT) {
@@ -100,7 +100,7 @@ impl Pins {
         Map::open(&self.path(name))
     }
 
-    /// Interfaces that a link is pinned for, attached or not.
+    /// Interfaces with a pinned link, attached or not.
     pub(super) fn links(&self) -> io::Result<Vec<String>> {
         let names = bpffs::names(&self.directory)?.into_iter();
         let name = |path: PathBuf| Some(path.file_name()?.to_str()?.strip_prefix(LINK_PREFIX)?.to_owned());
@@ -109,7 +109,7 @@ impl Pins {
         Ok(links)
     }
 
-    /// `None`: nothing whole is pinned here.
+    /// `None`: there is no complete set of pinned objects.
     pub(super) fn meta(&self) -> io::Result<Option<Meta>> {
         match self.map("meta") {
             Ok(map) => Meta::read(&map),
@@ -118,7 +118,7 @@ impl Pins {
         }
     }
 
-    /// What is in the directory and is none of Baton's.
+    /// Files in the directory that are not Baton's.
     pub(super) fn strangers(&self) -> io::Result<Vec<PathBuf>> {
         let ours = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -127,7 +127,7 @@ impl Pins {
         Ok(bpffs::names(&self.directory)?.into_iter().filter(|path| !ours(path)).collect())
     }
 
-    /// Takes everything away: the links first, so that no packet meets a program without its maps.
+    /// Removes everything: the links first, so that no packet meets a program without its maps.
     pub(super) fn clear(&self) -> io::Result<()> {
         let mut paths = bpffs::names(&self.directory)?;
         paths.sort_by_key(|path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(LINK_PREFIX)));
@@ -139,11 +139,11 @@ impl Meta {
     const SIZE: usize = 32;
     const MAGIC: u64 = u64::from_be_bytes(*b"baton/p\n");
 
-    /// `None`: nobody has written it yet.
+    /// `None`: no process has written it yet.
     pub(super) fn read(map: &Map) -> io::Result<Option<Self>> {
         let mut raw = [0; Self::SIZE];
         if map.value_size() != Self::SIZE {
-            // Whatever it is, it is not of this layout.
+            // Any other length is another layout.
             return Ok(Some(Self { layout: 0, services: 0, digest: 0 }));
         }
         map.look_up(&0u32.to_ne_bytes(), &mut raw)?;

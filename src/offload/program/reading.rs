@@ -1,5 +1,5 @@
-//! Reading entries. That one cannot be read says nothing of whether it is there: the kernel had no memory to copy it to, or something on this
-//! host forbids the call for now (map_lookup_elem and security_bpf, kernel/bpf/syscall.c).
+//! Reads entries. A failed read does not show whether the entry exists: the kernel had no memory for the copy, or a
+//! program on this host forbids the call for now (map_lookup_elem and security_bpf, kernel/bpf/syscall.c).
 
 use std::io;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
@@ -11,13 +11,13 @@ use super::{Program, UserNote};
 use crate::model::ids::FlowId;
 use crate::offload::entry::{ENTRY_SIZE, Entry, Key};
 
-/// What stands in the map is not known. Who gets this leaves the flow, and all that is kept of it, as they are, concludes nothing, answers
-/// nobody, and tries again later. It is counted here, for [`Program::unread`].
+/// The content of the map is unknown. A caller that gets this error leaves the flow and all its state as they are,
+/// concludes nothing, answers nobody, and tries again later. It is counted here, for [`Program::unread`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("cannot read the map of offloaded flows")]
 pub struct Unread(());
 
-/// Reads that failed since they were last taken, and the last one's error.
+/// Reads that failed since the last call of [`Program::unread`], and the error of the last one.
 #[derive(Debug, Default)]
 pub(super) struct FailedReads {
     count: AtomicU64,
@@ -33,7 +33,7 @@ impl FailedReads {
 }
 
 impl Program {
-    /// `None`: nothing stands there.
+    /// `None`: there is no entry.
     pub fn entry(&self, key: &Key) -> Result<Option<Entry>, Unread> {
         let mut raw = [0; ENTRY_SIZE];
         let found = self.flows.look_up(&key.encode(), &mut raw).map_err(|error| self.failed.note(&error))?;
@@ -45,7 +45,7 @@ impl Program {
         Ok([self.entry(&one)?, self.entry(&other)?])
     }
 
-    /// Takes out one entry. What cannot be read stays.
+    /// Removes one entry. An entry that cannot be read stays.
     pub fn take_out(&self, key: &Key) -> Result<Option<Entry>, Unread> {
         let mut raw = [0; ENTRY_SIZE];
         let found = self.flows.take_out(&key.encode(), &mut raw).map_err(|error| self.failed.note(&error))?;
@@ -58,13 +58,13 @@ impl Program {
         Ok(found.then_some(note))
     }
 
-    /// Reads that failed since the last call, and the error of the last one; `None`: none did.
+    /// Reads that failed since the last call, and the error of the last one; `None`: none failed.
     pub fn unread(&self) -> Option<(u64, io::Error)> {
         let count = self.failed.count.swap(0, Relaxed);
         (count > 0).then(|| (count, io::Error::from_raw_os_error(self.failed.errno.load(Relaxed))))
     }
 
-    /// Has every read of an entry fail, or none.
+    /// Makes every read of an entry fail, or none.
     #[cfg(test)]
     pub fn set_unreadable(&mut self, unreadable: bool) {
         self.flows.set_unreadable(unreadable);

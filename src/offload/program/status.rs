@@ -1,4 +1,5 @@
-//! What is pinned, for `baton offload status`, and taking it away, for `baton offload remove`: neither needs an instance.
+//! Reads the pinned objects for `baton offload status`, and removes them for `baton offload remove`: neither needs an
+//! instance.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,19 +14,19 @@ use crate::offload::entry::{Action, ENTRY_SIZE, Entry, KEY_SIZE};
 use crate::sys::bpf::Map;
 use crate::sys::netdev;
 
-/// A path as it is pinned.
+/// The state of a pinned program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ProgramStatus {
     pub directory: PathBuf,
     pub layout: u32,
-    /// An instance of this binary's version can recover it.
+    /// Whether an instance of this binary's version can recover it.
     pub recoverable: bool,
-    /// The program is this binary's own; otherwise an instance would replace it.
+    /// Whether the program is this binary's own; otherwise an instance would replace it.
     pub current: bool,
     pub flows_max: u32,
     /// Directions: two for each flow. `None`: of another layout.
     pub entries: Option<u32>,
-    /// Of them, how many the program does not splice.
+    /// Entries with another action than splice.
     pub other_actions: u32,
     pub links: Vec<AttachedLink>,
     /// `None`: of another layout.
@@ -36,21 +37,21 @@ pub struct ProgramStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AttachedLink {
     pub interface: String,
-    /// Packets of that interface run through the program.
+    /// Whether packets of that interface run through the program.
     pub attached: bool,
 }
 
-/// What was taken away.
+/// The result of a removal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Removal {
     pub directory: PathBuf,
     pub interfaces: Vec<String>,
-    /// Flows that were in the map. Those that nobody has reset before ([`super::dismiss`]) get RST from the kernel at their
-    /// next packet. `None`: not known.
+    /// Flows that were in the map. The kernel answers the next packet of each with RST, unless [`super::dismiss`] has
+    /// reset it before. `None`: not known.
     pub flows: Option<u32>,
 }
 
-/// Looks at what is pinned in `directory`; `None`: nothing.
+/// Reads the objects pinned in `directory`; `None`: there are none.
 pub fn status(directory: &Path) -> io::Result<Option<ProgramStatus>> {
     let pins = Pins::at(directory);
     let Some(meta) = pins.meta()? else { return Ok(None) };
@@ -79,8 +80,8 @@ pub fn status(directory: &Path) -> io::Result<Option<ProgramStatus>> {
     Ok(Some(status))
 }
 
-/// Takes away everything that is pinned in `directory`, and the directory; `None`: there was nothing. Only what Baton
-/// pins there is touched: `InvalidInput` if there is anything else.
+/// Removes all objects pinned in `directory`, and the directory; `None`: there was nothing. It removes only Baton's own
+/// objects: `InvalidInput` if there is anything else.
 pub fn remove(directory: &Path) -> io::Result<Option<Removal>> {
     let pins = Pins::at(directory);
     if !directory.exists() {
@@ -93,7 +94,7 @@ pub fn remove(directory: &Path) -> io::Result<Option<Removal>> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     let interfaces = pins.links()?;
-    // As good as can be told: a broken path must be removable too.
+    // An estimate: it must be possible to remove a broken set, too.
     let entries = pins.map("flows").and_then(|flows| count(&flows)).ok();
     let whole = interfaces.is_empty() && MAPS.iter().all(|name| !pins.path(name).exists());
     pins.clear()?;

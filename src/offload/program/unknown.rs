@@ -1,4 +1,5 @@
-//! Packets of flows that are not this host's: held off, answered, or sent to the instance that has them.
+//! Packets of flows that this host does not have: dropped for a moment, answered with RST, or sent to the instance with
+//! the flow.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -17,14 +18,14 @@ use crate::sys::clock::now_ns;
 pub struct Owner {
     /// The next hop.
     pub ip: IpAddr,
-    /// What comes from there is not sent back; `None`: its address is not known, and the time to live ends a loop.
+    /// Packets from there are not sent back; `None`: the address is not known, and the time to live ends a loop.
     pub mac: Option<[u8; 6]>,
     /// Index of the interface towards it.
     pub interface: u32,
 }
 
-/// Packets of one service that are shown to user space between two calls of [`refill`]; half of them only if they come again
-/// (ASKS_SPARE of bpf/unknown.h).
+/// Packets of one service that the program reports between two calls of [`refill`]; it reports half of them only if
+/// they are repeated (ASKS_SPARE of bpf/unknown.h).
 const ASKS: i32 = 200;
 
 /// Bytes of `struct service` of `bpf/entry.h`.
@@ -46,7 +47,7 @@ pub(super) fn set(pins: &Pins, vip: VipAddr, unknown: Option<Unknown>) -> io::Re
     Meta { services, ..meta }.write(&map)
 }
 
-/// Lets the program ask again for packets to `vip`, for which a rule is set.
+/// Lets the program report further packets to `vip`, which has a rule.
 pub(super) fn refill(services: &Map, vip: VipAddr, unknown: &Unknown) -> io::Result<()> {
     services.update(&place(vip), &service(unknown), Update::Any)
 }
@@ -76,8 +77,8 @@ fn service(unknown: &Unknown) -> [u8; SERVICE_SIZE] {
     service
 }
 
-/// `struct port_range` of `bpf/entry.h`. `owners`: how the instance is reached, by one or both families; one Ethernet address that is
-/// known is that of both.
+/// `struct port_range` of `bpf/entry.h`. `owners`: the addresses of the instance, of one or both families; an Ethernet
+/// address that is known of one counts for both.
 pub(super) fn port_range(ports: PortRange, owners: &[Owner]) -> [u8; PORT_RANGE_SIZE] {
     let mut raw = [0; PORT_RANGE_SIZE];
     raw[..2].copy_from_slice(&ports.first.to_ne_bytes());
@@ -104,7 +105,7 @@ pub(super) fn foreign(until_ns: u64) -> [u8; 16] {
     raw
 }
 
-/// An entry that forwards. `lent`: all but SYNs.
+/// An entry that forwards. `lent`: it forwards all but SYNs.
 pub(super) fn forwarding(owner: &Owner, lent: bool) -> RawEntry {
     let mut raw = diverting(Action::Forward, owner.ip, owner.interface).encode();
     if lent {
@@ -115,7 +116,7 @@ pub(super) fn forwarding(owner: &Owner, lent: bool) -> RawEntry {
     raw
 }
 
-/// An entry that answers with RST. `before`: what is at its key; RSTs go on to where that sent such packets.
+/// An entry that answers with RST. `before`: the entry at its key; RSTs go on to that entry's destination.
 pub(super) fn refusing(key: &Key, before: Option<&RawEntry>) -> RawEntry {
     let hop = before.map(|raw| (Entry::decode(raw), raw)).and_then(|(entry, raw)| match (entry.action, entry.egress) {
         (Action::Forward | Action::Reset, Egress::Interface(interface)) => Some((entry.onward.to.ip(), interface, raw)),
@@ -127,7 +128,7 @@ pub(super) fn refusing(key: &Key, before: Option<&RawEntry>) -> RawEntry {
     raw
 }
 
-/// An entry of no flow of this instance.
+/// An entry that belongs to no flow of this instance.
 fn diverting(action: Action, to: IpAddr, interface: u32) -> Entry {
     let hop = SocketAddr::new(to, 0);
     Entry {

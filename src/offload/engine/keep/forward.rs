@@ -1,4 +1,4 @@
-//! Packets that nobody here knows: forwarded, refused, asked about, or left to somebody else.
+//! Unknown packets: forwarded, refused, reported, or left to another program.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -16,15 +16,15 @@ use crate::ports::offload::StandbyAnswer;
 use crate::sys::clock::now_ns;
 use crate::sys::netlink;
 
-/// What conntrack says of a connection that is none of Baton's is good for so long. Twice FOREIGN_RENEW_NS of
+/// How long conntrack's answer about a connection that is not Baton's stays valid. Twice FOREIGN_RENEW_NS of
 /// bpf/unknown.h.
 const FOREIGN_NS: u64 = 60_000_000_000;
 
-/// How often the program may ask again for unknown packets.
+/// How often the program may report further unknown packets.
 const REFILL_EVERY: Duration = Duration::from_millis(100);
 
 impl Keep {
-    /// Lets the program ask again, if it is time, for as many packets as each rule allows.
+    /// Lets the program report further packets, if it is time: as many as each rule allows.
     pub(in super::super) fn refill_asks(&mut self, program: &Program, now_ns: u64) {
         if now_ns < self.refill_at_ns {
             return;
@@ -48,7 +48,7 @@ impl Keep {
                 let [up, down] = flow.ends.keys();
                 let named = |entry: Entry, key: &Key| FleetId::of(entry.id, &entry.ends(*key));
                 let [at_up, at_down] = outside.program.entries([up, down])?;
-                // Entries of one flow at both: it has no sockets, see `is_carried`.
+                // If both entries are of one flow, it is offloaded; see `is_carried`.
                 if at_up.map(|entry| named(entry, &up)) != at_down.map(|entry| named(entry, &down)) {
                     self.give_way(outside, flows, witnesses, &up, None, *flow)?;
                     self.give_way(outside, flows, witnesses, &down, None, *flow)?;
@@ -59,7 +59,7 @@ impl Keep {
         self.forward(outside, flows, &keys, to, false)
     }
 
-    /// `lent`: nobody has told of a flow there, or it is over.
+    /// `lent`: no record names a flow there, or it has ended.
     pub(super) fn forward(
         &mut self,
         outside: &mut Outside,
@@ -96,7 +96,7 @@ impl Keep {
         Ok(())
     }
 
-    /// False: there is no room. Such packets are shown to the failover each time.
+    /// Returns false if there is no room. Then the program reports each such packet to the failover.
     fn divert(&mut self, key: Key, entered: Result<(), InstallError>) -> Result<bool, Unread> {
         match entered {
             Ok(()) => {
@@ -133,8 +133,8 @@ impl Keep {
     }
 }
 
-/// Whether such packets are passed on. A flow that has no sockets will never have any again: who says that it has some
-/// has just taken it over, and is about to say more.
+/// Whether the program already carries such packets. An offloaded flow never gets sockets again: an instance that
+/// reports sockets has just taken the flow over, and is about to report the offload.
 fn is_carried(program: &Program, key: &Key) -> Result<bool, Unread> {
     let is_carried = |entry: Entry| match entry.action {
         Action::Witness => false,
@@ -147,7 +147,7 @@ fn is_carried(program: &Program, key: &Key) -> Result<bool, Unread> {
 pub(super) fn find_unanswered(outside: &Outside, keys: &[Key]) -> Result<(), Unread> {
     let mut silent = Vec::new();
     for key in keys {
-        // Without one, for want of room, nobody knows.
+        // Without an entry, for want of room, there is no answer.
         let entry = outside.program.entry(key)?;
         if !entry.is_some_and(|entry| has_answered(&entry)) {
             silent.push(*key);
@@ -157,15 +157,15 @@ pub(super) fn find_unanswered(outside: &Outside, keys: &[Key]) -> Result<(), Unr
     Ok(())
 }
 
-/// Whether an RST was sent through the entry since its packets are refused, or its ends have begun another connection. Entries of other
-/// flows, whose packets came before that, prove nothing.
+/// Whether an RST went out through the entry since it refuses packets, or its ends have begun another connection.
+/// Entries of other flows, with packets from before that, prove nothing.
 fn has_answered(entry: &Entry) -> bool {
     let is_refusing = entry.held && entry.action == Action::Reset;
     entry.seen.reused || (is_refusing && entry.seen.last_ns != 0)
 }
 
-/// Whether a packet belongs to a connection whose addresses this host's kernel translates: it passes from now on, for
-/// long enough that conntrack need not be asked of each.
+/// Whether the packet belongs to a connection whose addresses this host's kernel translates. If so, such packets pass
+/// from now on, for long enough that conntrack need not be asked about each.
 pub(in super::super) fn is_foreign(program: &Program, key: &Key) -> bool {
     let is_foreign = netlink::is_translated(key.from, key.to).unwrap_or(false);
     if is_foreign && let Err(error) = program.leave_alone(key, now_ns() + FOREIGN_NS) {

@@ -1,4 +1,4 @@
-//! Held flows, found by what they are in the fleet, by their marks, and by their packets.
+//! Held flows, found by their fleet ids, by their marks, and by their packets.
 
 use std::collections::HashMap;
 
@@ -8,20 +8,20 @@ use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
 use crate::offload::moved::{Mark, Marked};
 
-/// A flow of another instance that has no sockets.
+/// An offloaded flow of another instance.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Held {
     pub ends: Ends,
-    /// Packets of its client that were seen here.
+    /// Number of its client's packets seen here.
     pub packets: u64,
-    /// This process was asked to hold it; otherwise an earlier one was.
+    /// Whether this process was asked to hold it; otherwise an earlier one was.
     pub confirmed: bool,
 }
 
 #[derive(Debug, Default)]
 pub(in super::super) struct Holding {
     first: Marked<Held>,
-    /// Those whose flow id another had when they came: hardly ever any.
+    /// Flows with a flow id that another flow already had: hardly ever any.
     more: HashMap<FleetId, Held>,
 }
 
@@ -56,7 +56,7 @@ impl Holding {
         self.first.get(&id.flow).is_some_and(|held| FleetId::of(id.flow, &held.ends) == id)
     }
 
-    /// The flow with this flow id whose packets of one direction show themselves so.
+    /// The flow with this flow id that has packets with `key` in this direction.
     pub(in super::super) fn by_packet(&self, flow: FlowId, direction: FlowDirection, key: &Key) -> Option<FleetId> {
         self.with(flow).find(|(_, held)| held.ends.key(direction) == *key).map(|(id, _)| id)
     }
@@ -67,7 +67,7 @@ impl Holding {
         first.into_iter().chain(self.more.iter().map(|(id, held)| (*id, held)).filter(move |(id, _)| id.flow == flow))
     }
 
-    /// Flow ids of those that have this mark.
+    /// Flow ids of those with this mark.
     pub(in super::super) fn at(&self, mark: Mark) -> impl Iterator<Item = FlowId> + '_ {
         let more = self.more.keys().map(|id| id.flow).filter(move |flow| Mark::of(*flow) == mark);
         self.first.at(mark).chain(more)

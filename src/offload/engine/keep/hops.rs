@@ -1,4 +1,4 @@
-//! Where packets of other instances' flows leave, and where these instances are.
+//! The interfaces for packets of other instances' flows, and the next hops towards these instances.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
@@ -15,10 +15,10 @@ use crate::offload::program::Owner;
 use crate::ports::offload::PeerPortRange;
 use crate::sys::netlink;
 
-/// Until routes move, what was found stays.
+/// Results stay valid until routes change.
 #[derive(Debug, Default)]
 pub(super) struct Hops {
-    /// Where packets to an address leave.
+    /// The interface for packets to an address.
     routes: HashMap<IpAddr, Egress>,
     owners: HashMap<IpAddr, Owner>,
     port_ranges: Vec<PeerPortRange>,
@@ -47,7 +47,7 @@ impl Hops {
         }
     }
 
-    /// How the instance at `ip`, on a link that this host is on too, is reached.
+    /// The next hop to the instance at `ip`, which is on a link of this host.
     pub(super) fn owner_at(&mut self, outside: &mut Outside, flows: &Flows, ip: IpAddr) -> std::io::Result<Owner> {
         if let Some(owner) = self.owners.get(&ip).filter(|owner| owner.mac.is_some()) {
             return Ok(*owner);
@@ -66,15 +66,16 @@ impl Hops {
         Ok(owner)
     }
 
-    /// The Ethernet address of the instance at `ip`, by another address of it: the link to it uses one family only.
+    /// The Ethernet address of the instance at `ip`, found by another of its addresses: the link to it uses one family
+    /// only.
     fn mac_by_another_address(&self, ip: IpAddr, interface: u32) -> Option<[u8; 6]> {
         let instance = self.port_ranges.iter().find(|port_range| port_range.at.contains(&ip))?;
         let others = instance.at.iter().filter(|other| **other != ip);
-        // The kernel may have only one of the families, and then it has an error for the other.
+        // The kernel may lack one of the families, and returns an error for it.
         others.copied().find_map(|other| netlink::neighbour(interface, other).unwrap_or_default())
     }
 
-    /// Where packets to `ip` leave. Without a route the entry is made nevertheless, and fixed when there is one.
+    /// The interface for packets to `ip`. Without a route the entry is made all the same, and fixed once there is one.
     pub(super) fn egress_to(&mut self, outside: &mut Outside, flows: &Flows, ip: IpAddr) -> Egress {
         if let Slot::Occupied(known) = self.routes.entry(ip) {
             return *known.get();
@@ -116,7 +117,7 @@ impl Hops {
     }
 }
 
-/// Has the program on an interface that other instances' flows may come by.
+/// Attaches the program to an interface that other instances' flows may arrive on.
 fn look_at_interface(outside: &mut Outside, flows: &Flows, index: u32) {
     if outside.interfaces.attach_for_peers(&mut outside.program, index) {
         outside.show(flows.len());

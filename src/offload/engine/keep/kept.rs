@@ -1,5 +1,5 @@
-//! What stands in the map for other instances: flows without sockets, and keys whose packets are forwarded or refused. Nothing else
-//! changes what is known of either, for with each comes and goes a source port that must not be used.
+//! The entries for other instances: offloaded flows, and keys whose packets are forwarded or refused. Only this module
+//! changes the two lists, because each entry blocks a source port as long as it exists.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use crate::table::Part;
 #[derive(Debug)]
 pub(super) struct Kept {
     held: Holding,
-    /// Keys of entries that forward or refuse; true once this process was asked for it.
+    /// Keys of entries that forward or refuse; true once this process was asked for the entry.
     diverted: HashMap<Key, bool>,
     ports: PortsElsewhere,
 }
@@ -50,18 +50,18 @@ impl Kept {
         self.diverted.contains_key(key)
     }
 
-    /// Keys that this process was not asked for.
+    /// Keys of entries that this process was not asked for.
     pub(super) fn diverted_before(&self) -> Vec<Key> {
         self.diverted.iter().filter(|(_, said)| !**said).map(|(key, _)| *key).collect()
     }
 
-    /// An earlier process diverted its packets; it stays so if this one was asked for it.
+    /// An earlier process entered it; if this process was asked for it, that stays.
     pub(super) fn recall_diverted(&mut self, key: Key) {
         let said = self.diverted.get(&key).copied().unwrap_or_default();
         self.insert(key, said);
     }
 
-    /// This process was asked for it.
+    /// This process was asked for the entry.
     pub(super) fn insert_diverted(&mut self, key: Key) {
         self.insert(key, true);
     }

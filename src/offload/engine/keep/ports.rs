@@ -1,8 +1,9 @@
-//! Source ports of this instance that flows of others have.
+//! Source ports of this instance that flows of other instances use.
 //!
-//! A flow that began here keeps its source port when another instance takes it over, and that one's entries, or what it forwards and refuses
-//! for a while after the flow's end, would take the answers to a new connection from this port to the same backend. So the port is
-//! left out until nothing here is kept for the flow any more.
+//! A flow that began here keeps its source port when another instance takes it over. If this instance gave the port to
+//! a new connection to the same backend, the held flow's entries would take its answers. So would the entries that
+//! forward or refuse packets for a while after the flow's end. So the port stays unused while anything here is kept for
+//! the flow.
 
 use std::collections::HashMap;
 
@@ -16,8 +17,8 @@ use crate::table::Part;
 pub(super) struct PortsElsewhere {
     fleet: Part<Fleet>,
     offload: Part<Offload>,
-    /// What backends send to own ports for others' flows, and for how many reasons each is kept: it is held, or forwarded or
-    /// refused.
+    /// Keys of backends' packets to own ports of others' flows, and the number of reasons to keep each: the flow is
+    /// held, or forwarded or refused.
     reasons: HashMap<Key, u8>,
 }
 
@@ -26,7 +27,7 @@ impl PortsElsewhere {
         Self { fleet, offload, reasons: HashMap::new() }
     }
 
-    /// `key`: of packets that come, from a client as well, whose VIP's port is none of a port range.
+    /// `key`: of incoming packets. Also of a client's packets, if its VIP's port is in no port range.
     pub(super) fn leave_out(&mut self, key: Key) {
         if self.fleet.ports().is_some_and(|own| own.contains(key.to.port())) {
             *self.reasons.entry(key).or_default() += 1;

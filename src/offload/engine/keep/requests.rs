@@ -1,4 +1,4 @@
-//! What the failover asks of the offload engine, in the order in which it asks.
+//! Serves the failover's requests, in their order.
 
 use super::super::Outside;
 use super::super::flows::Flows;
@@ -10,17 +10,18 @@ use super::{BOTH, Keep};
 use crate::offload::program::Unread;
 use crate::ports::offload::{StandbyAnswer, StandbyRequest};
 
-/// Requests that are taken before flows of this instance have their turn.
+/// Requests that are served before this instance's own flows have their turn.
 const BURST: usize = 256;
 
-/// Does what the failover asks. While another process takes over, requests wait for it.
+/// Serves the failover's requests. During an upgrade the requests wait for the new process.
 pub(in super::super) fn take_standby_requests(
     keep: &mut Keep,
     outside: &mut Outside,
     flows: &mut Flows,
     witnesses: &mut Witnesses,
 ) {
-    // Before it has been read what an earlier process left, that would be taken for left behind as soon as it is said.
+    // Before the earlier process's entries were read: otherwise entries for these requests would look like left-over
+    // ones.
     if outside.is_frozen() || !flows.are_known() {
         return;
     }
@@ -29,14 +30,14 @@ pub(in super::super) fn take_standby_requests(
         let Some(request) = unserved.or_else(|| outside.table.offload.held.next_request()) else { return };
         keep.unserved = serve(keep, outside, flows, witnesses, request).err();
         if keep.unserved.is_some() {
-            // Until the next turn.
+            // Go on at the next turn.
             return;
         }
     }
     outside.table.offload.wake();
 }
 
-/// Fails with what is to be done again, because an entry could not be read.
+/// On an error returns the rest to do again, because an entry could not be read.
 fn serve(
     keep: &mut Keep,
     outside: &mut Outside,
@@ -47,7 +48,7 @@ fn serve(
     match request {
         StandbyRequest::Hold(record) => {
             let id = record.fleet_id();
-            // It has no sockets any more that its packets could be forwarded to.
+            // The flow has no sockets left to forward its packets to.
             for direction in BOTH {
                 keep.crowded.forget_packets(&record.ends.key(direction));
             }
@@ -97,7 +98,7 @@ fn serve(
     Ok(())
 }
 
-/// Does it with each, in order; fails with those that are left once an entry cannot be read.
+/// Calls `act` for each, in order; on an error returns those that are left, because an entry could not be read.
 fn each<T: Copy>(mut all: Vec<T>, mut act: impl FnMut(T) -> Result<(), Unread>) -> Result<(), Vec<T>> {
     match all.iter().position(|one| act(*one).is_err()) {
         None => Ok(()),

@@ -1,4 +1,5 @@
-//! Flows of other instances for which the map has no room: known as such, told once, and tried again when there may be some.
+//! Flows of other instances for which the map has no room: listed, reported once, and tried again when there may be
+//! room.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -13,18 +14,18 @@ use crate::model::fleet::{FleetId, FlowRecord};
 use crate::offload::program::Unread;
 use crate::ports::offload::StandbyAnswer;
 
-/// What is tried again at a time.
+/// Flows and packets that are tried again at a time.
 const AGAIN: usize = 256;
 
 /// Between two complaints.
 const SAY_EVERY_NS: u64 = 60_000_000_000;
 
-/// What there is no room for, and flows whose addresses flows of this instance's have.
+/// Flows and packets without room, and flows whose addresses a flow of this instance uses.
 #[derive(Debug, Default)]
 pub(super) struct Crowded {
-    /// Flows that were to be held.
+    /// Flows to hold.
     flows: HashMap<FleetId, Box<FlowRecord>>,
-    /// Packets that were to be forwarded, where to, and whether they are lent.
+    /// Packets to forward, with the destination, and whether they are lent.
     packets: HashMap<Key, (IpAddr, bool)>,
     said_ns: u64,
 }
@@ -33,9 +34,9 @@ pub(super) struct Crowded {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoStandby {
     NoRoom,
-    /// A flow of this instance's has its addresses.
+    /// A flow of this instance uses its addresses.
     Taken,
-    /// It is not known what stands at its keys.
+    /// The entries at its keys could not be read.
     Unread,
 }
 
@@ -66,13 +67,13 @@ impl Crowded {
         self.packets.remove(key);
     }
 
-    /// Flows; two keys of packets are one.
+    /// Number of flows; two keys of packets count as one.
     fn len(&self) -> usize {
         self.flows.len() + self.packets.len().div_ceil(2)
     }
 }
 
-/// Holds and forwards what there is room for by now. Call it now and then.
+/// Holds and forwards what has room by now. Call it now and then.
 pub(in super::super) fn use_room(
     keep: &mut Keep,
     outside: &mut Outside,

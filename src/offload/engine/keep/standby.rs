@@ -1,4 +1,4 @@
-//! Flows of other instances that have no sockets: held here, dropped, inherited, and given away.
+//! Offloaded flows of other instances: held here, dropped, inherited, and given away.
 
 use super::super::carried::{Carried, Step};
 use super::super::flows::Flows;
@@ -34,13 +34,13 @@ impl Keep {
         let (id, ends) = (record.fleet_id(), record.ends);
         let Keeping::Passage(passage) = &record.keeping else { return Ok(()) };
         if flows.get(&id.flow).is_some_and(|flow| flow.ends == ends) {
-            // Both count it as their own, and the failover decides who goes on with it.
+            // Both instances count it as their own, and the failover decides which of them keeps it.
             outside.table.offload.held.answer(StandbyAnswer::Ours(vec![id]));
             return Ok(());
         }
         if let Some(held) = self.kept.held_mut(id) {
             held.confirmed = true;
-            // Once packets have come, the entry knows better than its former owner.
+            // Once packets have come here, the entry is more recent than its former owner's record.
             if held.packets > 0 {
                 return Ok(());
             }
@@ -87,7 +87,7 @@ impl Keep {
         Ok(())
     }
 
-    /// Half of it is worth nothing, nor is what was forwarded while it had sockets.
+    /// One entry alone is of no use, nor is an entry that forwarded while the flow had sockets.
     fn unhold(&mut self, program: &Program, id: FleetId, ends: &Ends) -> Result<(), Unread> {
         take_out_standby(program, id, ends)?;
         self.kept.remove_held(id);
@@ -106,14 +106,14 @@ impl Keep {
         Ok(())
     }
 
-    /// Whether another flow here has the same flow id: the note, which is found by that, is the other's.
+    /// Whether another flow here has the same flow id: then the note with that id belongs to the other.
     fn is_named_twice(&self, flows: &Flows, id: FleetId) -> bool {
         flows.contains_key(&id.flow) || self.kept.held().with(id.flow).any(|(other, _)| other != id)
     }
 
-    /// Takes out what an earlier flow left at `key`: a client has begun another one by the same port, elsewhere. What this
-    /// instance has at the address of a VIP that is here is an earlier one if it was accepted before: nobody can have two connections by one
-    /// port, so the end of the first was not heard here.
+    /// Removes the entries of an earlier flow at `key`: its client has begun another one from the same port, on another
+    /// host. A flow of this instance at a VIP of this host is an earlier one if it was accepted before: a client cannot
+    /// have two connections from one port, so this host did not see the end of the first.
     pub(super) fn give_way(
         &mut self,
         outside: &mut Outside,
@@ -144,17 +144,17 @@ impl Keep {
         let [up, down] = ends.keys();
         let began = outside.program.entry(&up)?.map(|entry| entry.share);
         let is_before = |accepted_at_ns| clock::unix_ms_of(accepted_at_ns) < other.accepted_unix_ms;
-        // With the same ends it is the same flow, under another id.
+        // With the same ends it is the same flow under another id.
         let is_earlier =
             ends != other.ends && matches!(began, Some(Share::Up { accepted_at_ns, .. }) if is_before(accepted_at_ns));
         let is_here = netlink::is_local(other.ends.vip.ip()).unwrap_or(false);
         if is_earlier || !is_here {
             if is_here {
-                // Its backend has not heard of its end either.
+                // Its backend did not see its end either.
                 let _ = look(&outside.program, flows, id);
                 reset_backend_soon(outside, flows, id);
             }
-            // This one last: what cannot be taken out is found by it again.
+            // Remove this one last: if the other cannot be removed, this one leads to it again.
             take_out(&outside.program, id, if up == *key { &down } else { &up })?;
             take_out(&outside.program, id, key)?;
             tracing::info!(flow = %id, "the client reused its port for a new connection at another instance; Baton \
@@ -183,7 +183,7 @@ impl Keep {
             return Ok(());
         };
         let keys = ends.keys();
-        // Without them it would be reset.
+        // On an error nothing may change: without its entries the flow would be reset.
         let mut entries = outside.program.entries(keys)?;
         self.kept.remove_held(held);
         self.crowded.forget_flow(held);
@@ -200,7 +200,7 @@ impl Keep {
         let pair = Pair { ends: Some(ends), up, down };
         flows.insert(id, Carried { inherited_ns: now_ns(), ..carried(id, ends, &pair) });
         begin_asking(outside, flows, id);
-        // From the wire this host's kernel takes nothing that seems to come from itself, nor sends it there.
+        // This host's kernel accepts no packet from the wire that seems to come from itself, and sends none there.
         let is_covered = outside.surroundings.are_covered(&ends);
         let is_stuck = [ends.backend.ip(), ends.local.ip()]
             .iter()
@@ -209,7 +209,7 @@ impl Keep {
             (Some(up), Some(down)) if !is_stuck && !is_covered => offer(outside, flows, id, Some(up), Some(down)),
             _ => {
                 if pair.up.is_none() {
-                    // Nobody knows a number that its client would answer to.
+                    // No instance knows a number that its client would answer to.
                     wake_client(outside, &ends);
                 }
                 reset(outside, flows, id);
@@ -259,8 +259,8 @@ impl Keep {
     }
 }
 
-/// Whether this direction is held already, and its packets pass here: then its entry knows all that was `told`, and perhaps a FIN
-/// that its owner has not seen.
+/// Whether this host already holds this direction, and its packets pass here: then its entry knows everything in
+/// `told`, and perhaps a FIN that the owner has not seen.
 fn is_as_told(program: &Program, key: &Key, id: FleetId, told: &Entry) -> Result<bool, Unread> {
     let known =
         program.entry(key)?.filter(|known| known.held && known.action == Action::Splice && known.seen.packets > 0);
@@ -271,7 +271,7 @@ fn is_as_told(program: &Program, key: &Key, id: FleetId, told: &Entry) -> Result
     }))
 }
 
-/// Takes out the entries of a held flow, unless something else has come in their place.
+/// Removes the entries of a held flow, unless other entries have replaced them.
 fn take_out_standby(program: &Program, id: FleetId, ends: &Ends) -> Result<(), Unread> {
     for key in ends.keys() {
         let entry = program.entry(&key)?;
@@ -282,7 +282,7 @@ fn take_out_standby(program: &Program, id: FleetId, ends: &Ends) -> Result<(), U
     Ok(())
 }
 
-/// What one instance looks after has ids of its own: another flow has this one's.
+/// An instance's own flows must have distinct ids: another flow has this one's id.
 fn rename(outside: &Outside, held: FleetId, keys: &[Key; 2], entries: &mut [Option<Entry>; 2]) -> FlowId {
     let id = outside.table.flows.single_id();
     tracing::info!(flow = %held, to = %id, "an inherited flow has the id of one of this instance's own flows; Baton gives it a new id");

@@ -1,4 +1,4 @@
-//! Listeners, and what becomes of a connection before it is a flow.
+//! Listeners, and the steps from an accepted connection to a flow.
 
 pub(super) mod admission;
 pub(super) mod listeners;
@@ -31,7 +31,8 @@ use listeners::Listener;
 /// How often paused listeners try again.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// A connection that waits in the backlog for want of descriptors is reset after this: it must not hang there.
+/// A connection that waits in the backlog for want of descriptors is reset after this time, so that it does not hang
+/// there.
 const SHED_AFTER: Duration = Duration::from_secs(1);
 
 /// Connections reset at a time while there are no descriptors.
@@ -47,17 +48,17 @@ pub(super) struct Acceptor {
     listeners: Vec<Option<Listener>>,
     /// Monotonic ns since when accepting is paused.
     paused_since_ns: Option<u64>,
-    /// Whoever comes is reset.
+    /// Whether every new connection is reset.
     turns_away: bool,
-    /// They stay open, but another process takes what they have.
+    /// Whether the listeners stay open, but another process takes their connections.
     parked: bool,
-    /// A stop came: a reload after it must not listen again.
+    /// Whether a stop came: a reload after it must not listen again.
     stopped: bool,
-    /// Given up for a moment when descriptors have run out, to reset who waits.
+    /// A reserve that is closed for a moment when descriptors have run out, to reset connections that wait.
     spare: Option<EventFd>,
 }
 
-/// What came of taking one connection.
+/// The result of taking one connection.
 pub(super) enum Accepted {
     /// It is a flow now, with this to be done next.
     Flow(FlowRef, FlowVerdict),
@@ -146,19 +147,19 @@ impl Acceptor {
         self.stopped = true;
     }
 
-    /// Resets whoever comes from now on.
+    /// Resets every new connection from now on.
     pub(super) fn turn_away_all(&mut self) {
         self.turns_away = true;
     }
 
-    /// A second descriptor for each listener.
+    /// Duplicates each listener's descriptor.
     pub(super) fn lend(&self) -> io::Result<Vec<(VipAddr, OwnedFd)>> {
         let lend = |listener: &Listener| Ok((listener.address, listener.socket.try_clone()?));
         self.listeners.iter().flatten().map(lend).collect()
     }
 
-    /// Leaves the listeners alone, or (not `parked`) serves them again. True: they are left alone from now on, and what their backlogs
-    /// hold is to be taken.
+    /// Stops serving the listeners, or (not `parked`) serves them again. True: they are parked from now on, and the
+    /// caller must take the connections in their backlogs.
     pub(super) fn park(&mut self, cx: &WorkerContext, parked: bool) -> bool {
         if std::mem::replace(&mut self.parked, parked) == parked {
             return false;
@@ -174,7 +175,7 @@ impl Acceptor {
         parked
     }
 
-    /// Accepts from `own` instead of the socket that another worker has too, and goes on to serve.
+    /// Accepts from `own` instead of the socket that another worker shares, and continues to serve.
     pub(super) fn exchange(&mut self, cx: &WorkerContext, address: VipAddr, own: OwnedFd) {
         let serves = |listener: &Option<Listener>| listener.as_ref().is_some_and(|it| it.address == address);
         let Some(index) = self.listeners.iter().position(serves) else { return };
@@ -195,7 +196,7 @@ impl Acceptor {
     pub(super) fn pause(&mut self, cx: &mut WorkerContext, error: &io::Error) {
         cx.state().accept_errors.add(1);
         cx.tools.pipes.shrink();
-        // A retry of a connecting flow may come here during a pause: that is no reason to begin it anew.
+        // A retry of a connecting flow may call this during a pause: the pause must not begin anew.
         if self.paused_since_ns.is_some() {
             return;
         }
@@ -211,13 +212,13 @@ impl Acceptor {
         }
     }
 
-    /// Ends the pause, if there is one, and returns since when it has lasted. Try the listeners then, and say what came of it:
+    /// Ends the pause, if there is one, and returns its beginning. Then try the listeners and report the result:
     /// [`Acceptor::stay_paused`] or [`Acceptor::resume`].
     pub(super) fn try_again(&mut self) -> Option<u64> {
         self.paused_since_ns.take()
     }
 
-    /// There are no descriptors yet. Resets those who have waited too long.
+    /// There are still no descriptors: resets connections that have waited too long.
     pub(super) fn stay_paused(&mut self, cx: &mut WorkerContext, since_ns: u64) {
         self.paused_since_ns = Some(since_ns);
         if cx.now_ns().saturating_sub(since_ns) >= SHED_AFTER.as_nanos() as u64 {
@@ -307,7 +308,7 @@ impl Acceptor {
                 shed.push((listener.frontend.clone(), client_addr, vip));
             }
         }
-        // To ask where an address is takes a descriptor.
+        // The query for an address needs a descriptor.
         cx.tell_unheard();
         self.spare = EventFd::new().ok();
         for (frontend, client, vip) in shed {
@@ -351,7 +352,7 @@ pub(super) fn header_ready(cx: &mut WorkerContext, flow: &mut Flow, ready: Ready
     FlowVerdict::Connect { readable: ready.readable(), ends: ready.ends() }
 }
 
-/// Has the client's PROXY header come in time.
+/// Sets the deadline for the client's PROXY header.
 pub(super) fn expect_header(cx: &mut WorkerContext, flow: &Flow, since_ns: u64) {
     let limit = flow.frontend.settings.proxy_protocol.header_timeout;
     cx.timers.set(since_ns + limit.as_nanos() as u64, Due::Header(flow.at));

@@ -1,4 +1,4 @@
-//! What waits for its turn, so that one flow, or the death of one backend, does not keep the others waiting.
+//! Work that waits for its turn, so that one flow, or the death of one backend, does not delay the others.
 
 use std::collections::VecDeque;
 
@@ -8,9 +8,9 @@ use crate::sys::epoll::Ready;
 /// Work that a turn of the loop has left for the next.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
-    /// Flows that had their fair share and want more.
+    /// Flows that had their fair share and have more to do.
     again: Vec<FlowRef>,
-    /// Events that say that a socket ends; oldest first.
+    /// Events about the end of a socket; oldest first.
     endings: VecDeque<Ready>,
 }
 
@@ -19,17 +19,17 @@ impl Backlog {
         self.again.is_empty() && self.endings.is_empty()
     }
 
-    /// A flow had its fair share and wants more.
+    /// A flow had its fair share and has more to do.
     pub(super) fn wants_more(&mut self, at: FlowRef) {
         self.again.push(at);
     }
 
-    /// All that want more. Those that want more still say so again.
+    /// Takes all flows that have more to do. A flow that then still has more must be added again.
     pub(super) fn take_wanting(&mut self) -> Vec<FlowRef> {
         std::mem::take(&mut self.again)
     }
 
-    /// An event says that a socket ends.
+    /// Adds an event about the end of a socket.
     pub(super) fn put_off(&mut self, ending: Ready) {
         self.endings.push_back(ending);
     }

@@ -1,4 +1,4 @@
-//! From an accepted client to a connected backend: carries out what [`crate::model::connect`] decides.
+//! From an accepted client to a connected backend: carries out the decisions of [`crate::model::connect`].
 //!
 //! The client's early bytes stay in its socket until a backend has answered, so any number of attempts costs it
 //! nothing but time.
@@ -34,7 +34,7 @@ use source_ports::{Leg, SourcePorts};
 // The model knows no errno by its name.
 const _: () = assert!(FailedConnect::TIMED_OUT.errno == libc::ETIMEDOUT);
 
-/// One worker's way to the backends.
+/// One worker's connections to backends.
 #[derive(Debug)]
 pub(super) struct Connector {
     pub picker: Picker,
@@ -47,7 +47,7 @@ impl Connector {
         Self { picker: Picker::default(), ports }
     }
 
-    /// Starts the first attempt. What is known of the client's socket was not acted upon.
+    /// Starts the first attempt. `seen`: events of the client's socket that were not acted upon.
     pub(super) fn begin(
         &mut self,
         cx: &mut WorkerContext,
@@ -57,7 +57,7 @@ impl Connector {
     ) -> FlowVerdict {
         let (client, told) = match mem::replace(&mut flow.phase, Phase::Between) {
             Phase::Header(client) => (client, false),
-            // An upgrade came to nothing. That the flow ends is to be told as well as that it was there.
+            // An upgrade failed. The peers know of the flow, and must also be told of its end.
             Phase::Connecting(connecting) => (connecting.client, connecting.machine.is_told()),
             other => {
                 flow.phase = other;
@@ -89,7 +89,7 @@ impl Connector {
         self.carry_out(cx, acceptor, flow, None)
     }
 
-    /// An attempt was answered, one way or the other.
+    /// The backend has accepted or refused an attempt.
     pub(super) fn attempt_ready(
         &mut self,
         cx: &mut WorkerContext,
@@ -126,7 +126,7 @@ impl Connector {
         self.carry_out(cx, acceptor, flow, None)
     }
 
-    /// Gives up the attempts at one backend, for it was ejected, and tries another.
+    /// Gives up the attempts at one backend, because it was ejected, and tries another.
     pub(super) fn abandon_attempts(
         &mut self,
         cx: &mut WorkerContext,
@@ -139,7 +139,7 @@ impl Connector {
         self.carry_out(cx, acceptor, flow, None)
     }
 
-    /// Does all that the machine asks for. `answer`: what the socket of an attempt that was answered is ready for.
+    /// Carries out all of the machine's requests. `answer`: the events of the socket of an answered attempt.
     fn carry_out(
         &mut self,
         cx: &mut WorkerContext,
@@ -179,7 +179,7 @@ impl Connector {
         }
     }
 
-    /// Begins an attempt at a backend that was not tried.
+    /// Begins an attempt at a backend that was not tried yet.
     fn start(&mut self, cx: &WorkerContext, flow: &mut Flow, number: u8, hedges: bool) -> StartAnswer {
         let entry = match self.picker.pick(cx, flow) {
             Ok(index) => Arc::clone(&flow.frontend.backends[index].current()),
@@ -216,7 +216,7 @@ impl Connector {
     }
 }
 
-/// What the machine goes by now: a reload may have brought the first peers, or taken the last.
+/// The machine's present policy: a reload may have added the first peers, or removed the last.
 fn policy(cx: &WorkerContext, flow: &Flow) -> ConnectPolicy {
     let settings = &flow.frontend.settings;
     ConnectPolicy {
@@ -227,7 +227,7 @@ fn policy(cx: &WorkerContext, flow: &Flow) -> ConnectPolicy {
     }
 }
 
-/// The first attempt to be answered becomes the backend leg; the other is reset.
+/// The first answered attempt becomes the backend leg; the other is reset.
 fn establish(
     cx: &WorkerContext,
     flow: &mut Flow,
@@ -256,7 +256,7 @@ fn establish(
     let seen = machine.client_seen();
     match seen.readable {
         true => up.source_ready(seen.ends),
-        // A backend that speaks first is not to wait for the client's first byte.
+        // A backend that sends first must not wait for the client's first byte.
         false => socket::acknowledge_now(&winner.socket),
     }
     if let Some(ready) = answer.filter(|ready| ready.readable()) {
@@ -295,7 +295,7 @@ fn failed(error: &io::Error) -> FailedConnect {
     FailedConnect { failure: classify(error), errno: error.raw_os_error().unwrap_or(0) }
 }
 
-/// What an error of connect(2) or SO_ERROR means.
+/// The meaning of an error of connect(2) or SO_ERROR.
 pub(super) fn classify(error: &io::Error) -> ConnectFailure {
     match error.raw_os_error() {
         Some(libc::ECONNREFUSED) => ConnectFailure::Refused,

@@ -1,7 +1,8 @@
-//! What every part of a worker may use: the turn's time, the table and the plane, epoll, deadlines, and the live words of its entries.
+//! State that every part of a worker may use: the turn's time, the table and the plane, epoll, deadlines, and the
+//! counters of its entries.
 //!
-//! Flows are not in it. A part that looks at other flows than the one in hand takes the [`slab::FlowSlab`] as well, and so its
-//! signature says it.
+//! It holds no flows. A part that looks at other flows than the present one also takes the [`slab::FlowSlab`], and so
+//! its signature says so.
 
 pub(super) mod slab;
 
@@ -34,7 +35,7 @@ use crate::table::worker::WorkerState;
 const BUFFER_BYTES: usize = 64 * 1024;
 
 pub(super) struct WorkerContext {
-    /// The worker's.
+    /// The worker's number.
     pub number: usize,
     pub table: ProxyParts,
     pub shared: Arc<Shared>,
@@ -72,13 +73,13 @@ impl WorkerContext {
         self.now_ns
     }
 
-    /// Takes the time anew; returns for how long the one before held.
+    /// Reads the clock; returns how long the old time was in use.
     pub(super) fn look_at_clock(&mut self) -> Duration {
         let before_ns = std::mem::replace(&mut self.now_ns, now_ns());
         Duration::from_nanos(self.now_ns.saturating_sub(before_ns))
     }
 
-    /// Lets time pass.
+    /// Advances the time.
     #[cfg(test)]
     pub(super) fn pass(&mut self, time: Duration) {
         self.now_ns += time.as_nanos() as u64;
@@ -88,7 +89,7 @@ impl WorkerContext {
         &self.plane
     }
 
-    /// Goes over to another configuration.
+    /// Applies another configuration.
     pub(super) fn set_plane(&mut self, plane: Arc<Plane>) {
         self.plane = plane;
     }
@@ -97,7 +98,7 @@ impl WorkerContext {
         &self.table.workers[self.number]
     }
 
-    /// Hands an ended flow to the log; never waits.
+    /// Sends an ended flow to the log; never waits.
     pub(super) fn report_ended(&self, flow: EndedFlow) {
         if !self.table.ended.report(self.number, flow) {
             self.state().ended_unlogged.add(1);
@@ -125,17 +126,17 @@ impl WorkerContext {
         self.writer.take_id(&self.table.flows)
     }
 
-    /// Shows the flow's client and VIP as they are by now.
+    /// Publishes the flow's present client and VIP.
     pub(super) fn rename(&mut self, flow: &Flow) {
         self.writer.rename(&self.table.flows, flow.at.key(), flow.id, &flow.origin());
     }
 
-    /// Has those told, at the end of a turn, whom a reset of it did not reach.
+    /// Reports, at the end of a turn, the clients that a reset did not reach.
     pub(super) fn tell_unheard(&mut self) {
         self.unheard.tell(&self.table.late_resets);
     }
 
-    /// Shows what a flow is doing.
+    /// Publishes the state of a flow.
     pub(super) fn show_state(&self, flow: &Flow) {
         let (state, backend) = match &flow.phase {
             Phase::Header(_) | Phase::Between => (FlowState::Accepted, None),
@@ -150,7 +151,7 @@ impl WorkerContext {
         self.slot(flow.at.key()).set(Field::Place as usize, place.pack());
     }
 
-    /// Whether flows may leave now, and which.
+    /// The policy for offloading flows; `None`: none may be offloaded now.
     pub(super) fn offload_policy(&self) -> Option<OffloadPolicy> {
         let policy = self.plane.leave.filter(|_| self.table.offload.is_open())?;
         Some(if self.table.offload.is_hurried() { OffloadPolicy::AT_ONCE } else { policy })

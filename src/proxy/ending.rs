@@ -1,4 +1,4 @@
-//! How flows end: each with one reason, seen by both sides for what it is.
+//! The end of flows: each has one reason, and both sides see the end as it was.
 
 pub(super) mod closing;
 pub(super) mod orders;
@@ -46,7 +46,7 @@ pub(super) fn finish(
         errno,
     };
     let all_told = tell_late(cx, &flow, reason);
-    // In LAST_ACK it sends no RST: if nobody else can, what is under way is better than nothing.
+    // In LAST_ACK it sends no RST: if no other part can send one either, leave the segments in flight to the kernel.
     let left_to_kernel = flow.is_closing() && !all_told;
     if flow.shared && reason.client_saw() != ClientSaw::Fin && !left_to_kernel {
         // While another process has descriptors too, closing ours resets nothing.
@@ -93,8 +93,8 @@ pub(super) fn finish(
     cx.report_ended(ended);
 }
 
-/// Has each end told that is to learn of the end by RST: one alone may be lost, and of what the kernel has given up in
-/// silence, or closes after FIN, there is none. False: it cannot be done.
+/// Has each end told that must learn of the end by RST. A single RST may be lost, and the kernel sends none for a
+/// connection that it gave up in silence or that closes after FIN. False: that is not possible.
 fn tell_late(cx: &mut WorkerContext, flow: &Flow, reason: EndReason) -> bool {
     let relaying = match &flow.phase {
         Phase::Relaying(relaying) => relaying,
@@ -117,12 +117,12 @@ fn tell_late(cx: &mut WorkerContext, flow: &Flow, reason: EndReason) -> bool {
         }
         let is_closed = tcp_info::is_closed(leg).unwrap_or(true);
         if is_closed && reason != silent {
-            // It has reset the connection itself.
+            // This end has reset the connection itself.
             continue;
         }
         match sequence_numbers(leg) {
             Ok(numbers) => {
-                // The port of a closed socket is free already, and its socket does not know it any more.
+                // The port of a closed socket is free already, and the socket no longer knows it.
                 let mut abandoned = Abandoned::from(numbers);
                 if is_closed {
                     abandoned.from.set_port(port);
@@ -144,7 +144,7 @@ fn tell_late(cx: &mut WorkerContext, flow: &Flow, reason: EndReason) -> bool {
     true
 }
 
-/// Frees the place of a flow that was lost with a panic. If the offload engine has it, it is to be reset there.
+/// Frees the place of a flow that a panic has lost. If the offload engine has it, the engine must reset it.
 pub(super) fn give_up(cx: &mut WorkerContext, flows: &mut FlowSlab, key: FlowKey) {
     if let Some(id) = cx.id_at(key) {
         tell_lost(cx, id);

@@ -43,17 +43,18 @@ pub(super) struct Flow {
     pub accepted_at_ns: u64,
     pub frontend: Arc<FrontendPlane>,
     pub phase: Phase,
-    /// An order to end it that waits for its turn.
+    /// An order to end it, whose time has not come.
     pub pending_end: Option<PendingEnd>,
     pub holds: Holds,
-    /// Another process has, or had, descriptors of its sockets: closing ours may say nothing to the far ends.
+    /// Whether another process has, or had, descriptors of its sockets: then closing ours may send nothing to the far
+    /// ends.
     pub shared: bool,
 }
 
-/// What counts a flow towards limits.
+/// The holds that count a flow towards limits.
 #[derive(Debug)]
 pub(super) struct Holds {
-    /// `None`: it does not count any more.
+    /// `None`: it no longer counts.
     pub frontend: Option<FrontendHold>,
     pub source: Option<SourceHold>,
 }
@@ -64,29 +65,29 @@ impl Holds {
     }
 }
 
-/// How a flow shall end when its turn comes.
+/// How a flow ends when its time comes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PendingEnd {
     pub reason: EndReason,
-    /// Only if no byte moved for this long.
+    /// Only if no byte has moved for so long.
     pub only_idle_for: Option<Duration>,
 }
 
-/// Each holds the sockets that a flow has then.
+/// The phase of a flow, with the sockets that the flow has in it.
 #[derive(Debug)]
 pub(super) enum Phase {
     /// Waits for the PROXY header on the client's socket.
     Header(OwnedFd),
     Connecting(Box<Connecting>),
     Relaying(Relaying),
-    /// The path has both sockets and has not answered yet.
+    /// The offload engine has both sockets and has not answered yet.
     Offloading(Lent),
-    /// The path carries its packets; there are no sockets.
+    /// The BPF program carries its packets; there are no sockets.
     Offloaded {
         lent: Lent,
         _hold: SocketlessHold,
     },
-    /// Its sockets are on their way from one phase to the next; never seen outside of one function.
+    /// Its sockets are moving from one phase to the next; this value never leaves a function.
     Between,
 }
 
@@ -94,13 +95,12 @@ pub(super) enum Phase {
 #[derive(Debug)]
 pub(super) struct Connecting {
     pub client: OwnedFd,
-    /// Decides.
     pub machine: ConnectMachine,
-    /// Those that the machine has under way: one, or two while hedging.
+    /// The machine's open attempts: one, or two while hedging.
     pub attempts: Vec<Attempt>,
 }
 
-/// One try to reach one backend. Dropping it gives back its place at the backend.
+/// One try to reach one backend. Dropping it frees its place at the backend.
 #[derive(Debug)]
 pub(super) struct Attempt {
     pub number: u8,
@@ -111,7 +111,7 @@ pub(super) struct Attempt {
     pub source_port: u16,
 }
 
-/// Counts one flow towards its backend for as long as it is held, or until it is told not to.
+/// Counts one flow towards its backend, as long as the hold exists or until `count_out`.
 #[derive(Debug)]
 pub(super) struct BackendHold(pub Arc<BackendEntry>, ByteCounts);
 
@@ -122,12 +122,12 @@ enum ByteCounts {
 }
 
 impl BackendHold {
-    /// Of a flow that has been counted.
+    /// A hold for a flow that is counted already.
     pub(super) fn new(entry: Arc<BackendEntry>) -> Self {
         Self(entry, ByteCounts::Yes)
     }
 
-    /// True: it did until now.
+    /// Returns whether it counted until now.
     pub(super) fn count_out(&mut self) -> bool {
         let counted = mem::replace(&mut self.1, ByteCounts::No) == ByteCounts::Yes;
         if counted {
@@ -149,13 +149,13 @@ impl Drop for BackendHold {
     }
 }
 
-/// What a flow that is closing waits for.
+/// The state of a closing flow.
 #[derive(Debug)]
 pub(super) struct Closing {
     pub reason: EndReason,
     pub client_is_over: bool,
     pub backend_is_over: bool,
-    /// Bytes that were under way when it was last asked whether they move, and since when so many are.
+    /// Bytes in flight at the last check, and since when there are so many.
     pub left: usize,
     pub left_since_ns: u64,
 }
@@ -184,24 +184,24 @@ pub(super) struct Relaying {
     pub up: Direction,
     /// Backend to client.
     pub down: Direction,
-    /// Who sent FIN first.
+    /// The side that sent FIN first.
     pub first_fin: Option<Side>,
-    /// FIN was passed on both ways.
+    /// Set once FIN was passed on both ways.
     pub closing: Option<Box<Closing>>,
-    /// Monotonic ns of the first byte to the backend that nothing came back after; 0 if something did.
+    /// Monotonic ns of the first byte to the backend since its last answer; 0: it has answered.
     pub unanswered_since_ns: u64,
-    /// It is in the worker's list of flows that wait for an answer.
+    /// Whether it is in the worker's list of flows that wait for an answer.
     pub watched: bool,
-    /// It is among the worker's flows whose bytes were not acknowledged when it looked last.
+    /// Whether it is in the worker's list of flows with unacknowledged bytes.
     pub delivering: bool,
-    /// A leg may have another TCP_USER_TIMEOUT than its frontend's settings say, and may have paused for as long.
+    /// Whether a leg may have another TCP_USER_TIMEOUT than the settings say, and may have paused for as long.
     pub lenient: bool,
-    /// It is in the worker's list of flows that had their fair share and want more.
+    /// Whether it is in the worker's list of flows that had their fair share and have more to do.
     pub waits_for_turn: bool,
     pub eligibility: Eligibility,
 }
 
-/// What is left of a flow whose sockets the offload engine has.
+/// The state of a flow whose sockets the offload engine has.
 #[derive(Debug)]
 pub(super) struct Lent {
     pub backend_addr: BackendAddr,
@@ -210,15 +210,15 @@ pub(super) struct Lent {
     pub source_port: u16,
     pub attempt: u8,
     pub eligibility: Eligibility,
-    /// What the offload engine was asked for.
+    /// The order to the offload engine.
     pub ending: Option<EndAsked>,
 }
 
-/// The offload engine was asked to end a flow.
+/// The offload engine was ordered to end a flow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EndAsked {
     pub reason: EndReason,
-    /// Unless it moved a byte lately.
+    /// Only if no byte has moved lately.
     pub only_if_idle: bool,
 }
 
@@ -228,7 +228,7 @@ pub(super) enum Side {
     Backend,
 }
 
-/// What a flow begins with.
+/// The initial state of a flow.
 pub(super) struct Arrival {
     pub id: FlowId,
     pub at: FlowRef,
@@ -259,7 +259,7 @@ impl Flow {
         })
     }
 
-    /// The table's view of where it comes from.
+    /// The flow's origin, for the table.
     pub(super) fn origin(&self) -> FlowOrigin {
         FlowOrigin {
             accepted_at_ns: self.accepted_at_ns,
@@ -279,7 +279,7 @@ impl Flow {
         }
     }
 
-    /// The backend that has the flow, if one has answered.
+    /// The flow's backend, if one has answered.
     pub(super) fn backend(&self) -> Option<&Arc<BackendEntry>> {
         match &self.phase {
             Phase::Relaying(relaying) => Some(&relaying.place.0),
@@ -288,7 +288,7 @@ impl Flow {
         }
     }
 
-    /// Whether its backend, or one that it tries to reach, is `id`.
+    /// Whether `id` is its backend, or one that it tries to reach.
     pub(super) fn uses_backend(&self, id: BackendId) -> bool {
         match &self.phase {
             Phase::Header(_) | Phase::Between => false,
@@ -298,24 +298,24 @@ impl Flow {
         }
     }
 
-    /// The path has its sockets, or has closed them.
+    /// Whether the offload engine has its sockets, or has closed them.
     pub(super) fn is_lent(&self) -> bool {
         matches!(self.phase, Phase::Offloading(_) | Phase::Offloaded { .. })
     }
 
-    /// FIN was passed on both ways, and not all is acknowledged.
+    /// Whether FIN was passed on both ways, but not everything is acknowledged.
     pub(super) fn is_closing(&self) -> bool {
         matches!(&self.phase, Phase::Relaying(relaying) if relaying.closing.is_some())
     }
 
-    /// Holds bytes that were read and not yet delivered.
+    /// Whether it holds bytes that were read and not yet delivered.
     pub(super) fn holds_bytes(&self) -> bool {
         matches!(&self.phase, Phase::Relaying(relaying) if relaying.up.is_blocked() || relaying.down.is_blocked())
     }
 }
 
 impl Relaying {
-    /// Its backend, unless that has done its part.
+    /// Its backend, unless that has received everything.
     pub(super) fn backend_used(&self) -> Option<BackendId> {
         let is_over = self.closing.as_ref().is_some_and(|closing| closing.is_over(Side::Backend));
         (!is_over).then_some(self.place.0.id)
@@ -323,20 +323,20 @@ impl Relaying {
 }
 
 impl Connecting {
-    /// What is known of the client's socket was not acted upon.
+    /// `client_seen`: events of the client's socket that were not acted upon.
     pub(super) fn new(client: OwnedFd, now_ns: u64, client_seen: ClientSeen) -> Box<Self> {
         let machine = ConnectMachine::begin(now_ns, client_seen);
         Box::new(Self { client, machine, attempts: Vec::with_capacity(2) })
     }
 
-    /// Attempt `number`, to be reset or to become the backend leg.
+    /// Takes attempt `number` out, to reset it or to make it the backend leg.
     pub(super) fn take_attempt(&mut self, number: u8) -> Option<Attempt> {
         let index = self.attempts.iter().position(|attempt| attempt.number == number)?;
         Some(self.attempts.remove(index))
     }
 }
 
-/// As long as TCP_USER_TIMEOUT would have it.
+/// The time that TCP_USER_TIMEOUT would allow.
 pub(super) fn patience_ns(flow: &Flow) -> u64 {
     flow.frontend.settings.keepalive.user_timeout.as_nanos() as u64
 }

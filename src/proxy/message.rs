@@ -1,4 +1,4 @@
-//! What the control side asks of a worker.
+//! Messages of the control side to a worker.
 
 use std::sync::Arc;
 
@@ -6,14 +6,14 @@ use super::accept::listeners::Listener;
 use super::plane::Plane;
 use super::upgrade::message::Message as UpgradeMessage;
 
-/// What the control side asks of a worker.
+/// A message of the control side to a worker.
 #[derive(Debug)]
 pub(super) enum Message {
     /// Serve this plane; listen also on these sockets.
     Reconfigure { plane: Arc<Plane>, open: Vec<Listener> },
-    /// Take what the listeners hold, then close them.
+    /// Take the connections in the backlogs, then close the listeners.
     StopAccepting,
-    /// Take what the listeners hold, then reset whoever comes: somebody else keeps the sockets open.
+    /// Take the connections in the backlogs, then reset every new one: another process keeps the sockets open.
     TurnAway,
     /// Flows leave for another process, or come from one.
     Upgrade(UpgradeMessage),

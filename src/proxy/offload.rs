@@ -1,8 +1,9 @@
-//! Flows that leave the proxy: when they are lent to the offload engine, and what its answers mean here.
+//! Flows that become offloaded: when the worker passes them to the offload engine, and how it handles the engine's
+//! answers.
 //!
-//! A flow leaves at a quiet moment: right after a request was read and before it is passed on, when all that was sent
-//! before has been acknowledged, or when it has reached an age and nothing moves. Only flows that have shown that they
-//! go on do so: a connection for one short request would never get back what its offload costs.
+//! A flow leaves its worker in a quiet moment: right after the worker has read a request and before it passes it on, if
+//! everything sent before is acknowledged; or when the flow has reached an age and no byte moves. Only flows that have
+//! proved to last are offloaded: for a connection with one short request, an offload would cost more than it saves.
 
 use std::mem;
 
@@ -24,7 +25,7 @@ use crate::sys::silence;
 use crate::table::flows::Field;
 use crate::table::offload::SocketlessHold;
 
-/// The flow may leave if nothing moves: it is old enough, or was busy when it was tried before.
+/// The flow may leave if no byte moves: it is old enough, or was busy at the last try.
 pub(super) fn leave_due(cx: &mut WorkerContext, flow: &mut Flow) -> FlowVerdict {
     if cx.offload_policy().is_none() || flow.pending_end.is_some() {
         return FlowVerdict::Keep;
@@ -42,7 +43,8 @@ pub(super) fn leave_due(cx: &mut WorkerContext, flow: &mut Flow) -> FlowVerdict 
     FlowVerdict::Keep
 }
 
-/// Reads what the client sent, and lends the flow if this is the moment. What was read is held otherwise.
+/// Reads the client's bytes, and passes the flow to the engine if the moment is right. Otherwise the worker holds the
+/// bytes.
 pub(super) fn read_and_leave(
     cx: &mut WorkerContext,
     flow: &mut Flow,
@@ -64,14 +66,14 @@ pub(super) fn read_and_leave(
         try_again(cx, flow);
         return Ok(false);
     }
-    // Its own account follows only when bytes are written.
+    // The flow's own counter changes only when bytes are written.
     cx.slot(flow.at.key()).set(Field::LastToBackendNs as usize, now_ns);
     lend(cx, flow);
     Ok(true)
 }
 
-/// A request has just been passed on. If the flow may leave with the next one, the offload engine begins to look at what its
-/// packets are like: those until then show it, and no request need wait for that.
+/// A request has just been passed on. If the flow may leave with the next one, the offload engine begins to watch its
+/// packets: those until then show their addresses, and no request needs to wait for that.
 pub(super) fn announce_if_near(cx: &WorkerContext, flow: &mut Flow) {
     let Some(policy) = cx.offload_policy() else { return };
     let age_ns = cx.now_ns().saturating_sub(flow.accepted_at_ns);
@@ -83,7 +85,7 @@ pub(super) fn announce_if_near(cx: &WorkerContext, flow: &mut Flow) {
     }
 }
 
-/// The flow ends in its sockets, and the offload engine need not look at it any more.
+/// The flow ends in its sockets, so the offload engine need not watch it any more.
 pub(super) fn forget_announced(cx: &WorkerContext, flow: &Flow, reason: EndReason) {
     if matches!(&flow.phase, Phase::Relaying(relaying) if relaying.eligibility.is_announced()) {
         let slot = cx.slot(flow.at.key());
@@ -103,14 +105,14 @@ pub(super) fn end_lent(cx: &WorkerContext, flow: &mut Flow, reason: EndReason) {
     let unless_moved_since_ns = idle.map(|idle| cx.now_ns().saturating_sub(idle.as_nanos() as u64));
     let asks = EndAsked { reason, only_if_idle: idle.is_some() };
     let (Phase::Offloading(lent) | Phase::Offloaded { lent, .. }) = &mut flow.phase else { return };
-    // Once is enough, but what may spare the flow does not stand in for what may not.
+    // One order is enough, but an order that may spare the flow does not replace one that must end it.
     if lent.ending.is_none_or(|asked| asked.only_if_idle && !asks.only_if_idle) {
         lent.ending = Some(asks);
         cx.table.offload.ask(Request::End { ticket, unless_moved_since_ns });
     }
 }
 
-/// Tries all flows again that may leave now.
+/// Tries all flows again that may be offloaded now.
 pub(super) fn try_all_again(cx: &WorkerContext, watch: &mut FlowWatch, flows: &mut FlowSlab) {
     let now_ns = cx.now_ns();
     for flow in flows.iter_mut() {
@@ -127,7 +129,7 @@ fn lend(cx: &WorkerContext, flow: &mut Flow) {
         client, backend, backend_addr, place, source_port, attempt, mut up, mut down, mut eligibility, ..
     } = relaying;
     if flow.shared {
-        // Another process's descriptors would keep the registration alive (epoll(7), Q6).
+        // The other process's descriptors would keep the registration (epoll(7), Q6).
         let _ = cx.epoll.forget(&client);
         let _ = cx.epoll.forget(&backend);
     }
@@ -184,7 +186,7 @@ pub(super) fn take_back(
     let refusal = match why {
         _ if why.for_good() => OffloadRefusal::ForGood,
         Stays::Busy => OffloadRefusal::Busy,
-        // An end that does not answer what it is asked may speak by itself.
+        // An end that does not answer a challenge may send by itself later.
         Stays::Unseen => OffloadRefusal::Unseen,
         Stays::Resets if !cx.table.census.is_stopped() => OffloadRefusal::Trial,
         _ => OffloadRefusal::ForNow,
@@ -231,7 +233,7 @@ pub(super) fn progressed(cx: &WorkerContext, flow: &mut Flow, progress: &Progres
     FlowVerdict::Keep
 }
 
-/// It was to be ended for being idle, and is not.
+/// An idle flow was to be ended, but its bytes move.
 pub(super) fn moves(cx: &WorkerContext, flow: &mut Flow, progress: &Progress) -> FlowVerdict {
     account_path(cx, flow, progress);
     if let Phase::Offloading(lent) | Phase::Offloaded { lent, .. } = &mut flow.phase {
@@ -253,7 +255,7 @@ pub(super) fn ended(cx: &WorkerContext, flow: &mut Flow, last: &Progress, reason
     reason.or(asked.map(|asked| asked.reason)).unwrap_or(EndReason::Internal)
 }
 
-/// Counts what the offload engine has moved since it was last heard of.
+/// Counts the offloaded bytes since the engine's last report.
 fn account_path(cx: &WorkerContext, flow: &Flow, progress: &Progress) {
     let (Phase::Offloading(lent) | Phase::Offloaded { lent, .. }) = &flow.phase else { return };
     let slot = cx.slot(flow.at.key());
@@ -269,14 +271,14 @@ fn account_path(cx: &WorkerContext, flow: &Flow, progress: &Progress) {
     grown(Field::LastToClientNs, progress.last_to_client_ns);
 }
 
-/// Where the flow of `ticket` is, if it lives and is not in hand.
+/// The place of the flow of `ticket`, if it exists and is not taken out.
 pub(super) fn place_of(flows: &FlowSlab, ticket: Ticket) -> Option<FlowRef> {
     let flow = flows.at_key(ticket.key)?;
     (flow.id == ticket.id).then_some(flow.at)
 }
 
 impl Relaying {
-    /// Neither leg has anything under way. Two calls, and so asked last.
+    /// Whether neither leg has bytes in flight. Two system calls, so asked last.
     fn all_is_acknowledged(&self) -> bool {
         let quiet = |socket: &std::os::fd::OwnedFd| silence::unacknowledged(socket).is_ok_and(|bytes| bytes == 0);
         quiet(&self.client) && quiet(&self.backend)

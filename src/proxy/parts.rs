@@ -1,4 +1,4 @@
-//! What the data plane may touch.
+//! The parts of the table that the data plane may touch.
 
 use crate::ports::ended::EndedFlows;
 use crate::ports::fleet::Fleet;
@@ -19,9 +19,9 @@ pub struct ProxyParts {
     pub registry: Part<Registry>,
     pub workers: Part<[WorkerState]>,
     pub journal: Part<Journal>,
-    /// For flows without sockets, and whether the engine has stopped for resets.
+    /// For offloaded flows, and whether the engine has stopped because of resets.
     pub census: Part<OffloadCensus>,
-    /// Where its orders come from; their wake is the worker's wake for everything else too.
+    /// The queue of orders; its wake is the worker's wake for all other messages too.
     pub orders: Part<Orders>,
     pub offload: Part<Offload>,
     pub fleet: Part<Fleet>,

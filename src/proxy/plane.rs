@@ -1,4 +1,4 @@
-//! One version of the configuration as the workers see it: settings joined with the running backends.
+//! One version of the configuration for the workers: its settings joined with the running backends.
 
 use std::sync::Arc;
 
@@ -9,24 +9,24 @@ use crate::sys::process::file_limit;
 use crate::sys::socket::SocketTimeouts;
 use crate::table::backend::{FrontendEntry, NamedBackend, Registry};
 
-/// Descriptors that flows may not take: listeners, probes, admin doors and pipes need them.
+/// Descriptors reserved for listeners, probes, admin sockets and pipes: flows may not take them.
 const RESERVED_FILES: u64 = 512;
 
-/// All frontends of one configuration, and the limits that hold for all of them.
+/// All frontends of one configuration, and the limits for all of them together.
 #[derive(Debug)]
 pub(super) struct Plane {
     pub frontends: Vec<Arc<FrontendPlane>>,
     /// Grows with each reconfiguration.
     pub version: u64,
-    /// Flows at once, all frontends together. `None`: no cap.
+    /// Limit for flows at a time, all frontends together. `None`: no cap.
     pub max_connections: Option<usize>,
-    /// Flows with sockets at once, as many as the process may have descriptors for.
+    /// Limit for proxied flows at a time: the process has descriptors for so many.
     pub carried: usize,
     /// `None`: every flow stays proxied.
     pub leave: Option<OffloadPolicy>,
 }
 
-/// One frontend: what its flows need to know.
+/// One frontend's settings and backends.
 #[derive(Debug)]
 pub(super) struct FrontendPlane {
     pub entry: Arc<FrontendEntry>,
@@ -36,7 +36,7 @@ pub(super) struct FrontendPlane {
 }
 
 impl Plane {
-    /// Joins `config` with the entries of `registry`: makes those that are new, and gives all their weights and caps.
+    /// Joins `config` with the entries of `registry`: makes new entries, and sets weights and caps of all.
     pub(super) fn new(config: &Config, registry: &Registry, version: u64) -> Self {
         let carried = (file_limit().saturating_sub(RESERVED_FILES) / 2) as usize;
         let max_connections = config.process.max_connections.map(|max| max as usize);
@@ -44,7 +44,7 @@ impl Plane {
             let entry = registry.frontend(&settings.name);
             let backends = settings.backends.iter().map(|backend| {
                 if let Target::Address(address) = backend.address {
-                    // New flows go there from here on; those that are elsewhere stay where they are.
+                    // New flows go there from here on; flows at other addresses stay there.
                     registry.lead(&registry.backend_at(&entry, &backend.name, address));
                 }
                 let named = registry.named(&entry, &backend.name);
@@ -70,7 +70,7 @@ impl Plane {
         self.frontends.iter().find(|frontend| frontend.settings.listen.contains(&address))
     }
 
-    /// The frontend whose clients come to `address`, be it by a wildcard.
+    /// The frontend whose clients connect to `address`, also by a wildcard.
     pub(super) fn serving(&self, address: VipAddr) -> Option<&Arc<FrontendPlane>> {
         let (ip, port) = (address.ip(), address.port());
         let any = |it: &VipAddr| it.ip().is_unspecified() && it.ip().is_ipv4() == ip.is_ipv4() && it.port() == port;
@@ -80,14 +80,14 @@ impl Plane {
 }
 
 impl FrontendPlane {
-    /// One that the configuration no longer has: for its last flows.
+    /// A frontend that the configuration no longer has: for its last flows.
     pub(super) fn gone(entry: Arc<FrontendEntry>) -> Self {
         let settings = Arc::new(config::frontend_by_default(&entry.name));
         Self { entry, timeouts: timeouts(&settings.keepalive), settings, backends: Vec::new() }
     }
 }
 
-/// What tcp(7) options a configuration asks for.
+/// The tcp(7) options of a configuration.
 pub(super) fn timeouts(keepalive: &Keepalive) -> SocketTimeouts {
     SocketTimeouts {
         keepalive_idle: keepalive.idle,

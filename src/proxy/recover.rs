@@ -1,4 +1,4 @@
-//! Offloaded flows of an earlier process, which the offload engine still carries.
+//! Recovers offloaded flows of an earlier process, which the BPF program still carries.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::ports::offload::{Found, Request};
 use crate::table::flows::{Field, FlowOrigin, FlowPlace, FlowState};
 use crate::table::offload::SocketlessHold;
 
-/// Gives the flow a place and its part of the limits, which it may exceed: it is here already.
+/// Gives the flow a place, and counts it towards the limits, which it may exceed: it exists already.
 pub(super) fn recover_found(cx: &mut WorkerContext, flows: &mut FlowSlab, found: Found) {
     let id = found.id;
     let refuse = |why: &str| Request::Refuse { id, why: why.to_owned() };
@@ -65,14 +65,15 @@ pub(super) fn recover_found(cx: &mut WorkerContext, flows: &mut FlowSlab, found:
     cx.table.offload.ask(Request::Claim { ticket, patience_ns });
 }
 
-/// Whose it is by the names that it was given, wherever the backend is by now; else by the address that its client came to.
+/// The flow's frontend and backend: by the hash of their names, wherever the backend is by now; else by the address
+/// that its client connected to.
 fn known_by_key(plane: &Plane, found: &Found) -> Option<(Arc<FrontendPlane>, Arc<str>)> {
     let key = found.record.backend_key;
     let all = plane.frontends.iter();
     let mut pairs = all.flat_map(|frontend| frontend.backends.iter().map(move |named| (frontend, named)));
     let configured = pairs.find(|(_, named)| named.current().hash_key == key);
     let configured = configured.map(|(frontend, named)| (frontend.clone(), named.name.clone()));
-    // Its name is not known: entries hold no more than the hash of it.
+    // Its name is not known: entries hold only the name's hash.
     let removed = || Some((plane.serving(found.vip)?.clone(), Arc::from("removed")));
     configured.or_else(removed)
 }

@@ -4,9 +4,9 @@
 //!            read returns 0              FIN passed on
 //!   Open ───────────────────▶ Ending ───────────────────▶ Done
 //! ```
-//! A direction holds bytes only while the far side takes none: then it stops reading, and the kernel's windows carry
-//! the backpressure to the sender. Small messages go through the worker's one buffer; two full buffers in a row mean
-//! bulk, and a borrowed pipe takes over until the source runs dry.
+//! A direction holds bytes only while the destination accepts none: then it stops reading, and the kernel's windows
+//! carry the backpressure to the sender. Small messages go through the worker's one buffer. Two full buffers in a row
+//! mean bulk data, which goes through a borrowed pipe until the source is dry.
 
 pub(super) mod pipes;
 pub(super) mod serve;
@@ -19,7 +19,7 @@ use crate::sys::socket;
 use crate::table::flow_transfer::{HalfWay, Progress};
 use pipes::PipePool;
 
-/// Bytes, and turns of read and write, before other flows get theirs.
+/// Bytes, and turns of read and write, before other flows have their turn.
 const FAIR_BYTES: u64 = 1 << 20;
 const FAIR_TURNS: usize = 64;
 
@@ -29,32 +29,32 @@ const BULK_AFTER: u8 = 2;
 /// A read of this many bytes is large: from here on, two splices cost less than two copies.
 const LARGE: usize = 32 * 1024;
 
-/// Which end of a direction failed.
+/// The end of a direction that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Source,
     Destination,
 }
 
-/// A direction broke: the socket at `end` is of no use any more.
+/// A direction broke: the socket at `end` cannot be used any more.
 #[derive(Debug)]
 pub(super) struct Broken {
     pub end: End,
     pub error: io::Error,
 }
 
-/// What a pump moved, also if it broke in the end.
+/// The bytes that a pump moved, also if it broke in the end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Pumped {
     /// Bytes read from the source.
     pub read: u64,
     /// Bytes that the destination took.
     pub written: u64,
-    /// There may be more at once, but others should have their turn.
+    /// There may be more at once, but other flows should have their turn.
     pub again: bool,
 }
 
-/// What a worker lends to whichever direction it pumps.
+/// The worker's tools, for the direction that it pumps.
 #[derive(Debug)]
 pub(super) struct Tools {
     pub buffer: Box<[u8]>,
@@ -67,7 +67,7 @@ pub(super) struct Direction {
     held: HeldBytes,
     /// The source may have bytes, an EOF or an error.
     readable: bool,
-    /// The kernel said that an end is behind the bytes: a short read must not be taken for all there is.
+    /// The kernel reported an end behind the bytes, so a short read does not prove that no more follows.
     end_behind: bool,
     large_reads: u8,
 }
@@ -79,7 +79,7 @@ enum RelayStage {
     Done,
 }
 
-/// Bytes read and not yet written. Anything but `Nothing` means that the destination was full.
+/// Bytes that were read and not yet written. Any variant but `Nothing` means that the destination was full.
 #[derive(Debug)]
 enum HeldBytes {
     Nothing,
@@ -94,12 +94,12 @@ impl Default for Direction {
 }
 
 impl Direction {
-    /// A direction that must deliver `first` before anything it reads.
+    /// A direction that must deliver `first` before any byte that it reads.
     pub(super) fn beginning_with(first: Vec<u8>) -> Self {
         Self { held: HeldBytes::Bytes { bytes: first.into_boxed_slice(), written: 0 }, ..Self::default() }
     }
 
-    /// An open direction that holds `bytes`, perhaps none. What its sockets are ready for is told by epoll anew.
+    /// An open direction that holds `bytes`, perhaps none. epoll reports its sockets' readiness anew.
     pub(super) fn holding(bytes: Vec<u8>) -> Self {
         if bytes.is_empty() { Self::default() } else { Self::beginning_with(bytes) }
     }
@@ -110,27 +110,27 @@ impl Direction {
         self.end_behind |= end_behind;
     }
 
-    /// Waits for the destination to take what is held.
+    /// Whether it waits for the destination to accept the held bytes.
     pub(super) fn is_blocked(&self) -> bool {
         !matches!(self.held, HeldBytes::Nothing)
     }
 
-    /// Reads its source when that is ready: not while it is blocked, nor after the source's EOF.
+    /// Whether it reads its source when that is readable: not while it is blocked, nor after the source's EOF.
     pub(super) fn reads(&self) -> bool {
         self.stage == RelayStage::Open && !self.is_blocked()
     }
 
-    /// Its FIN was passed on.
+    /// Whether its FIN was passed on.
     pub(super) fn is_done(&self) -> bool {
         self.stage == RelayStage::Done
     }
 
-    /// Has nothing to do: no byte is held, none waits to be read, and its source goes on.
+    /// Whether it has nothing to do: it holds no byte, none waits to be read, and its source is open.
     pub(super) fn is_quiet(&self) -> bool {
         self.reads() && !self.readable
     }
 
-    /// Reads once and holds what came, so that it can leave with the flow. True: that was all, and no end is behind it.
+    /// Reads once and holds the bytes, so that they can leave with the flow. True: that was all, and no end follows.
     pub(super) fn read_ahead(
         &mut self,
         source: impl AsFd,
@@ -143,7 +143,7 @@ impl Direction {
         Ok(!self.readable)
     }
 
-    /// What it holds, to leave with the flow. Not from a pipe: that is bulk, which does not leave.
+    /// Takes the held bytes, to leave with the flow. Not from a pipe: bulk data does not leave.
     pub(super) fn take_held(&mut self) -> Vec<u8> {
         match std::mem::replace(&mut self.held, HeldBytes::Nothing) {
             HeldBytes::Bytes { bytes, written: 0 } => bytes.into_vec(),
@@ -161,7 +161,7 @@ impl Direction {
         self.readable || self.is_blocked()
     }
 
-    /// What another process must know to go on with it. Bytes in a pipe become bytes in memory, here too.
+    /// The state that another process needs to continue. Bytes in a pipe become bytes in memory, here too.
     pub(super) fn pack(&mut self, tools: &mut Tools) -> io::Result<HalfWay> {
         if let HeldBytes::Pipe(pipe) = &mut self.held {
             let bytes = pipe.read_out()?.into_boxed_slice();
@@ -180,7 +180,7 @@ impl Direction {
         Ok(HalfWay { progress, held })
     }
 
-    /// Goes on where [`Direction::pack`] left off. What the sockets are ready for is told by epoll anew.
+    /// Continues from the state of [`Direction::pack`]. epoll reports the sockets' readiness anew.
     pub(super) fn unpack(half_way: HalfWay) -> Self {
         let stage = match half_way.progress {
             Progress::Open => RelayStage::Open,
@@ -194,7 +194,8 @@ impl Direction {
         Self { stage, held, ..Self::default() }
     }
 
-    /// Moves what can be moved now, and adds it to `pumped`. The FIN is left to the caller: [`Direction::owes_fin`].
+    /// Moves all bytes that can be moved now, and adds them to `pumped`. The caller sends the FIN:
+    /// [`Direction::owes_fin`].
     pub(super) fn pump(
         &mut self,
         source: impl AsFd,
@@ -219,26 +220,26 @@ impl Direction {
         Ok(())
     }
 
-    /// Whether the source's FIN is now to be passed on: all that came before it was delivered.
+    /// Whether the source's FIN is due: all bytes before it were delivered.
     pub(super) fn owes_fin(&self) -> bool {
         self.stage == RelayStage::Ending && !self.is_blocked()
     }
 
-    /// Passes the source's FIN on, or says FIN for it.
+    /// Passes the source's FIN on, or sends one in its place.
     pub(super) fn pass_fin(&mut self, destination: impl AsFd) {
-        // ENOTCONN: the far side reset meanwhile; its own direction tells that, with the reason.
+        // ENOTCONN: the far end has reset meanwhile; its own direction reports that, with the reason.
         let _ = socket::finish_writing(destination);
         self.stage = RelayStage::Done;
     }
 
-    /// Gives back what was borrowed. Call it before dropping.
+    /// Returns what was borrowed. Call it before dropping.
     pub(super) fn dismantle(&mut self, tools: &mut Tools) {
         if let HeldBytes::Pipe(pipe) = std::mem::replace(&mut self.held, HeldBytes::Nothing) {
             tools.pipes.give_back(pipe);
         }
     }
 
-    /// Writes what is held; false if the destination is full.
+    /// Writes the held bytes; false if the destination is full.
     fn deliver(&mut self, destination: BorrowedFd<'_>, tools: &mut Tools, pumped: &mut Pumped) -> Result<bool, Broken> {
         loop {
             let result = match &mut self.held {
@@ -264,7 +265,7 @@ impl Direction {
         }
     }
 
-    /// Reads once and writes what was read; leftovers are held.
+    /// Reads once and writes the bytes; holds the rest.
     fn take(
         &mut self,
         source: BorrowedFd<'_>,
@@ -309,14 +310,14 @@ impl Direction {
         };
         self.large_reads = if count >= LARGE { self.large_reads.saturating_add(1) } else { 0 };
         if count < tools.buffer.len() {
-            // A short read has emptied the socket, so asking again would be a wasted call; the next segment makes a
-            // new edge. Not so when an end is behind it: that edge has already come.
+            // A short read has emptied the socket, so another call would be wasted; the next segment makes a new edge.
+            // But if an end follows, its edge has already come.
             self.readable = self.end_behind;
         }
         Ok(Some(count))
     }
 
-    /// Moves bulk through `pipe` until the source is dry, the destination full, or a fair share is done.
+    /// Moves bulk data through `pipe` until the source is dry, the destination full, or a fair share is done.
     fn splice(
         &mut self,
         mut pipe: Pipe,
@@ -351,7 +352,7 @@ impl Direction {
                 break;
             }
         }
-        // Bulk stays bulk when it runs dry for a moment, as it does whenever the relay keeps up with it; small messages
+        // Bulk data may run dry for a moment, as it does whenever the relay keeps up, and stays bulk; small messages
         // are cheaper to copy.
         if !self.readable && pumped.read - before < LARGE as u64 {
             self.large_reads = 0;

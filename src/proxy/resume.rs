@@ -1,4 +1,4 @@
-//! Goes on with flows that come back: from the offload engine, from an upgrade that came to nothing, or from another process.
+//! Resumes flows that come back: from the offload engine, from an upgrade that failed, or from another process.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use super::verdict::FlowVerdict;
 use super::watch::FlowWatch;
 use crate::model::end_reason::EndReason;
 
-/// Goes on with a flow whose sockets have just been watched: epoll tells what they are ready for.
+/// Resumes a flow whose sockets have just been added to epoll, which reports their readiness.
 pub(super) fn go_on(
     cx: &mut WorkerContext,
     watch: &mut FlowWatch,
@@ -43,7 +43,7 @@ pub(super) fn go_on(
     }
 }
 
-/// Serves a flow whose sockets nobody has watched meanwhile.
+/// Serves a flow whose sockets were in no epoll set meanwhile.
 pub(super) fn serve_again(
     cx: &mut WorkerContext,
     watch: &mut FlowWatch,
@@ -56,7 +56,7 @@ pub(super) fn serve_again(
     }
 }
 
-/// Watches a flow's sockets, edge-triggered: what they are ready for now is told first (epoll(7)).
+/// Adds a flow's sockets to epoll, edge-triggered: epoll first reports their present readiness (epoll(7)).
 pub(super) fn watch_again(cx: &WorkerContext, flow: &Flow) -> io::Result<()> {
     if let Some(client) = flow.client() {
         cx.epoll.watch_flow(client, Token::Client(flow.at).pack())?;
@@ -68,7 +68,7 @@ pub(super) fn watch_again(cx: &WorkerContext, flow: &Flow) -> io::Result<()> {
     Ok(())
 }
 
-/// Has epoll tell what the sockets of a flow are ready for, though they have been watched all the time.
+/// Has epoll report the readiness of a flow's sockets, though they were in its set all the time.
 pub(super) fn watch_anew(cx: &WorkerContext, flow: &Flow) -> io::Result<()> {
     if let Phase::Relaying(relaying) = &flow.phase {
         cx.epoll.watch_flow_again(&relaying.client, Token::Client(flow.at).pack())?;

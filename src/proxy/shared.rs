@@ -1,11 +1,11 @@
-//! What the workers have in common.
+//! State that all workers share, besides the table.
 
 use crossbeam_queue::SegQueue;
 
 use super::accept::sources::Sources;
 use super::message::Message;
 
-/// What all workers share, besides the table.
+/// State that all workers share, besides the table.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) sources: Sources,

@@ -1,4 +1,4 @@
-//! What the peers of a fleet are told of a worker's flows. Without peers it costs one look at a flag.
+//! Reports of a worker's flows to the fleet's peers. Without peers it costs one check of a flag.
 
 use std::os::fd::OwnedFd;
 
@@ -22,7 +22,7 @@ pub(super) fn tell_established(cx: &WorkerContext, flow: &Flow) {
     }
 }
 
-/// A flow without sockets of an earlier process has its place here. That it has none is the offload engine's to tell.
+/// An offloaded flow of an earlier process has its place here. The offload engine reports that it is offloaded.
 pub(super) fn tell_found(cx: &WorkerContext, found: &Found) {
     cx.table.fleet.tell(|| {
         Local::Begun(Box::new(FlowRecord {
@@ -37,8 +37,8 @@ pub(super) fn tell_found(cx: &WorkerContext, found: &Found) {
     });
 }
 
-/// No backend has answered yet. Were the peers not to know of it, nobody could reset its client if this host died: a client whose
-/// request was acknowledged says nothing more.
+/// No backend has answered yet. The peers must know the flow all the same: if this host died, no other could reset its
+/// client, and a client whose request was acknowledged sends nothing more.
 pub(super) fn tell_connecting(cx: &WorkerContext, flow: &mut Flow) {
     let record = || {
         let Phase::Connecting(connecting) = &flow.phase else { return None };
@@ -60,7 +60,7 @@ pub(super) fn tell_connecting(cx: &WorkerContext, flow: &mut Flow) {
     }
 }
 
-/// The flow is over, or another instance's.
+/// The flow is over, or belongs to another instance.
 pub(super) fn tell_ended(cx: &WorkerContext, flow: &Flow, reason: EndReason) {
     let told = match &flow.phase {
         Phase::Connecting(connecting) => connecting.machine.is_told(),
@@ -74,12 +74,12 @@ pub(super) fn tell_ended(cx: &WorkerContext, flow: &Flow, reason: EndReason) {
     }
 }
 
-/// The flow was lost with a panic, whatever it was.
+/// A panic has lost the flow.
 pub(super) fn tell_lost(cx: &WorkerContext, id: FlowId) {
     cx.table.fleet.tell(|| Local::Ended(id));
 }
 
-/// `None`: it has gone under our hands, and its end is about to be seen.
+/// `None`: the client's connection is gone, and its end is about to be noticed.
 fn record(cx: &WorkerContext, flow: &Flow) -> Option<FlowRecord> {
     let Phase::Relaying(relaying) = &flow.phase else { return None };
     let slot = cx.slot(flow.at.key());
@@ -95,14 +95,14 @@ fn record(cx: &WorkerContext, flow: &Flow) -> Option<FlowRecord> {
     })
 }
 
-/// What both connections of a flow are between; `None`: as for [`record`].
+/// The ends of a flow's two connections; `None`: as for [`record`].
 pub(super) fn ends_of(flow: &Flow) -> Option<Ends> {
     let Phase::Relaying(relaying) = &flow.phase else { return None };
     ends_between(&relaying.client, &relaying.backend, relaying.backend_addr)
 }
 
 fn ends_between(client: &OwnedFd, leg: &OwnedFd, backend: BackendAddr) -> Option<Ends> {
-    // A header may have given both ends other names than the connection has, and a reload may have changed since who may send one.
+    // A PROXY header may have named other ends than the connection has, and a reload may have changed who may send one.
     let vip = VipAddr::new(socket::local_addr(client).ok()?.socket_addr());
     let client = ClientAddr::new(socket::peer_addr(client).ok()?);
     Some(Ends { client, vip, local: socket::local_addr(leg).ok()?, backend })

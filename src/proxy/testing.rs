@@ -22,7 +22,7 @@ use crate::ports::AllPorts;
 use crate::table::Table;
 use crate::table::flows::FlowOrigin;
 
-/// Of a new instance with one worker.
+/// The parts of a new instance with one worker.
 fn parts() -> ProxyParts {
     let (table, ports) = (Table::new(1), AllPorts::new(1).unwrap());
     ProxyParts {
@@ -39,7 +39,7 @@ fn parts() -> ProxyParts {
     }
 }
 
-/// Of a configuration with one frontend.
+/// The context of a configuration with one frontend.
 pub(super) fn context(idle_timeout: Option<Duration>) -> WorkerContext {
     let table = parts();
     let gone = FrontendPlane::gone(table.registry.frontend(&"apiserver".into()));

@@ -1,33 +1,33 @@
-//! Deadlines of one worker. A deadline that is no longer wanted is not removed: it fires, and whoever set it sees that
-//! the flow has moved on.
+//! Deadlines of one worker. An obsolete deadline is not removed: it fires, and its handler sees that the flow has moved
+//! on.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::token::FlowRef;
 
-/// What a deadline is for.
+/// The purpose of a deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Due {
-    /// A connecting flow wants a hedged attempt, or an attempt has had its time.
+    /// A connecting flow needs a hedged attempt, or an attempt has run out of time.
     Connect(FlowRef),
-    /// A PROXY header should have come.
+    /// The PROXY header is late.
     Header(FlowRef),
-    /// Flows that have been idle for too long should be looked for.
+    /// Look for flows that have been idle for too long.
     Idle,
-    /// A flow's turn to be ended by order.
+    /// A flow's time to be ended by order.
     End(FlowRef),
-    /// Flows that wait for an answer should be looked at.
+    /// Look at the flows that wait for an answer.
     Evidence,
-    /// A flow should be tried again to be offloaded.
+    /// Try again to offload a flow.
     Leave(FlowRef),
-    /// Ends that were asked often get the timers of their settings again.
+    /// Ends that were challenged often get the timers of their settings back.
     Asked,
     /// Paused listeners may try again.
     Accept,
 }
 
-/// Deadlines, soonest first.
+/// Deadlines, earliest first.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     heap: BinaryHeap<Reverse<(u64, Due)>>,
@@ -39,7 +39,7 @@ impl Timers {
         self.heap.push(Reverse((at_ns, due)));
     }
 
-    /// The soonest deadline, in monotonic ns.
+    /// The earliest deadline, in monotonic ns.
     pub(super) fn next_ns(&self) -> Option<u64> {
         self.heap.peek().map(|Reverse((at_ns, _))| *at_ns)
     }

@@ -1,10 +1,10 @@
-//! What an epoll event belongs to, packed into its 64 bits.
+//! The target of an epoll event, packed into its 64 bits.
 //!
 //! ```text
 //!   63..60 kind   59..52 attempt   51..32 generation   31..0 flow key or listener
 //! ```
-//! The generation tells a flow from an earlier one in the same place, the attempt one backend socket from another of
-//! the same flow: an event that was already on its way when its socket closed is then dropped.
+//! The generation distinguishes a flow from an earlier one in the same place, and the attempt distinguishes the backend
+//! sockets of one flow. So an event that was on its way when its socket closed is dropped.
 
 use crate::table::flows::FlowKey;
 

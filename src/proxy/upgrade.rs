@@ -1,4 +1,4 @@
-//! Flows that change processes: what the control side may ask of the workers.
+//! Flows that move between processes: the requests of the control side to the workers.
 //!
 //! ```text
 //!   old   take ──▶ MovingFlow ──▶ let_go    the other process has it: closed here without a word to either end
@@ -29,7 +29,7 @@ use crate::model::ids::FlowId;
 use crate::sys::socket;
 use message::{Arriving, Departure, ImportError, Message, MovingFlow, StuckWorker};
 
-/// A worker that does not answer within this is stuck.
+/// A worker that does not answer within this time hangs.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 impl Proxy {
@@ -37,13 +37,13 @@ impl Proxy {
         self.table.workers.len()
     }
 
-    /// Takes up to `flows_max` flows of `worker` out of service, fewer if they hold more than `bytes_max`. Flows that
-    /// were ordered to end stay until they have, and so do those that the offload engine has.
+    /// Takes up to `flows_max` flows of `worker` out of service, fewer if they hold more than `bytes_max`. Flows with
+    /// an order to end stay until they have ended, and so do flows that the offload engine has.
     pub fn take(&self, worker: usize, flows_max: usize, bytes_max: usize) -> Result<Departure, StuckWorker> {
         self.ask(worker, |answer| Message::Take { flows_max, bytes_max, answer })
     }
 
-    /// Serves the flows again as if nothing had been asked.
+    /// Serves the flows again, as if they had never been taken.
     pub fn put_back(&self, moving: Vec<MovingFlow>) {
         self.give_back(moving, Message::PutBack);
     }
@@ -58,12 +58,12 @@ impl Proxy {
         self.give_back(moving, |moving| Message::End(moving, reason));
     }
 
-    /// Serves flows that another process gave; returns those that cannot be, with their sockets closed here.
+    /// Serves flows of another process; returns those that cannot be served, with their sockets closed here.
     pub fn import(&self, flows: Vec<Arriving>) -> Vec<(FlowId, ImportError)> {
         let workers = self.workers();
         let mut shares: Vec<Vec<Arriving>> = (0..workers).map(|_| Vec::new()).collect();
         for flow in flows {
-            // Ids come one after the other, so this spreads them.
+            // Ids are consecutive, so this spreads the flows over the workers.
             shares[(flow.transfer.id.0 % workers as u64) as usize].push(flow);
         }
         let asked = shares.into_iter().enumerate().filter(|(_, flows)| !flows.is_empty()).map(|(worker, flows)| {
@@ -90,7 +90,7 @@ impl Proxy {
         Ok(all)
     }
 
-    /// Stops (or begins again) to accept without closing a listener. When this returns, the backlogs have been served.
+    /// Stops accepting (or begins again) without closing a listener. When this returns, the backlogs have been served.
     pub fn park_listeners(&self, parked: bool) -> Result<(), StuckWorker> {
         let ask = |worker| {
             let (answer, answered) = channel();
@@ -101,9 +101,9 @@ impl Proxy {
         asked.iter().try_for_each(|(worker, answered)| wait(*worker, answered))
     }
 
-    /// Gives each worker sockets of its own where several share one, as they do after an upgrade from a process with fewer workers;
-    /// returns how many are new. The kernel sends new connections there at once,
-    /// so call it only when no other process may go on with the sockets that there were.
+    /// Gives each worker sockets of its own where several share one, as after an upgrade from a process with fewer
+    /// workers; returns the number of new sockets. The kernel sends new connections there at once, so call it only when
+    /// no other process may continue with the old sockets alone.
     pub fn widen_listeners(&self, config: &Config) -> io::Result<usize> {
         let frontends = config.frontends.iter();
         let served: HashMap<_, _> =

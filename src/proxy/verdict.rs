@@ -1,22 +1,22 @@
-//! What becomes of a flow after an event, and what an error on one of its sockets means.
+//! The next step of a flow after an event, and the meaning of an error on one of its sockets.
 
 use std::io;
 
 use super::flow::Side;
 use crate::model::end_reason::EndReason;
 
-/// What becomes of a flow after an event.
+/// The next step of a flow after an event.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum FlowVerdict {
     Keep,
-    /// It is to have a backend. What its client's socket is known to have: bytes, and an end behind them.
+    /// Connect it to a backend. `seen`: the events of its client's socket: bytes, and an end behind them.
     Connect {
         readable: bool,
         ends: bool,
     },
-    /// Both legs are established: whatever can be moved is moved.
+    /// Both legs are established: move all bytes that can be moved.
     Serve,
-    /// With errno of the call that told, or 0.
+    /// With the errno of the call that reported it, or 0.
     End(EndReason, i32),
 }
 
@@ -36,9 +36,9 @@ pub(super) fn ended_by(side: Side, errno: i32) -> FlowVerdict {
     FlowVerdict::End(reason, errno)
 }
 
-/// Whether keepalive or TCP_USER_TIMEOUT gave a connection up. The kernel then says ETIMEDOUT, or, if ICMP errors came
-/// instead of acknowledgements, what the last of those meant (tcp_write_err; icmp_err_convert in net/ipv4/icmp.c,
-/// icmpv6_err_convert): a firewall that rejects with its default makes that ECONNREFUSED.
+/// Whether keepalive or TCP_USER_TIMEOUT gave a connection up. The kernel then returns ETIMEDOUT, or the meaning of the
+/// last ICMP error if some came instead of acknowledgements (tcp_write_err; icmp_err_convert in net/ipv4/icmp.c,
+/// icmpv6_err_convert): a firewall that rejects by default makes that ECONNREFUSED.
 pub(super) fn is_silence(errno: i32) -> bool {
     let routes = [libc::EHOSTUNREACH, libc::ENETUNREACH, libc::EHOSTDOWN, libc::ENONET, libc::ENETDOWN];
     let refusals = [libc::ECONNREFUSED, libc::EACCES, libc::ENOPROTOOPT, libc::EPROTO, libc::EOPNOTSUPP];
@@ -53,7 +53,7 @@ pub(super) fn errno(error: Option<&io::Error>) -> i32 {
 mod tests {
     use super::*;
 
-    /// iptables -j REJECT at the client: its flow ended as internal.
+    /// Regression: with iptables -j REJECT at the client, its flow ended as internal.
     #[test]
     fn a_firewall_that_rejects_is_a_host_that_does_not_answer() {
         for errno in [libc::ETIMEDOUT, libc::ECONNREFUSED, libc::EHOSTUNREACH, libc::EACCES, libc::ENOPROTOOPT] {

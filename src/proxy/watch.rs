@@ -1,5 +1,5 @@
-//! Looks at flows that wait for one of their ends, or for their age: as evidence against a backend, so that patience ends when it should,
-//! and so that an idle flow ends or leaves.
+//! Watches flows that wait for one of their ends or for their age: as evidence against a backend, to give a paused end
+//! more time, and to end or offload idle flows.
 
 pub(super) mod deliveries;
 pub(super) mod evidence;
@@ -21,11 +21,11 @@ use deliveries::{Deliveries, Delivering, LOOKS, look};
 /// Flows looked at in one turn of the loop.
 pub(super) const LOOKS_PER_TURN: usize = 256;
 
-/// A backend leg gets its keepalive options when it has lived this long: most short flows never need them, and five
-/// calls a connection are a tenth of its cost. Until then the health probes watch over it.
+/// A backend leg gets its keepalive options when it is this old: most short flows never need them, and five calls per
+/// connection are a tenth of its cost. Until then the health probes watch the backend.
 const SETTLE_AFTER: Duration = Duration::from_secs(1);
 
-/// Idle flows are looked for this many times within the shortest idle_timeout, within these bounds.
+/// Walks for idle flows within the shortest idle_timeout, within these bounds.
 const IDLE_WALKS: u32 = 8;
 const IDLE_WALK_MIN: Duration = Duration::from_millis(20);
 const IDLE_WALK_MAX: Duration = Duration::from_secs(5);
@@ -35,27 +35,27 @@ const IDLE_WALK_MAX: Duration = Duration::from_secs(5);
 pub(super) struct FlowWatch {
     /// Backend legs too young for their socket options, oldest first, with the time when they get them.
     settling: VecDeque<(u64, FlowRef)>,
-    /// Flows too young to be offloaded, oldest first, with the time when they are looked at.
+    /// Flows too young to be offloaded, oldest first, with the time of their next try.
     ripening: VecDeque<(u64, FlowRef)>,
-    /// Flows whose bytes to the backend were not answered yet.
+    /// Flows whose bytes to the backend have no answer yet.
     unanswered: Vec<FlowRef>,
     deliveries: Deliveries,
-    /// Flows whose sockets are to get other timers.
+    /// Flows whose sockets must get other timers.
     retiming: VecDeque<FlowRef>,
-    /// Until then, in monotonic ns, far ends are asked often whether they still know of their flows.
+    /// Until then, in monotonic ns, far ends are challenged often, to learn whether they still know their flows.
     asking_until_ns: u64,
-    /// A walk for idle flows is among the deadlines.
+    /// Whether a walk for idle flows is among the deadlines.
     idle_walk_set: bool,
 }
 
-/// A flow that was looked at for what it is to deliver.
+/// A flow whose deliveries were checked.
 pub(super) struct LookedAt {
     pub at: FlowRef,
     pub is_closing: bool,
 }
 
 impl FlowWatch {
-    /// When a flow is due next, in monotonic ns; the deadlines of [`Due`] aside.
+    /// When the next flow is due, in monotonic ns; without the deadlines of [`Due`].
     pub(super) fn next_ns(&self, now_ns: u64) -> Option<u64> {
         if !self.retiming.is_empty() {
             return Some(now_ns);
@@ -64,7 +64,7 @@ impl FlowWatch {
         [self.deliveries.next_ns(), first(&self.settling), first(&self.ripening)].into_iter().flatten().min()
     }
 
-    /// Has [`FlowWatch::settle`] called when the flow's backend leg has lived for a while.
+    /// Has [`FlowWatch::settle`] called when the flow's backend leg is old enough.
     pub(super) fn settle_later(&mut self, cx: &WorkerContext, at: FlowRef) {
         self.settling.push_back((cx.now_ns() + SETTLE_AFTER.as_nanos() as u64, at));
     }
@@ -73,7 +73,7 @@ impl FlowWatch {
         self.settling.pop_front_if(|(at_ns, _)| *at_ns <= now_ns).map(|(_, at)| at)
     }
 
-    /// Sets the options that only a flow of some age is worth, and shows its source port.
+    /// Sets the options that only an older flow needs, and publishes its source port.
     pub(super) fn settle(&self, cx: &WorkerContext, flow: &Flow) -> FlowVerdict {
         if let Phase::Relaying(relaying) = &flow.phase {
             let set = if relaying.lenient { socket::set_keepalive } else { socket::set_timeouts };
@@ -85,7 +85,7 @@ impl FlowWatch {
         FlowVerdict::Keep
     }
 
-    /// Has the flow looked at when it is old enough to leave.
+    /// Schedules the flow's first try to be offloaded.
     pub(super) fn ripen_later(&mut self, cx: &WorkerContext, flow: &Flow) {
         if let Some(policy) = cx.offload_policy() {
             let at_ns = flow.accepted_at_ns.max(cx.now_ns().saturating_sub(policy.after_ns)) + policy.after_ns;
@@ -93,13 +93,13 @@ impl FlowWatch {
         }
     }
 
-    /// Has the flow tried before all others.
+    /// Schedules the flow's try before all others.
     pub(super) fn ripen_now(&mut self, now_ns: u64, at: FlowRef) {
         self.ripening.push_front((now_ns, at));
     }
 
-    /// None waits for longer than until `latest_ns`. They are in the order of their times: one that waits for an older age would hold up
-    /// all behind it.
+    /// Lets no flow wait longer than until `latest_ns`. Flows are sorted by their times, so one that waits for a
+    /// greater age would delay all flows behind it.
     pub(super) fn ripen_by(&mut self, latest_ns: u64) {
         self.ripening.iter_mut().for_each(|(at_ns, _)| *at_ns = latest_ns.min(*at_ns));
     }
@@ -108,20 +108,20 @@ impl FlowWatch {
         self.ripening.pop_front_if(|(at_ns, _)| *at_ns <= now_ns).map(|(_, at)| at)
     }
 
-    /// Has a flow looked at that was given something to deliver.
+    /// Schedules a check of a flow that has bytes to deliver.
     pub(super) fn look_after(&mut self, cx: &WorkerContext, flow: &mut Flow) {
         let every_ns = patience_ns(flow) / LOOKS;
         if let Phase::Relaying(relaying) = &mut flow.phase
             && !std::mem::replace(&mut relaying.delivering, true)
         {
-            // Another process, or the offload engine, looked at it before, and what was given then is soon over.
+            // Another process, or the offload engine, checked it before, and the time that it gave is soon over.
             let after_ns = if relaying.lenient { every_ns / 4 } else { every_ns };
             let (due_ns, since_ns) = (cx.now_ns() + after_ns, cx.now_ns());
             self.deliveries.push(after_ns, Delivering { due_ns, at: flow.at, since_ns, seen: None });
         }
     }
 
-    /// Gives more time to the next flow that is due, if it is stuck and lives. `None`: none is due.
+    /// Gives more time to the next flow that is due, if it is stuck and its end is alive. `None`: none is due.
     pub(super) fn look_at_next(&mut self, now_ns: u64, flows: &mut FlowSlab) -> Option<LookedAt> {
         let mut looked = self.deliveries.pop(now_ns)?;
         let at = looked.at;
@@ -135,10 +135,9 @@ impl FlowWatch {
         Some(LookedAt { at, is_closing })
     }
 
-    /// Flows that have been idle for too long. The next walk is set.
-    ///
-    /// A walk now and then, not a deadline per flow: those of flows that ended long before would pile up, an hour's worth
-    /// where idle_timeout is an hour.
+    /// Returns flows that have been idle for too long, and schedules the next walk.
+    /// | Walks replace a deadline per flow: deadlines of flows that ended long before would pile up, an hour's worth
+    /// with an idle_timeout of an hour.
     pub(super) fn walk_for_idle(&mut self, cx: &mut WorkerContext, flows: &FlowSlab) -> Vec<FlowRef> {
         let is_idle = |flow: &&Flow| {
             let limit = flow.frontend.settings.idle_timeout;
@@ -150,7 +149,7 @@ impl FlowWatch {
         idle
     }
 
-    /// Sets the next walk for idle flows, if a frontend wants one.
+    /// Schedules the next walk for idle flows, if a frontend has an idle_timeout.
     pub(super) fn set_idle_walk(&mut self, cx: &mut WorkerContext) {
         let limits = cx.plane().frontends.iter().filter_map(|frontend| frontend.settings.idle_timeout);
         if let Some(shortest) = limits.min()

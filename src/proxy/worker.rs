@@ -1,7 +1,7 @@
 //! A worker: one thread, one epoll, its own listeners and flows.
 //!
-//! Everything a flow needs is in its worker, so that no byte waits for another thread. The control side reaches in
-//! through queues and a wake descriptor only.
+//! A worker holds everything that its flows need, so that no byte waits for another thread. The control side reaches it
+//! only through queues and an eventfd.
 
 mod messages;
 
@@ -35,17 +35,17 @@ use crate::table::worker::WorkerState;
 /// Connections taken at a time, so that a flood does not keep flows waiting.
 const BURST: usize = 64;
 
-/// Connections taken from a listener that is about to close.
+/// Connections taken from the backlog of a listener that is about to close.
 const LAST_ONES: usize = 65_536;
 
 /// Deadlines handled before events get their turn again.
 const DUE_PER_TURN: usize = 256;
 
-/// Events that say that a socket ends, handled in one turn at least, and as many as there were others. A backend that
-/// dies ends thousands of flows at once, and what the others send must not wait behind those.
+/// Events about the end of a socket that one turn handles: at least this many, and as many as there were other events.
+/// A backend that dies ends thousands of flows at once, and other flows' bytes must not wait behind these.
 const ENDINGS_PER_TURN: usize = 32;
 
-/// A panic ends the worker's flows, not the worker; a worker that panics again and again ends the process.
+/// Limit for panics: each resets the worker's flows but not the worker; one more ends the process.
 const PANICS_MAX: u32 = 5;
 
 pub(super) struct Worker {
@@ -75,7 +75,7 @@ impl Worker {
         })
     }
 
-    /// Serves until told to exit.
+    /// Serves until the message to exit.
     pub(super) fn run(&mut self) {
         let workers = self.cx.table.workers.clone();
         let state = &workers[self.cx.number];
@@ -159,7 +159,7 @@ impl Worker {
             Phase::Header(_) => accept::header_ready(&mut self.cx, flow, ready),
             Phase::Connecting(_) => self.connector.client_ready(&mut self.cx, &mut self.acceptor, flow, ready),
             Phase::Relaying(_) => self.relay().client_ready(flow, ready),
-            // What it has is the offload engine's to see.
+            // The offload engine handles its packets.
             Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => FlowVerdict::Keep,
         }
     }
@@ -228,7 +228,7 @@ impl Worker {
         }
     }
 
-    /// Hands the flow at `at`, if it still lives, to `act`, and does what is to become of it then.
+    /// Calls `act` with the flow at `at`, if it still exists, and carries out the verdict.
     fn with_flow(&mut self, at: FlowRef, act: impl FnOnce(&mut Self, &mut Flow) -> FlowVerdict) {
         let Some(mut flow) = self.flows.take(at) else { return };
         let verdict = act(self, &mut flow);
@@ -272,7 +272,7 @@ impl Worker {
         }
     }
 
-    /// Tries again after a pause; resets those who have waited too long.
+    /// Tries again after a pause; resets connections that have waited too long.
     fn resume_accepting(&mut self) {
         let Some(since_ns) = self.acceptor.try_again() else { return };
         for index in self.acceptor.indices() {
@@ -288,11 +288,11 @@ impl Worker {
         ending::finish(&mut self.cx, &mut self.flows, &mut self.connector.ports, flow, reason, errno);
     }
 
-    /// Resets every flow that has sockets here, after a panic also the one that was in hand.
+    /// Resets every proxied flow of this worker; after a panic also the one that it was handling.
     fn end_all(&mut self, reason: EndReason) {
         for index in 0..self.flows.places() {
             match self.flows.take_any(index) {
-                // The path carries it on, whatever becomes of this worker, or of this process.
+                // The BPF program carries it on, even without this worker and this process.
                 TakenFlow::Flow(flow) if flow.is_lent() && reason == EndReason::Shutdown => {
                     self.flows.vacate(&mut self.cx, flow.at.key());
                 }

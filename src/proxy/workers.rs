@@ -1,4 +1,4 @@
-//! All workers, started, told of a new configuration and ended together.
+//! All workers: started, reconfigured and ended together.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -22,7 +22,7 @@ use crate::config::Config;
 use crate::essential;
 use crate::sys::{clock, socket};
 
-/// Why the data plane cannot be what the configuration says. Nothing has changed then.
+/// Why the data plane cannot apply the configuration. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
     #[error("cannot listen on {address}: another process listens there")]
@@ -56,8 +56,8 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// As [`Proxy::start`], but listens on `inherited` sockets where their address is in `config`, and serves nobody
-    /// before the bindings are given to [`Proxy::reconfigure`].
+    /// As [`Proxy::start`], but listens on `inherited` sockets where their address is in `config`, and serves no client
+    /// before [`Proxy::reconfigure`] gets the bindings.
     pub fn start_idle(
         table: ProxyParts,
         config: &Config,
@@ -81,7 +81,7 @@ impl Proxy {
         Ok((proxy, bindings))
     }
 
-    /// Goes over to `config`, for which `bindings` were made. Flows go on. Returns the version of the settings, for
+    /// Applies `config`, for which `bindings` were made. Flows go on. Returns the version of the settings, for
     /// [`Proxy::follows`].
     pub fn reconfigure(&self, config: &Config, bindings: Bindings) -> u64 {
         let version = self.version.fetch_add(1, Relaxed) + 1;
@@ -89,24 +89,24 @@ impl Proxy {
         version
     }
 
-    /// Whether every worker has gone over to settings of `version` or later.
+    /// Whether every worker applies settings of `version` or later.
     pub fn follows(&self, version: u64) -> bool {
         self.table.workers.iter().all(|worker| worker.plane_version.load(Relaxed) >= version)
     }
 
-    /// Serves what the backlogs hold, then closes all listeners.
+    /// Serves the connections in the backlogs, then closes all listeners.
     pub fn stop_accepting(&self) {
         self.tell_all(|| Message::StopAccepting);
         self.listening.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Serves what the backlogs hold, then resets whoever comes. For listeners that somebody else keeps open, in which
-    /// clients would otherwise wait.
+    /// Serves the connections in the backlogs, then resets every new one. For listeners that another process keeps
+    /// open, in which clients would otherwise wait.
     pub fn turn_away(&self) {
         self.tell_all(|| Message::TurnAway);
     }
 
-    /// Has flows be offloaded as soon as they can, or (`false`) as the configuration says.
+    /// Has flows offloaded as soon as possible, or (`false`) as the configuration says.
     pub fn hurry(&self, hurried: bool) {
         self.table.offload.set_hurried(hurried);
         if hurried {
@@ -114,7 +114,7 @@ impl Proxy {
         }
     }
 
-    /// Ends the workers and waits for them. Flows that still live are reset.
+    /// Ends the workers and waits for them. They reset their proxied flows.
     pub fn exit(&self) {
         self.tell_all(|| Message::Exit);
         for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
@@ -122,13 +122,13 @@ impl Proxy {
         }
     }
 
-    /// Forgets sources that have been quiet. Call it now and then; returns how many are remembered.
+    /// Forgets sources that have been quiet. Call it now and then; returns how many are left.
     pub fn sweep_sources(&self) -> usize {
         self.shared.sources.sweep(clock::now_ns())
     }
 
-    /// Binds what `config` listens on beyond today's addresses. Nobody is served there before
-    /// [`Proxy::reconfigure`]; dropping the bindings gives the addresses up.
+    /// Binds the addresses of `config` that are not bound yet. They serve no client before [`Proxy::reconfigure`];
+    /// dropping the bindings closes them.
     pub fn bind(&self, config: &Config) -> Result<Bindings, ProxyError> {
         self.bind_with(config, Vec::new())
     }
@@ -148,7 +148,8 @@ impl Proxy {
                 let group = match inherited.remove(&address) {
                     Some(group) => spread(group, workers),
                     None => {
-                        // Our own listener on every address is no other process on this one, nor the other way round.
+                        // A wildcard listener of our own does not count as another process on a single address, nor the
+                        // reverse.
                         if !listening.iter().chain(sockets.keys()).any(|ours| ours.overlaps(address)) {
                             socket::ensure_unused(address).map_err(failed)?;
                         }
@@ -190,7 +191,7 @@ impl Proxy {
     }
 }
 
-/// The sockets by address, each once: workers of another process may have shared some.
+/// The sockets by address, each only once: workers of the other process may have shared one.
 fn inherit(sockets: Vec<(VipAddr, OwnedFd)>) -> HashMap<VipAddr, Vec<OwnedFd>> {
     let mut seen = HashSet::new();
     let mut groups: HashMap<_, Vec<_>> = HashMap::new();
@@ -202,9 +203,8 @@ fn inherit(sockets: Vec<(VipAddr, OwnedFd)>) -> HashMap<VipAddr, Vec<OwnedFd>> {
     groups
 }
 
-/// At least one for each of `workers`. Where there are fewer, several workers serve the same socket: a new one would
-/// get its share of connections from its first moment, and lose them if this process came to nothing. See
-/// [`Proxy::widen_listeners`].
+/// At least one socket for each of `workers`. If there are fewer, several workers share a socket: a new one would get
+/// its share of connections at once, and lose them if this process failed. See [`Proxy::widen_listeners`].
 fn spread(mut group: Vec<OwnedFd>, workers: usize) -> io::Result<Vec<OwnedFd>> {
     for number in 0..workers.saturating_sub(group.len()) {
         group.push(group[number].try_clone()?);

@@ -12,7 +12,7 @@ use crate::table::backend::FrontendEntry;
 use crate::table::flows::FlowTable;
 use crate::table::offload::OffloadCensus;
 
-/// Counts one flow towards its frontend's cap for as long as it is held.
+/// Counts one flow towards its frontend's cap, as long as the hold exists.
 #[derive(Debug)]
 pub(crate) struct FrontendHold(Arc<FrontendEntry>);
 
@@ -24,7 +24,7 @@ impl FrontendHold {
         hold
     }
 
-    /// Counts a flow that was counted out before its end; never refuses it.
+    /// Counts a flow again that had stopped counting before its end; never refuses it.
     pub(crate) fn count_again(frontend: &FrontendPlane) -> Self {
         frontend.entry.active.fetch_add(1, Relaxed);
         Self(frontend.entry.clone())
@@ -57,7 +57,7 @@ pub(crate) fn admit(
     }
 }
 
-/// Checks where a client comes from. `None`: the frontend does not count its sources.
+/// Checks a client's source network. `None`: the frontend does not count its sources.
 pub(crate) fn admit_source(
     frontend: &FrontendPlane,
     sources: &Sources,
@@ -106,7 +106,7 @@ pub(crate) fn count_source_again(
     Some(sources.count_again(frontend.entry.id, network, now_ns))
 }
 
-/// Counts a flow that lives already as the frontend's settings now have it, if they had it otherwise before.
+/// Counts an existing flow by the frontend's present settings, if it was counted otherwise before.
 pub(crate) fn recount_source(
     before: &Frontend,
     frontend: &FrontendPlane,

@@ -1,4 +1,4 @@
-//! What a worker accepts from.
+//! One worker's listening sockets.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

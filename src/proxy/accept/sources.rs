@@ -1,5 +1,5 @@
-//! Flows and accepts per source network. All workers count in one map, for the kernel spreads the connections of one
-//! source over all of them.
+//! Flows and accepts per source network. All workers count in one map, because the kernel spreads the connections of
+//! one source over all of them.
 
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU32, Ordering::*};
@@ -13,10 +13,10 @@ use crate::model::pacing::TokenBucket;
 use crate::table::carried::{SavedBucket, SavedSource};
 use crate::table::other_process::OtherProcess;
 
-/// Marks an entry that was swept out of the map; nobody may count on it any more.
+/// Marks an entry that was swept out of the map; no flow may be counted on it any more.
 const SWEPT: u32 = u32::MAX;
 
-/// How a frontend's sources fare.
+/// The counts of a frontend's sources.
 #[derive(Debug, Default)]
 pub(crate) struct Sources {
     map: HashMap<(FrontendId, SourceNetwork), Arc<SourceCounts>>,
@@ -29,11 +29,11 @@ struct SourceCounts {
     accepts: Mutex<Option<TokenBucket>>,
 }
 
-/// Counts one flow for as long as it is held.
+/// Counts one flow, as long as the hold exists.
 #[derive(Debug)]
 pub(crate) struct SourceHold(Arc<SourceCounts>);
 
-/// Which cap a source reached.
+/// The cap that a source has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SourceRefusal {
     Connections,
@@ -41,7 +41,7 @@ pub(crate) enum SourceRefusal {
 }
 
 impl Sources {
-    /// Counts a flow of `source` in, or says which cap it has reached. `rate` is in accepts a second.
+    /// Counts a flow of `source`, or returns the cap that it has reached. `rate` is in accepts per second.
     pub(crate) fn admit(
         &self,
         frontend: FrontendId,
@@ -63,27 +63,27 @@ impl Sources {
             });
             match counted {
                 Ok(_) => return Ok(SourceHold(known)),
-                // The sweep was quicker: it also removes the entry, so the next turn finds a new one.
+                // The sweep came first: it also removes the entry, so the next turn finds a new one.
                 Err(SWEPT) => std::hint::spin_loop(),
                 Err(_) => return Err(SourceRefusal::Connections),
             }
         }
     }
 
-    /// Counts a flow in that comes from another process; never refuses it.
+    /// Counts a flow that comes from another process; never refuses it.
     pub(crate) fn count_in(&self, frontend: FrontendId, source: SourceNetwork, now_ns: u64) -> SourceHold {
         let hold = self.count_again(frontend, source, now_ns);
         hold.0.elsewhere.arrive();
         hold
     }
 
-    /// Counts a flow in that is here already, and was not counted so far; never refuses it.
+    /// Counts a flow that exists here already and was not counted so far; never refuses it.
     pub(crate) fn count_again(&self, frontend: FrontendId, source: SourceNetwork, now_ns: u64) -> SourceHold {
         self.admit(frontend, source, None, None, now_ns).expect("without a cap nothing is refused")
     }
 
-    /// What is known of the sources, for another process: of the `most` that are nearest to their limits. `name` tells a
-    /// frontend's. Returns also how many are left out.
+    /// The state of the sources for another process: of at most `most`, those nearest to their limits. `name` returns a
+    /// frontend's name. Also returns how many are left out.
     pub(crate) fn save(
         &self,
         name: impl Fn(FrontendId) -> Option<String>,
@@ -112,7 +112,7 @@ impl Sources {
         (saved, left_out as u64)
     }
 
-    /// Goes on with what another process knew of a source. Told twice, the lower bucket counts.
+    /// Continues another process's count for a source. If called twice, the lower bucket counts.
     pub(crate) fn recall(&self, frontend: FrontendId, source: SourceNetwork, bucket: TokenBucket, now_ns: u64) {
         self.source(frontend, source).bucket(|here| match here {
             Some(here) => here.lower_to(&bucket, now_ns),
@@ -120,12 +120,12 @@ impl Sources {
         });
     }
 
-    /// Another process has so many flows of a source, and gives them to this one.
+    /// Another process has so many flows of a source, and will give them to this one.
     pub(crate) fn expect(&self, frontend: FrontendId, source: SourceNetwork, flows: u32) {
         self.source(frontend, source).elsewhere.expect(flows);
     }
 
-    /// No flow of another process counts here any more.
+    /// No flow of the other process counts here any more.
     pub(crate) fn forget_other_process(&self) {
         self.map.pin().values().for_each(|source| source.elsewhere.forget());
     }
@@ -152,7 +152,7 @@ impl Sources {
 }
 
 impl SourceHold {
-    /// The flow is another process's now, and counts still.
+    /// The flow belongs to another process now, and still counts.
     pub(crate) fn leave(&self) {
         self.0.elsewhere.leave();
     }

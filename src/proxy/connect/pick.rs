@@ -1,4 +1,4 @@
-//! Picks a backend for a flow, and remembers whose turn it is.
+//! Picks a backend for a flow, and keeps the state of the rotation.
 
 use std::collections::HashMap;
 
@@ -9,10 +9,10 @@ use crate::proxy::flow::{Flow, Phase};
 use crate::proxy::plane::Plane;
 use crate::table::carried::SavedTurns;
 
-/// One worker's turns.
+/// One worker's state of the rotation.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct Picker {
-    /// Filled anew for each pick.
+    /// Scratch space of each pick.
     candidates: Vec<PickCandidate>,
     turns: HashMap<FrontendId, Turns>,
     random: fastrand::Rng,
@@ -46,7 +46,7 @@ impl Picker {
         balance::pick(policy, &self.candidates, turns, draw)
     }
 
-    /// What another process should know to go on with.
+    /// The state of the rotation for another process.
     pub(in crate::proxy) fn save_turns(&self, worker: usize, plane: &Plane) -> Vec<SavedTurns> {
         let frontends = plane.frontends.iter().filter_map(|frontend| {
             let turns = self.turns.get(&frontend.entry.id)?;
@@ -57,7 +57,7 @@ impl Picker {
         frontends.collect()
     }
 
-    /// What several workers knew adds up: any sum of fair turns is fair.
+    /// Adds up the states of several workers: any sum of fair rotations is fair.
     pub(in crate::proxy) fn recall_turns(&mut self, plane: &Plane, saved: &[SavedTurns]) {
         for frontend in &plane.frontends {
             let own: Vec<_> = saved.iter().filter(|turns| *turns.frontend == *frontend.entry.name).collect();

@@ -1,29 +1,29 @@
 //! Source ports of backend legs that ended with our FIN first, to be used again.
 //!
 //! The side that sends FIN first keeps the connection's four-tuple in TIME_WAIT for a minute (RFC 9293 section 3.6.1).
-//! For a balancer that passes its clients' FINs on, those pile up towards few backends: at some ten thousand the
-//! kernel's search for a free port costs milliseconds per connect, and then there is none left. But a socket that is
-//! bound to a port by name may take over its own TIME_WAIT if the connection had timestamps (RFC 6191;
-//! net/ipv4/tcp_ipv4.c, tcp_twsk_unique with no twp). So the ports go round, TIME_WAIT stays short, and no sysctl
-//! needs to be set.
+//! A balancer that passes its clients' FINs on collects many of these towards few backends: at some ten thousand the
+//! kernel's search for a free port takes milliseconds per connect, and later no port is left. But a socket that is
+//! bound to a port by number may reuse its own TIME_WAIT if the connection had timestamps (RFC 6191;
+//! net/ipv4/tcp_ipv4.c, tcp_twsk_unique with no twp). So Baton reuses the ports in turn, few are in TIME_WAIT, and no
+//! sysctl needs a change.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use crate::addr::BackendAddr;
 
-/// Ports are used again only when this many wait: at low rates the kernel's own choice costs nothing, and a backend
-/// that has not yet seen our last ACK gets time.
+/// Ports are reused only while this many wait: at low rates the kernel's own choice costs nothing, and a backend that
+/// has not received our last ACK yet gets time.
 const DEPTH: usize = 512;
 
-/// More than this many are left to the kernel.
+/// If more wait, the rest is left to the kernel.
 const DEPTH_MAX: usize = 8192;
 
 /// TIME_WAIT lasts a minute (TCP_TIMEWAIT_LEN); after that the port is as good as any other.
 const USEFUL_FOR: Duration = Duration::from_secs(60);
 
-/// Refusals in a row after which nothing is tried for a while: without timestamps no port can be had, and on a host
-/// that is its own clients' host, most are theirs.
+/// After so many refusals in a row the worker pauses its tries: without timestamps it can get none of the ports, and on
+/// a host that is its own clients' host most ports belong to the clients.
 const REFUSALS_MAX: u32 = 32;
 const GIVE_UP_FOR: Duration = Duration::from_secs(10);
 
@@ -42,13 +42,13 @@ struct WaitingPorts {
 }
 
 impl Ports {
-    /// Whether a port towards `backend` may be of use once its flow has ended.
+    /// Whether a port towards `backend` may be reused once its flow has ended.
     pub(super) fn wants(&self, backend: BackendAddr, now_ns: u64) -> bool {
         self.backends.get(&backend).is_none_or(|waiting| now_ns >= waiting.given_up_until_ns)
     }
 
-    /// The port that has waited longest towards `backend`, if enough of them wait. Say then whether it could be had:
-    /// [`Ports::learn`].
+    /// The port that has waited longest towards `backend`, if enough of them wait. Report then whether the bind
+    /// succeeded: [`Ports::learn`].
     pub(super) fn take(&mut self, backend: BackendAddr, now_ns: u64) -> Option<u16> {
         let ports = &mut self.backends.get_mut(&backend)?.ports;
         while let Some((since_ns, _)) = ports.front()
@@ -62,7 +62,7 @@ impl Ports {
         ports.pop_front().map(|(_, port)| port)
     }
 
-    /// A port that was taken could be had, or not.
+    /// Reports whether the bind to a taken port succeeded.
     pub(super) fn learn(&mut self, backend: BackendAddr, had: bool, now_ns: u64) {
         let waiting = self.backends.entry(backend).or_default();
         waiting.refusals = if had { 0 } else { waiting.refusals + 1 };
@@ -118,7 +118,7 @@ mod tests {
         for refusal in 1..=REFUSALS_MAX {
             assert!(ports.wants(backend, 2), "after {refusal} refusals");
             assert!(ports.take(backend, 2).is_some());
-            // One success in between, and the count begins anew.
+            // After one success the count begins anew.
             ports.learn(backend, refusal == 5, 2);
         }
         assert!(ports.wants(backend, 2));

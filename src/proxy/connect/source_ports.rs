@@ -1,8 +1,8 @@
-//! Where backend legs come from: which source address, and which port.
+//! Source address and source port of backend legs.
 //!
-//! While flows may be offloaded, ports are chosen here and not by the kernel: it would give the port of an offloaded flow,
-//! which has no socket, to another connection with the same backend. Each worker goes round through ports of its own,
-//! so that a port rests for long before it is used again; then it may take over its own TIME_WAIT, as `ports` says.
+//! While flows may be offloaded, Baton chooses the ports, not the kernel. An offloaded flow has no socket, so the
+//! kernel would give its port to another connection with the same backend. Each worker cycles through its own ports, so
+//! that a port rests for long before it is reused; then it may reuse its own TIME_WAIT, as `ports` describes.
 
 mod begin;
 
@@ -24,27 +24,27 @@ pub(crate) struct Leg {
     pub source_port: u16,
 }
 
-/// One worker's ports, and how far it has come with each backend.
+/// One worker's ports, and its position in them for each backend.
 #[derive(Debug, Default)]
 pub(crate) struct SourcePorts {
-    /// For as long as the kernel chooses the others.
+    /// Used while the kernel chooses the other ports.
     waiting: Ports,
     own: Vec<u16>,
     cursors: HashMap<(IpAddr, BackendAddr), usize>,
-    /// When the address was asked for, in monotonic ns, and the address.
+    /// Per backend, the source address that the route chooses, and when it was asked for, in monotonic ns.
     routes: HashMap<BackendAddr, (u64, IpAddr)>,
     random: fastrand::Rng,
 }
 
 impl SourcePorts {
-    /// The ports of worker `number` of `workers`, out of those that are this instance's among its peers'.
+    /// The ports of worker `number` of `workers`, from this instance's range among its peers'.
     pub(crate) fn new(number: usize, workers: usize, port_range: Option<PortRange>) -> Self {
         let ours = |port: &u16| port_range.is_none_or(|port_range| port_range.contains(*port));
         let own = source::local_ports().into_iter().filter(ours).skip(number).step_by(workers).collect();
         Self { own, ..Self::default() }
     }
 
-    /// Whether the port of a flow with `backend` may be of use once it has ended with our FIN first.
+    /// Whether the port of a flow with `backend` may be reused once the flow has ended with our FIN first.
     pub(crate) fn wants(&self, backend: BackendAddr, now_ns: u64) -> bool {
         self.waiting.wants(backend, now_ns)
     }
@@ -61,7 +61,8 @@ impl SourcePorts {
         self.routes.retain(|backend, _| keep(*backend));
     }
 
-    /// The next port from `ip` towards `backend` that no flow without sockets has. `start` is where a new round begins.
+    /// The next port from `ip` towards `backend` that no offloaded flow uses. `start`: the position at which a new
+    /// round begins.
     pub(super) fn next(&mut self, ip: IpAddr, backend: BackendAddr, start: usize, taken: &Offload) -> Option<u16> {
         let count = self.own.len();
         let cursor = self.cursors.entry((ip, backend)).or_insert(start);

@@ -1,4 +1,4 @@
-//! What the machine asks for, carried out on sockets of this host.
+//! The machine's requests, carried out on sockets of this host.
 
 use std::net::{Ipv4Addr, TcpListener};
 
@@ -52,7 +52,7 @@ impl Bench {
         self.connector.begin(&mut self.cx, &mut self.acceptor, &mut self.flow, ClientSeen::default())
     }
 
-    /// Waits for what the attempts come to.
+    /// Waits for the result of the attempts.
     fn serve(&mut self) -> FlowVerdict {
         let mut events = Events::default();
         loop {

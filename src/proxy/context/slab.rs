@@ -1,4 +1,4 @@
-//! Where a worker's flows live: each at the same index as its entry in the table.
+//! A worker's flows: each has the same index as its entry in the table.
 
 use super::WorkerContext;
 use crate::model::ids::FlowId;
@@ -6,7 +6,7 @@ use crate::proxy::flow::Flow;
 use crate::proxy::token::FlowRef;
 use crate::table::flows::{FlowKey, FlowOrigin};
 
-/// One worker's flows. A flow that the worker has in hand is taken out meanwhile.
+/// One worker's flows. While the worker handles a flow, the flow is taken out.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct FlowSlab {
     places: Vec<Place>,
@@ -16,20 +16,20 @@ pub(in crate::proxy) struct FlowSlab {
 struct Place {
     generation: u32,
     occupied: bool,
-    /// `None` while the worker has it in hand, or another process.
+    /// `None` while the worker handles it, or another process has it.
     flow: Option<Box<Flow>>,
 }
 
-/// What was taken out of a place.
+/// The content of a place.
 pub(in crate::proxy) enum TakenFlow {
     Nothing,
     Flow(Box<Flow>),
-    /// The place is a flow's, and nobody has it: it was lost with a panic.
+    /// The place belongs to a flow that a panic has lost.
     Lost(FlowKey),
 }
 
 impl FlowSlab {
-    /// Enters a flow in the table and gives it a place, or returns `None` when the table is full. Put it there.
+    /// Enters a flow in the table and reserves its place; `None`: the table is full. Then `put` the flow.
     pub(in crate::proxy) fn enter(&mut self, cx: &mut WorkerContext, origin: &FlowOrigin) -> Option<(FlowId, FlowRef)> {
         let (id, key) = cx.writer.insert(&cx.table.flows, origin)?;
         Some((id, self.occupy(key)))
@@ -54,34 +54,34 @@ impl FlowSlab {
         cx.writer.remove(&cx.table.flows, key);
     }
 
-    /// Takes the flow at `at` in hand, if it still lives.
+    /// Takes the flow at `at` out, if it still exists.
     pub(in crate::proxy) fn take(&mut self, at: FlowRef) -> Option<Box<Flow>> {
         self.place(at)?.flow.take()
     }
 
-    /// Gives back a flow that was in hand, or that was just entered.
+    /// Puts a flow back that was taken out or just entered.
     pub(in crate::proxy) fn put(&mut self, flow: Box<Flow>) {
         let at = flow.at;
         self.places[at.index as usize].flow = Some(flow);
     }
 
-    /// The flow at `at`, if it still lives and is not in hand.
+    /// The flow at `at`, if it still exists and is not taken out.
     pub(in crate::proxy) fn get_mut(&mut self, at: FlowRef) -> Option<&mut Flow> {
         self.place(at)?.flow.as_deref_mut()
     }
 
-    /// Whichever flow has its entry at `key` and is not in hand.
+    /// The flow with its entry at `key`, if it is not taken out.
     pub(in crate::proxy) fn at_key(&self, key: FlowKey) -> Option<&Flow> {
         self.places.get(key.index() as usize)?.flow.as_deref()
     }
 
-    /// False after a panic, which gives up the places of flows that are away.
+    /// False after a panic, which frees the places of flows that are away.
     pub(in crate::proxy) fn keeps_place_of(&self, at: FlowRef) -> bool {
         let place = &self.places[at.index as usize];
         place.occupied && FlowRef::new(at.key(), place.generation) == at
     }
 
-    /// Every flow that is not in hand.
+    /// Every flow that is not taken out.
     pub(in crate::proxy) fn iter(&self) -> impl Iterator<Item = &Flow> {
         self.places.iter().filter_map(|place| place.flow.as_deref())
     }
@@ -90,17 +90,17 @@ impl FlowSlab {
         self.places.iter_mut().filter_map(|place| place.flow.as_deref_mut())
     }
 
-    /// Places that there are, whether or not they are a flow's.
+    /// Number of places, used or not.
     pub(in crate::proxy) fn places(&self) -> usize {
         self.places.len()
     }
 
-    /// Takes the flow in place `index` in hand if `wanted` says so.
+    /// Takes the flow in place `index` out if `wanted` returns true.
     pub(in crate::proxy) fn take_if(&mut self, index: usize, wanted: impl Fn(&Flow) -> bool) -> Option<Box<Flow>> {
         self.places[index].flow.take_if(|flow| wanted(flow))
     }
 
-    /// Takes whatever is in place `index`.
+    /// Takes the content of place `index`.
     pub(in crate::proxy) fn take_any(&mut self, index: usize) -> TakenFlow {
         let place = &mut self.places[index];
         match place.flow.take() {

@@ -1,5 +1,5 @@
-//! The end of a flow that ends by FIN: it is over when both ends have acknowledged all that they were sent, not when that was
-//! written.
+//! The end of a flow by FIN: it is over when both ends have acknowledged everything that was sent to them, not when it
+//! was written.
 //!
 //! ```text
 //!             FIN was passed on both ways         acknowledged by both, or reset by them
@@ -7,11 +7,12 @@
 //!                                             │ user_timeout of silence
 //!                                             └────────────────────────────────▶ client_timed_out, backend_timed_out
 //! ```
-//! Until then the flow keeps its sockets and its place in the table. Sockets that nobody holds are given up in silence by the
-//! kernel, are not given more time when a reader pauses ([`crate::proxy::watch::deliveries`]), and lose their address when that moves.
+//! Until then the flow keeps its sockets and its place in the table. The kernel gives up a socket without a descriptor
+//! in silence, gives it no more time when its reader pauses ([`crate::proxy::watch::deliveries`]), and cannot send from
+//! it once its address moves.
 //!
-//! Mostly one acknowledgement is missing, that of the end that closed last, and it takes a round trip. For that time the flow
-//! counts towards no limit: a client that has read the end may connect again at once.
+//! Mostly one acknowledgement is missing, that of the end that closed last, and it takes a round trip. Meanwhile the
+//! flow counts towards no limit: a client that has read the end may connect again at once.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -24,16 +25,16 @@ use crate::proxy::verdict::{FlowVerdict, ended_by, errno, is_silence};
 use crate::proxy::watch::FlowWatch;
 use crate::sys::{silence, socket, tcp_info};
 
-/// What has become of one end.
+/// The state of one end.
 enum ClosingLeg {
     Open,
-    /// It has acknowledged all, or has reset the connection.
+    /// It has acknowledged everything, or has reset the connection.
     Over,
     /// The kernel has given it up.
     Silent(io::Error),
 }
 
-/// Has a flow end whose both directions are done, now or when that has arrived.
+/// Ends a flow whose both directions are done, now or when its last bytes have arrived.
 pub(in crate::proxy) fn close_if_done(cx: &WorkerContext, flow: &mut Flow) -> FlowVerdict {
     match &flow.phase {
         Phase::Relaying(relaying) if relaying.closing.is_some() => closing_ready(cx, flow),
@@ -48,7 +49,7 @@ pub(in crate::proxy) fn close_if_done(cx: &WorkerContext, flow: &mut Flow) -> Fl
     }
 }
 
-/// Ends a flow by FIN both ways, for `reason`. Nothing may be held of it.
+/// Ends a flow by FIN both ways, for `reason`. The flow must hold no bytes.
 pub(in crate::proxy) fn close_both(
     cx: &WorkerContext,
     watch: &mut FlowWatch,
@@ -76,7 +77,7 @@ fn close(cx: &WorkerContext, flow: &mut Flow, reason: EndReason) -> FlowVerdict 
     FlowVerdict::Keep
 }
 
-/// One of its sockets has something to tell: most likely that it is over.
+/// An event of one of its sockets: most likely it is over.
 pub(in crate::proxy) fn closing_ready(cx: &WorkerContext, flow: &mut Flow) -> FlowVerdict {
     let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
     let Some(closing) = &mut relaying.closing else { return FlowVerdict::Keep };
@@ -107,7 +108,7 @@ pub(in crate::proxy) fn closing_is_late(cx: &WorkerContext, flow: &mut Flow) -> 
     closing_ready(cx, flow)
 }
 
-/// It counts again towards limits, as another process would count it.
+/// The flow counts towards limits again, as another process would count it.
 pub(in crate::proxy) fn count_again(cx: &WorkerContext, flow: &mut Flow) {
     if flow.holds.frontend.is_none() {
         flow.holds.frontend = Some(FrontendHold::count_again(&flow.frontend));
@@ -116,7 +117,7 @@ pub(in crate::proxy) fn count_again(cx: &WorkerContext, flow: &mut Flow) {
     }
 }
 
-/// A flow that has been idle for too long: one that is closing has not while its end takes something.
+/// Ends a flow that has been idle for too long. A closing flow is not idle while its end still accepts bytes.
 pub(in crate::proxy) fn idle_due(cx: &WorkerContext, flow: &mut Flow) -> FlowVerdict {
     let (limit, now_ns) = (flow.frontend.settings.idle_timeout, cx.now_ns());
     if let Phase::Relaying(Relaying { client, backend, closing: Some(closing), .. }) = &mut flow.phase {
@@ -132,7 +133,7 @@ pub(in crate::proxy) fn idle_due(cx: &WorkerContext, flow: &mut Flow) -> FlowVer
     FlowVerdict::End(EndReason::IdleTimeout, 0)
 }
 
-/// A backend that has done its part has the flow no more, though its client may need long to read the end.
+/// A backend that has received everything no longer counts the flow, though its client may need long to read the end.
 fn backend_may_be_over(cx: &WorkerContext, flow: &mut Flow) {
     if let Phase::Relaying(relaying) = &mut flow.phase
         && relaying.backend_used().is_none()

@@ -1,4 +1,4 @@
-//! Orders that end flows: which flows, and when each has its turn.
+//! Orders that end flows: the selected flows, and the time of each.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::proxy::verdict::FlowVerdict;
 use crate::proxy::watch::FlowWatch;
 use crate::table::flows::FlowKey;
 
-/// Gives each selected flow its turn within the order's pace. Returns those that are connecting and shall only give up a backend.
+/// Schedules each selected flow within the order's pace. Returns connecting flows that must only give up a backend.
 pub(in crate::proxy) fn give_turns(cx: &mut WorkerContext, flows: &mut FlowSlab, order: &EndOrder) -> Vec<FlowRef> {
     let mut chosen: Vec<_> = flows.iter().filter(|flow| selects(order, flow)).map(|flow| flow.at).collect();
     // In random order, so that clients that came together do not all come back together.
@@ -35,7 +35,7 @@ pub(in crate::proxy) fn give_turns(cx: &mut WorkerContext, flows: &mut FlowSlab,
     connecting
 }
 
-/// As [`give_turns`], for an order that means one flow: its turn is now.
+/// As [`give_turns`], for an order for one flow: it is due now.
 pub(in crate::proxy) fn give_turn(
     cx: &WorkerContext,
     flows: &mut FlowSlab,
@@ -47,7 +47,7 @@ pub(in crate::proxy) fn give_turn(
     Some(at)
 }
 
-/// A flow's turn to end has come.
+/// A flow's time to end has come.
 pub(in crate::proxy) fn end_due(cx: &WorkerContext, watch: &mut FlowWatch, flow: &mut Flow) -> FlowVerdict {
     let Some(pending) = flow.pending_end else { return FlowVerdict::Keep };
     if let Some(idle) = pending.only_idle_for {
@@ -71,7 +71,7 @@ fn set_pending(cx: &WorkerContext, flow: &mut Flow, order: &EndOrder) {
 }
 
 fn selects(order: &EndOrder, flow: &Flow) -> bool {
-    // What must end already is not saved by an order that may spare it.
+    // An order that may spare an idle flow does not replace one that must end it.
     let must_end = flow.pending_end.is_some_and(|pending| pending.only_idle_for.is_none());
     if must_end && order.only_idle_for.is_some() {
         return false;
@@ -86,7 +86,7 @@ fn selects(order: &EndOrder, flow: &Flow) -> bool {
     }
 }
 
-/// Time between two ends of one worker: spreads them over the window, but never beyond the rate.
+/// Time between two ends of one worker: spreads them over the window, but never exceeds the rate.
 fn step_ns(pace: Pace, flows: usize, workers: usize) -> u64 {
     let spread = pace.within.as_nanos() as u64 / (flows as u64).max(1);
     let rate_limit = Duration::from_secs(workers as u64).as_nanos() as u64 / u64::from(pace.per_second.max(1));

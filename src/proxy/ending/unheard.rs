@@ -1,9 +1,9 @@
-//! Clients that a reset does not reach, for the address that it comes from has left this host: the kernel has no route from
-//! there (net/ipv4/route.c, ip_route_output_key_hash_rcu) and drops it. A process that hung finds such connections when it
-//! goes on: what their clients sent is acknowledged, so that they would say nothing more, and wait for ever.
+//! Clients that a reset does not reach, because its source address has left this host: the kernel has no route from
+//! there (net/ipv4/route.c, ip_route_output_key_hash_rcu) and drops it. A process that hung finds such connections when
+//! it continues: their clients' bytes were acknowledged, so they send nothing more, and would wait for ever.
 //!
-//! Whether the address is here is asked before the resets are out and after that, once for all of a turn: it could leave meanwhile, and it
-//! could come, for it is kept on `lo` when that is seen.
+//! Baton asks whether the address is here before and after the resets, once for all resets of a turn. The address could
+//! leave meanwhile; it could also come, because Baton keeps it on `lo` when it notices the leave.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
@@ -18,31 +18,31 @@ use crate::sys::{socket, tcp_info};
 pub(crate) struct Unheard {
     is_here: fn(IpAddr) -> Option<bool>,
     all: Vec<(Abandoned, Otherwise)>,
-    /// Whether each address was here before the first of them.
+    /// Whether each address was here before the first reset.
     before: Vec<(IpAddr, bool)>,
 }
 
-/// What is done if the address is here.
+/// The action if the address is here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::proxy) enum Otherwise {
-    /// The client has sent nothing that was acknowledged: it will, and gets RST again.
+    /// The client has sent no acknowledged bytes: it will send, and gets another RST.
     Nothing,
     Repeat,
-    /// The client has sent something and had no backend yet.
+    /// The client has sent bytes and had no backend yet.
     RepeatUnserved,
 }
 
 impl Unheard {
-    /// `is_here`: whether packets to an address are this host's, if that can be said.
+    /// `is_here`: whether packets to an address are delivered on this host; `None`: unknown.
     pub(in crate::proxy) fn new(is_here: fn(IpAddr) -> Option<bool>) -> Self {
         Self { is_here, all: Vec::new(), before: Vec::new() }
     }
 
-    /// The kernel resets it within this turn.
+    /// The kernel resets the client within this turn.
     pub(in crate::proxy) fn note(&mut self, abandoned: Abandoned, otherwise: Otherwise) {
         let ip = abandoned.from.ip();
         if !self.before.iter().any(|(of, _)| *of == ip) {
-            // To ask takes a descriptor, and there may be none before somebody is reset.
+            // The query needs a descriptor, and before the first reset there may be none.
             self.before.push((ip, (self.is_here)(ip).unwrap_or(true)));
         }
         self.all.push((abandoned, otherwise));
@@ -53,23 +53,24 @@ impl Unheard {
         self.note_beginning(client, vip.socket_addr(), from.socket_addr());
     }
 
-    /// This client is about to be reset before it has a backend. What it says of its ends need not be those of the connection.
+    /// This client is about to be reset before it has a backend. The ends in its PROXY header need not be those of the
+    /// connection.
     pub(in crate::proxy) fn note_unserved(&mut self, client: impl AsFd) {
-        // It has none any more if the client has reset it.
+        // The socket has no peer any more if the client has reset it.
         if let (Ok(local), Ok(remote)) = (socket::local_addr(&client), socket::peer_addr(&client)) {
             self.note_beginning(client, local.socket_addr(), remote);
         }
     }
 
     fn note_beginning(&mut self, client: impl AsFd, local: SocketAddr, remote: SocketAddr) {
-        // Without the right to ask, the kernel's RST is all there is.
+        // Without the right to query it, the kernel's RST is the only one.
         let has_spoken = tcp_info::bytes_received(&client).is_ok_and(|bytes| bytes > 0);
         if let Ok(numbers) = beginning(client, local, remote) {
             self.note(numbers.into(), if has_spoken { Otherwise::RepeatUnserved } else { Otherwise::Nothing });
         }
     }
 
-    /// Has those told whose address was gone.
+    /// Reports the clients whose address was gone.
     pub(in crate::proxy) fn tell(&mut self, late_resets: &LateResets) {
         let is_here = self.is_here;
         let here: Vec<_> = self.before.drain(..).map(|(ip, here)| (ip, here && is_here(ip).unwrap_or(false))).collect();

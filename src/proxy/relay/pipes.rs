@@ -19,7 +19,7 @@ impl PipePool {
         Self { idle: Vec::new(), lent: 0, most }
     }
 
-    /// A pipe, or `None` when none may or can be had; copying then serves.
+    /// A pipe, or `None` if the limit is reached or no descriptor is free; then the caller copies.
     pub(crate) fn lend(&mut self) -> Option<Pipe> {
         if self.lent >= self.most {
             return None;

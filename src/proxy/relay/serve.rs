@@ -18,10 +18,10 @@ use crate::sys::socket;
 use crate::sys::tcp_info::{fin_came, peer_signs};
 use crate::table::flows::Field;
 
-/// How exactly it is known when a backend has last sent something: asking the kernel is a system call.
+/// Precision of the time at which a backend last sent data: asking the kernel is a system call.
 const SPEECH_EVERY: Duration = Duration::from_millis(10);
 
-/// What relaying may touch beside the flow in hand.
+/// The parts that relaying uses besides the present flow.
 pub(in crate::proxy) struct Relay<'a> {
     pub cx: &'a mut WorkerContext,
     pub watch: &'a mut FlowWatch,
@@ -38,7 +38,7 @@ impl Relay<'_> {
                 if ready.readable() {
                     relaying.up.source_ready(ready.ends());
                 }
-                // A direction that reads would find the error itself, behind the bytes that came before it.
+                // A direction that reads finds the error itself, behind the bytes that came before it.
                 if ready.failed() && !relaying.up.reads() {
                     let error = socket::take_error(&relaying.client);
                     return ended_by(Side::Client, errno(error.as_ref()));
@@ -78,7 +78,7 @@ impl Relay<'_> {
         }
     }
 
-    /// The turn of a flow that had its fair share and wanted more.
+    /// The turn of a flow that had its fair share and has more to do.
     pub(in crate::proxy) fn pump_more(&mut self, flow: &mut Flow) -> FlowVerdict {
         if let Phase::Relaying(relaying) = &mut flow.phase {
             relaying.waits_for_turn = false;
@@ -86,7 +86,7 @@ impl Relay<'_> {
         self.pump_both(flow)
     }
 
-    /// Moves whatever can be moved, either way.
+    /// Moves all bytes that can be moved, both ways.
     pub(in crate::proxy) fn pump_both(&mut self, flow: &mut Flow) -> FlowVerdict {
         match self.pump_to_backend(flow) {
             FlowVerdict::Keep => self.pump_to_client(flow),
@@ -109,7 +109,7 @@ impl Relay<'_> {
         };
         let ends = relaying.up.owes_fin();
         if ends {
-            // Before our FIN: once the backend has answered it, TIME_WAIT has begun and takes no options any more.
+            // Before our FIN: once the backend has answered it, TIME_WAIT has begun and accepts no options.
             let to_be_shared = relaying.first_fin.is_none() && relaying.source_port == 0;
             if to_be_shared && self.ports.wants(relaying.backend_addr, self.cx.now_ns()) {
                 relaying.source_port = socket::share_port(&relaying.backend).unwrap_or(0);
@@ -152,14 +152,14 @@ impl Relay<'_> {
         let ends = relaying.down.owes_fin();
         if ends {
             if relaying.up.is_done() {
-                // Before the client knows: it may connect again at once.
+                // Before the client learns of the end: it may connect again at once.
                 flow.holds.let_go();
             }
             relaying.down.pass_fin(&relaying.client);
             relaying.first_fin.get_or_insert(Side::Backend);
         }
         if moved.read > 0 {
-            // Several requests answered at once count as one.
+            // Several requests that one answer covers count as one.
             if std::mem::take(&mut relaying.unanswered_since_ns) != 0 {
                 relaying.eligibility.count_round_trip();
             }
@@ -175,8 +175,8 @@ impl Relay<'_> {
         }
     }
 
-    /// Writing to the backend failed, yet what it sent before may still wait in its socket, an answer that says why:
-    /// that goes to the client first.
+    /// Writing to the backend failed, but its earlier bytes may still wait in its socket, such as an answer that
+    /// explains the failure: these go to the client first.
     fn backend_broke(&mut self, flow: &mut Flow, error: &io::Error) -> FlowVerdict {
         if let Phase::Relaying(relaying) = &mut flow.phase {
             let mut moved = Pumped::default();
@@ -189,7 +189,7 @@ impl Relay<'_> {
             && relaying.down.owes_fin()
             && fin_came(&relaying.backend, slot.word(Field::BytesToClient as usize))
         {
-            // The write took the error away, so that the read found an EOF either way.
+            // The write has consumed the error, so the read found an EOF in any case.
             relaying.down.pass_fin(&relaying.client);
         }
         ended_by(Side::Backend, errno(Some(error)))
@@ -203,7 +203,8 @@ impl Relay<'_> {
             slot.set(Field::LastToBackendNs as usize, self.cx.now_ns());
         }
         relaying.place.0.lanes[self.cx.number].bytes_to_backend.add(moved.written);
-        // Once, though both directions may ask: else a flow that is busy both ways gets twice the turns each time.
+        // Once, though both directions may ask: otherwise a flow that is busy both ways gets twice as many turns each
+        // time.
         if moved.again && !std::mem::replace(&mut relaying.waits_for_turn, true) {
             self.backlog.wants_more(flow.at);
         }
@@ -224,8 +225,8 @@ impl Relay<'_> {
     }
 }
 
-/// Notes that the backend's process has sent something, and whether it has all that was last given to it at `given_ns`. What was read now
-/// may have come long ago: bytes wait in the socket while the client takes none.
+/// Notes that the backend's process has sent data, and whether it has acknowledged all bytes sent to it at `given_ns`.
+/// The bytes read now may have come long ago: they wait in the socket while the client accepts none.
 fn note_speech(relaying: &Relaying, given_ns: u64, now_ns: u64) {
     let entry = &relaying.place.0;
     if now_ns.saturating_sub(entry.spoke_ns.load(Relaxed)) < SPEECH_EVERY.as_nanos() as u64 {

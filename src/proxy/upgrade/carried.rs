@@ -1,4 +1,4 @@
-//! What limits and balancing remember, from one process to the next.
+//! Counters of limits and balancing that pass from one process to the next.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -10,12 +10,11 @@ use crate::proxy::workers::Proxy;
 use crate::sys::clock::now_ns;
 use crate::table::carried::{CarriedCounters, FrontendLoad, SavedSource};
 
-/// Sources that are told of at most: with more of them a message would grow too long. Those that are nearest to a limit
-/// go first.
+/// Limit for the reported sources: more would make the message too long. Sources nearest to a limit go first.
 const SOURCES_MAX: usize = 30_000;
 
 impl Proxy {
-    /// What another process should know to go on with.
+    /// The counters for the other process.
     pub fn save(&self) -> Result<CarriedCounters, StuckWorker> {
         let (sources, sources_left_out) = self.save_sources();
         let mut turns = Vec::new();
@@ -30,13 +29,13 @@ impl Proxy {
         Ok(CarriedCounters { frontends, sources, sources_left_out, turns })
     }
 
-    /// The sources alone, at the very end.
+    /// The counters of the sources alone, at the very end.
     pub fn save_sources(&self) -> (Vec<SavedSource>, u64) {
         let name = |id| Some(self.table.registry.find_frontend(id)?.name.to_string());
         self.shared.sources.save(name, SOURCES_MAX, now_ns())
     }
 
-    /// Goes on with what another process knew, which still has its flows. Call it before anyone is served.
+    /// Continues the counters of another process, which still has its flows. Call it before any client is served.
     pub fn recall(&self, config: &Config, carried: &CarriedCounters) {
         for entry in self.table.registry.frontends() {
             let loads = carried.frontends.iter().filter(|load| *load.name == *entry.name);
@@ -49,7 +48,7 @@ impl Proxy {
         }
     }
 
-    /// Goes on with what another process knows of sources. `expect`: it will give their flows to this one.
+    /// Continues another process's counters of sources. `expect`: that process will give their flows to this one.
     pub fn recall_sources(&self, config: &Config, saved: &[SavedSource], expect: bool) {
         for source in saved {
             let configured = config.frontends.iter().find(|frontend| *frontend.name == *source.frontend);
@@ -58,7 +57,7 @@ impl Proxy {
         }
     }
 
-    /// The upgrade is over, or came to nothing: no flow of the other process counts here any more.
+    /// The upgrade has succeeded or failed: no flow of the other process counts here any more.
     pub fn forget_other_process(&self) {
         self.table.registry.forget_other_process();
         self.shared.sources.forget_other_process();
@@ -67,7 +66,7 @@ impl Proxy {
     fn recall_source(&self, frontend: &Frontend, saved: &SavedSource, expect: bool) {
         let limits = &frontend.limits;
         let id = self.table.registry.frontend(&frontend.name).id;
-        // Under another mask it may be part of a wider network.
+        // With another mask it may be part of a wider network.
         let network = limits.source_mask.network(ClientAddr::new((saved.network, 0).into()));
         let rate = limits.accept_rate_per_source;
         if let (Some(rate), Some(bucket)) = (rate, saved.bucket) {

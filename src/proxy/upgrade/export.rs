@@ -1,4 +1,4 @@
-//! Flows that leave for another process.
+//! Flows that move to another process.
 
 use std::mem;
 
@@ -16,15 +16,15 @@ use crate::sys::socket;
 use crate::table::flow_transfer::{FirstFin, FlowTransfer, Relayed, Stage};
 use crate::table::flows::Field;
 
-/// How far a worker has come with the flows that leave.
+/// A worker's progress with the flows that move.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct Departing {
-    /// The next place to be looked at.
+    /// The next place to look at.
     next: usize,
 }
 
 impl Departing {
-    /// Takes flows out of service, going on where the last call stopped.
+    /// Takes flows out of service, from where the last call stopped.
     pub(in crate::proxy) fn take(
         &mut self,
         cx: &mut WorkerContext,
@@ -53,7 +53,7 @@ impl Departing {
     }
 }
 
-/// Puts a flow back into its place that was taken. `None`: a panic has given the place up, and the flow is reset.
+/// Puts a taken flow back into its place. `None`: a panic has freed the place, and the flow is reset.
 pub(in crate::proxy) fn put_back(flows: &mut FlowSlab, mut flow: Box<Flow>) -> Option<FlowRef> {
     let at = flow.at;
     if !flows.keeps_place_of(at) {
@@ -65,10 +65,10 @@ pub(in crate::proxy) fn put_back(flows: &mut FlowSlab, mut flow: Box<Flow>) -> O
     Some(at)
 }
 
-/// Forgets a flow that another process has now: its sockets close here, which their other descriptors survive.
+/// Forgets a flow that another process has now: its sockets close here, and the other process keeps its descriptors.
 pub(in crate::proxy) fn let_go(cx: &mut WorkerContext, flows: &mut FlowSlab, flow: Box<Flow>) {
     if flows.keeps_place_of(flow.at) {
-        // It counts towards limits still, until the upgrade is over.
+        // It still counts towards limits until the upgrade is over.
         flow.frontend.entry.elsewhere.leave();
         flow.holds.source.iter().for_each(SourceHold::leave);
         flow.backend().iter().for_each(|backend| backend.elsewhere.leave());
@@ -90,14 +90,14 @@ pub(in crate::proxy) fn end_taken(
     }
 }
 
-/// Makes a moving_flow of a flow; ends it if that fails.
+/// Makes a moving flow of a flow; ends it if that fails.
 fn pack(
     cx: &mut WorkerContext,
     flows: &mut FlowSlab,
     ports: &mut SourcePorts,
     mut flow: Box<Flow>,
 ) -> Option<MovingFlow> {
-    // Closing alone would not do: the other process's descriptors keep the registration alive (epoll(7), Q6).
+    // Closing is not enough: the other process's descriptors keep the registration (epoll(7), Q6).
     let _ = flow.client().map(|client| cx.epoll.forget(client));
     count_again(cx, &mut flow);
     let stage = match &mut flow.phase {
@@ -131,7 +131,7 @@ fn pack(
 }
 
 fn relayed(relaying: &mut Relaying, cx: &mut WorkerContext, at: FlowRef) -> std::io::Result<Relayed> {
-    // The lists of flows that are looked at drop one that they do not find.
+    // The lists of watched flows drop one that they do not find.
     (relaying.watched, relaying.delivering) = (false, false);
     let (up, down) = (relaying.up.pack(&mut cx.tools)?, relaying.down.pack(&mut cx.tools)?);
     let slot = cx.slot(at.key());

@@ -26,12 +26,12 @@ use crate::table::flows::{Field, FlowOrigin, FlowPlace, FlowState};
 pub(in crate::proxy) struct GoneFrontends(Vec<Arc<FrontendPlane>>);
 
 impl GoneFrontends {
-    /// A new configuration holds: they are looked for in that first.
+    /// A new configuration applies: look for frontends in that first.
     pub(in crate::proxy) fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// Also one that the configuration no longer has, as long as somebody watches over its end.
+    /// Also finds a frontend that the configuration no longer has, while flows of it still end.
     fn find(&mut self, cx: &WorkerContext, name: &str) -> Option<Arc<FrontendPlane>> {
         let called = |frontend: &&Arc<FrontendPlane>| &*frontend.entry.name == name;
         let known = cx.plane().frontends.iter().chain(&self.0).find(called).cloned();
@@ -44,7 +44,8 @@ impl GoneFrontends {
     }
 }
 
-/// Gives a flow its place, to go on with it from here on. On an error it has not been touched, and its sockets are closed here.
+/// Gives a flow its place and serves it from here on. On an error the flow is unchanged, and its sockets are closed
+/// here.
 pub(in crate::proxy) fn import(
     cx: &mut WorkerContext,
     flows: &mut FlowSlab,
@@ -58,7 +59,7 @@ pub(in crate::proxy) fn import(
     let frontend = gone.find(cx, &frontend).ok_or(ImportError::UnknownFrontend(frontend))?;
     let mut sockets = sockets.into_iter();
     let (Some(client), backend, None) = (sockets.next(), sockets.next(), sockets.next()) else { return Err(wrong) };
-    // A process of an earlier release has not asked.
+    // A process of an earlier release did not ask the kernel.
     let vip = asked_for(vip, &client);
     let origin = FlowOrigin { accepted_at_ns, client: client_addr, vip, frontend: frontend.entry.id };
     let (phase, words) = match (stage, backend) {
@@ -90,7 +91,7 @@ pub(in crate::proxy) fn import(
     let arrival = Arrival { id, at, phase, client_addr, vip, now_ns, frontend, frontend_hold, source_hold };
     let mut flow = Flow::new(arrival);
     flow.shared = true;
-    // A closed socket has none.
+    // A closed socket has no address.
     if let Some(Ok(own)) = flow.client().map(socket::local_addr)
         && own.port() != 0
     {
@@ -107,7 +108,8 @@ pub(in crate::proxy) fn import(
     Ok(at)
 }
 
-/// Also one that the configuration no longer has, as long as somebody watches over its end, or has elsewhere.
+/// Also finds a backend that the configuration no longer has, while flows of it still end, or that has another address
+/// by now.
 fn backend_at(cx: &WorkerContext, frontend: &FrontendPlane, relayed: &Relayed) -> Option<BackendHold> {
     let registry = &cx.table.registry;
     let called = |it: &Arc<BackendEntry>| it.frontend.id == frontend.entry.id && *it.name == *relayed.backend;

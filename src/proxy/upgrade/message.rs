@@ -1,4 +1,4 @@
-//! Flows under way between two processes, and what a worker is asked for meanwhile.
+//! Flows on their way between two processes, and the requests to a worker meanwhile.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,7 +19,7 @@ pub struct MovingFlow {
     pub(in crate::proxy) flow: Box<Flow>,
 }
 
-/// Flows that one worker gave.
+/// Flows that one worker has taken out of service.
 #[derive(Debug)]
 pub struct Departure {
     pub moving: Vec<MovingFlow>,
@@ -31,7 +31,7 @@ pub struct Departure {
 #[derive(Debug)]
 pub struct Arriving {
     pub transfer: FlowTransfer,
-    /// As its transfer says.
+    /// In the order that its transfer states.
     pub sockets: Vec<OwnedFd>,
 }
 
@@ -72,7 +72,7 @@ pub(crate) enum Message {
 }
 
 impl MovingFlow {
-    /// In the order that its transfer promises.
+    /// In the order that its transfer states.
     pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let backend = match &self.flow.phase {
             Phase::Relaying(relaying) => Some(relaying.backend.as_fd()),

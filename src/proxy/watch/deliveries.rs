@@ -1,14 +1,14 @@
-//! Far ends that pause: a reader without room for more lives, as long as its host answers window probes.
+//! Far ends that pause: a reader without room for more is alive as long as its host answers window probes.
 //!
-//! TCP_USER_TIMEOUT counts such a reader as lost: while the window stays closed the kernel ends the connection after that
-//! time, answers or not (net/ipv4/tcp_timer.c, tcp_probe_timer and tcp_rtx_probe0_timed_out). It also ends one that loses
-//! segments for so long, though others arrive (retransmits_timed_out: retrans_stamp stays until all losses are fixed).
-//! Without that option, though, a host that vanishes behind a closed window is missed for a quarter of an hour. So the
-//! option stays, and the flow is given more time again and again for as long as its far end answers, or takes something.
-//! The kernel sends no probe later than the time that is left (tcp_clamp_probe0_to_user_timeout), so what is given also
-//! says how often the far end is asked.
+//! TCP_USER_TIMEOUT takes such a reader for dead: while the window stays closed, the kernel ends the connection after
+//! that time, even if probes are answered (net/ipv4/tcp_timer.c, tcp_probe_timer and tcp_rtx_probe0_timed_out). It also
+//! ends a connection that loses segments for so long, though others arrive (retransmits_timed_out: retrans_stamp stays
+//! until all losses are repaired). Without the option, however, Baton would notice a host that vanishes behind a closed
+//! window only after a quarter of an hour. So the option stays, and Baton extends it again and again as long as the far
+//! end answers or accepts bytes. The kernel sends no probe later than the remaining time
+//! (tcp_clamp_probe0_to_user_timeout), so the extension also determines how often it probes.
 //!
-//! Only flows that wrote something are looked at, until all of it was acknowledged: an idle flow costs nothing.
+//! Baton checks only flows that wrote bytes, until all of them are acknowledged: an idle flow costs nothing.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -19,19 +19,19 @@ use crate::proxy::token::FlowRef;
 use crate::sys::socket;
 use crate::sys::tcp_info::{Delivery, StuckBy, delivery};
 
-/// Looks within one TCP_USER_TIMEOUT.
+/// Checks within one TCP_USER_TIMEOUT.
 pub(super) const LOOKS: u64 = 8;
 
-/// Probes that a living host may leave unanswered: each, or its answer, may be lost.
+/// Probes in a row that a live host may leave unanswered: each probe or its answer may be lost.
 const LOST_PROBES_MAX: u8 = 3;
 
-/// What a paused flow is given beyond the next look, at least: its worker may be late.
+/// Least extension of a paused flow beyond its next check: its worker may be late.
 const MARGIN_MIN_NS: u64 = 500_000_000;
 
-/// Flows with bytes under way, or with FIN.
+/// Flows with bytes or FIN in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Deliveries {
-    /// Those that are looked at equally often, soonest first. As many as there are settings of TCP_USER_TIMEOUT.
+    /// Flows that are checked equally often, earliest first. One line per setting of TCP_USER_TIMEOUT.
     lines: Vec<DeliveryLine>,
 }
 
@@ -45,36 +45,36 @@ struct DeliveryLine {
 pub(super) struct Delivering {
     pub due_ns: u64,
     pub at: FlowRef,
-    /// When the kernel may have begun to count. It is not seen when it begins anew: of retransmissions it goes on counting
-    /// from the first one, though much arrives in between (retrans_stamp).
+    /// When the kernel may have begun to count. A later restart of its count is not visible: for retransmissions it
+    /// counts from the first one, though much arrives in between (retrans_stamp).
     pub since_ns: u64,
-    /// Its client and its backend as they were.
+    /// The state of client and backend at the last check.
     pub seen: Option<Box<[Option<SeenLeg>; 2]>>,
 }
 
-/// A leg that had something under way when it was looked at.
+/// A leg with bytes in flight at a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SeenLeg {
     acked: u64,
     is_stuck: bool,
-    /// The first look at it, or the last one that found that something was taken.
+    /// The first check, or the last one that found newly accepted bytes.
     news_ns: u64,
-    /// Something was taken from one look that found it stuck to the next.
+    /// Whether the far end accepted bytes between two checks that found it stuck.
     moves: bool,
 }
 
-/// What becomes of a leg's TCP_USER_TIMEOUT.
+/// The change of a leg's TCP_USER_TIMEOUT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TimeoutAct {
-    /// The far end lives: it gets more time.
+    /// The far end is alive: it gets more time.
     Extend,
     Leave,
-    /// It had its time: what is configured.
+    /// Its time is over: set the configured value.
     Restore,
 }
 
 impl Deliveries {
-    /// When the next flow is to be looked at, in monotonic ns.
+    /// When the next flow is due, in monotonic ns.
     pub(crate) fn next_ns(&self) -> Option<u64> {
         self.lines.iter().filter_map(|line| line.flows.front()).map(|next| next.due_ns).min()
     }
@@ -90,14 +90,14 @@ impl Deliveries {
         let due = |line: &&mut DeliveryLine| line.flows.front().is_some_and(|next| next.due_ns <= now_ns);
         let found = self.lines.iter_mut().find(due).and_then(|line| line.flows.pop_front());
         if found.is_none() {
-            // Settings that a reload changed, some time ago.
+            // Lines of settings that a reload has replaced.
             self.lines.retain(|line| !line.flows.is_empty());
         }
         found
     }
 }
 
-/// Looks at both ends of a flow; true if it is to be looked at again.
+/// Checks both ends of a flow. Returns whether another check is needed.
 pub(super) fn look(flow: &mut Flow, looked: &mut Delivering, now_ns: u64) -> bool {
     let patience_ns = patience_ns(flow);
     let Phase::Relaying(relaying) = &mut flow.phase else { return false };
@@ -129,7 +129,7 @@ pub(super) fn look(flow: &mut Flow, looked: &mut Delivering, now_ns: u64) -> boo
 }
 
 impl SeenLeg {
-    /// What was seen before goes on, or begins.
+    /// Continues the state of the last check, or begins a new one.
     fn go_on(before: Option<Self>, state: Delivery, now_ns: u64) -> Option<Self> {
         let (acked, is_stuck) = match state {
             Delivery::Done => return None,
@@ -153,26 +153,26 @@ fn act(state: Delivery, seen: Option<SeenLeg>, now_ns: u64, patience_ns: u64) ->
         StuckBy::Probes(unanswered) if is_silent && unanswered >= LOST_PROBES_MAX => TimeoutAct::Restore,
         StuckBy::ClosedWindow if is_silent => TimeoutAct::Restore,
         StuckBy::Probes(_) | StuckBy::ClosedWindow => TimeoutAct::Extend,
-        // That it sends something itself does not say that it hears us.
+        // Its own segments do not prove that it receives ours.
         StuckBy::Loss if now_ns - seen.news_ns >= patience_ns => TimeoutAct::Restore,
         StuckBy::Loss if seen.moves => TimeoutAct::Extend,
         StuckBy::Loss => TimeoutAct::Leave,
     }
 }
 
-/// The TCP_USER_TIMEOUT of a leg of which the kernel has counted for so long, at most.
+/// The TCP_USER_TIMEOUT for a leg, if the kernel has counted for at most `paused_ns`.
 fn extended_ns(paused_ns: u64, patience_ns: u64) -> u64 {
     let margin_ns = (patience_ns / 4).max(MARGIN_MIN_NS);
     (paused_ns + 2 * patience_ns / LOOKS + margin_ns).max(patience_ns)
 }
 
-/// For how long, at most, a leg can have paused: what is longer the kernel would have ended.
+/// The longest time that a leg can have paused: after a longer one the kernel would have ended it.
 fn given_ns(leg: &OwnedFd) -> u64 {
     socket::user_timeout(leg).map_or(0, |given| given.as_nanos() as u64)
 }
 
 fn set_patience(leg: &OwnedFd, patience_ns: u64) {
-    // It fails if the connection has ended, which epoll tells.
+    // Fails if the connection has ended, which epoll reports.
     let _ = socket::set_user_timeout(leg, Duration::from_nanos(patience_ns));
 }
 
@@ -187,7 +187,7 @@ mod tests {
         Stuck { by, silence: Duration::from_secs(silence_s), acked }
     }
 
-    /// What becomes of a leg that was first seen at 0 and is seen again after `after_s`.
+    /// The change for a leg that was first seen at 0 and is seen again after `after_s`.
     fn after(after_s: u64, first: Stuck, again: Stuck) -> TimeoutAct {
         let now_ns = after_s * 1_000_000_000;
         let seen = SeenLeg::go_on(None, Delivery::Stuck(first), 0);
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(after(500, loss(1), loss(2)), TimeoutAct::Extend);
     }
 
-    /// Else a host that vanishes amid a transfer is given time for what it took before.
+    /// Otherwise a host that vanishes during a transfer gets time for bytes that it accepted before.
     #[test]
     fn what_was_taken_before_the_losses_began_does_not_count() {
         let (smooth, loss) = (Delivery::UnderWay { acked: 1 }, Delivery::Stuck(stuck(StuckBy::Loss, 0, 2)));

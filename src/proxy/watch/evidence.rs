@@ -1,6 +1,6 @@
-//! The table as evidence: a backend whose kernel acknowledges nothing is reported long before its next probe.
+//! Flows as evidence: a backend whose kernel acknowledges nothing is reported long before its next probe.
 //!
-//! Only flows that sent something and heard nothing back are looked at, so an idle flow costs nothing.
+//! Only flows that sent bytes and got no answer are checked, so an idle flow costs nothing.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -15,19 +15,20 @@ use crate::proxy::token::FlowRef;
 use crate::sys::tcp_info::peer_signs;
 use crate::table::flows::Field;
 
-/// How often waiting flows are looked at.
+/// How often waiting flows are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// An answer may take this long before the kernel is asked.
+/// How long an answer may take before Baton asks the kernel.
 const PATIENCE: Duration = Duration::from_millis(300);
 
 /// Retransmission timeouts in a row that make a backend suspect; one alone is ordinary loss.
 const SUSPECT_BACKOFF: u8 = 2;
 
-/// What was sent so long ago and is not acknowledged was sent again by now: first as a tail loss probe, then after the first timeout.
+/// Bytes that were sent so long ago and are not acknowledged were repeated by now: first as a tail loss probe, then
+/// after the first timeout.
 const SENT_AGAIN: Duration = Duration::from_secs(1);
 
-/// Flows asked about at a time.
+/// Flows checked at a time.
 const LOOKS: usize = 256;
 
 impl FlowWatch {
@@ -39,7 +40,7 @@ impl FlowWatch {
         self.unanswered.push(at);
     }
 
-    /// Lets go of flows that were answered or acknowledged; reports backends that acknowledge nothing.
+    /// Drops flows that were answered or acknowledged; reports backends that acknowledge nothing.
     pub(in crate::proxy) fn look_at_unanswered(&mut self, cx: &mut WorkerContext, flows: &mut FlowSlab) {
         let waiting = std::mem::take(&mut self.unanswered);
         let mut looks = 0;
@@ -49,7 +50,7 @@ impl FlowWatch {
             }
         }
         if !self.unanswered.is_empty() {
-            // Those at the front were looked at; next time it is the others' turn.
+            // The flows at the front were checked; next time the others have their turn.
             let turn = looks.min(self.unanswered.len());
             self.unanswered.rotate_left(turn);
             cx.timers.set(cx.now_ns() + LOOK_EVERY.as_nanos() as u64, Due::Evidence);
@@ -64,7 +65,7 @@ fn still_waits(cx: &WorkerContext, flows: &mut FlowSlab, at: FlowRef, looks: &mu
     let (since_ns, entry) = (relaying.unanswered_since_ns, &relaying.place.0);
     let given_ns = cx.slot(at.key()).word(Field::LastToBackendNs as usize);
     let is_to_look = match since_ns {
-        // What came may be the answer to something else, unless the backend has taken what was sent to it later.
+        // The answer may belong to an earlier request, unless the backend has acknowledged bytes that were sent later.
         0 => *looks < LOOKS && entry.taken_ns.load(Relaxed) < given_ns,
         _ if *looks == LOOKS || cx.now_ns().saturating_sub(since_ns) < PATIENCE.as_nanos() as u64 => {
             return true;
@@ -86,7 +87,7 @@ fn still_waits(cx: &WorkerContext, flows: &mut FlowSlab, at: FlowRef, looks: &mu
             }
             true
         }
-        // All was acknowledged: the host lives, and its process may take its time.
+        // Everything was acknowledged: the host is alive, and its process may take its time.
         signs => {
             if signs.is_ok() {
                 entry.taken_ns.fetch_max(given_ns, Relaxed);

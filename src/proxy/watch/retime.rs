@@ -1,7 +1,9 @@
-//! Other timers for flows that live already: of another configuration, or while their far ends are to be asked often.
+//! Sets new timers on existing flows: those of another configuration, or shorter ones while their far ends must be
+//! challenged often.
 //!
-//! Where instances that live take each other for dead, one may answer packets of the other's flows with RST: the backend forgets the
-//! connection, and the client would wait until a keepalive of this instance finds that out. So keepalives go out sooner for a while.
+//! If live instances take each other for dead, one may answer packets of the other's flows with RST. Then the backend
+//! forgets the connection, and the client would wait until this instance's keepalive finds that out. So keepalives go
+//! out sooner for a while.
 
 use std::time::Duration;
 
@@ -15,22 +17,23 @@ use crate::proxy::token::FlowRef;
 use crate::proxy::verdict::FlowVerdict;
 use crate::sys::socket::{self, SocketTimeouts};
 
-/// An end of which nothing was heard for so long is asked then, and again after [`ASK_EVERY`]. When it is given up stays as it is:
-/// TCP_USER_TIMEOUT counts, not how many were not answered (net/ipv4/tcp_timer.c, tcp_keepalive_timer).
+/// An end that was silent for so long is probed then, and again after [`ASK_EVERY`]. The time until it is given up
+/// stays the same: TCP_USER_TIMEOUT counts, not the number of unanswered probes (net/ipv4/tcp_timer.c,
+/// tcp_keepalive_timer).
 const ASK_AFTER: Duration = Duration::from_secs(2);
 
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
 impl FlowWatch {
-    /// Gives a flow the timers that it is to have now. What is opened or lent later has them anyway.
+    /// Sets a flow's present timers. Sockets that are opened or come back later get them anyway.
     pub(in crate::proxy) fn retime(&self, cx: &WorkerContext, flow: &Flow) -> FlowVerdict {
         let timeouts = &self.timeouts(cx, flow);
-        // They fail if the connection has ended, which epoll tells.
+        // Fails if the connection has ended, which epoll reports.
         match &flow.phase {
             Phase::Header(client) => drop(socket::set_timeouts(client, timeouts)),
             Phase::Connecting(connecting) => drop(socket::set_timeouts(&connecting.client, timeouts)),
             Phase::Relaying(relaying) => {
-                // A lenient one was given more time, and gets what the settings say when it is looked at again.
+                // A lenient flow was given more time; its next check sets the value of the settings.
                 let set = if relaying.lenient { socket::set_keepalive } else { socket::set_timeouts };
                 let _ = set(&relaying.client, timeouts);
                 let _ = set(&relaying.backend, timeouts);
@@ -44,7 +47,7 @@ impl FlowWatch {
         FlowVerdict::Keep
     }
 
-    /// Has a flow get the timers of its settings, which have changed.
+    /// Schedules new timers for a flow whose settings have changed.
     pub(in crate::proxy) fn retime_later(&mut self, at: FlowRef) {
         self.retiming.push_back(at);
     }
@@ -53,7 +56,7 @@ impl FlowWatch {
         self.retiming.pop_front()
     }
 
-    /// What a flow's settings say, or less while its ends are asked often.
+    /// The timers of a flow's settings, or shorter ones while its ends are challenged often.
     pub(in crate::proxy) fn timeouts(&self, cx: &WorkerContext, flow: &Flow) -> SocketTimeouts {
         let timeouts = flow.frontend.timeouts;
         if cx.now_ns() >= self.asking_until_ns {
@@ -66,7 +69,7 @@ impl FlowWatch {
         }
     }
 
-    /// Has the ends of flows with sockets asked that are quiet, until `until_ns`.
+    /// Has the ends of quiet proxied flows probed until `until_ns`.
     pub(in crate::proxy) fn ask_ends(&mut self, cx: &mut WorkerContext, flows: &FlowSlab, until_ns: u64) {
         let asks_already = self.asking_until_ns != 0;
         self.asking_until_ns = self.asking_until_ns.max(until_ns);

@@ -1,4 +1,4 @@
-//! What others ask of a worker: the control side, the offload engine, another process.
+//! Messages to a worker: from the control side, the offload engine and another process.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -48,7 +48,7 @@ impl Worker {
         }
     }
 
-    /// What the offload engine says.
+    /// Handles the offload engine's answers.
     fn take_answers(&mut self) {
         while let Some(answer) = self.cx.table.offload.next_answer(self.cx.number) {
             match answer {
@@ -85,7 +85,7 @@ impl Worker {
         });
     }
 
-    /// Hands the flow of `ticket` to `act`; has the offload engine end one that is not known here.
+    /// Calls `act` with the flow of `ticket`; has the offload engine end a flow that is not known here.
     fn with_ticket(&mut self, ticket: Ticket, act: impl FnOnce(&mut Self, &mut Flow) -> FlowVerdict) {
         match offload::place_of(&self.flows, ticket) {
             Some(at) => self.with_flow(at, act),
@@ -110,7 +110,8 @@ impl Worker {
             let same = |frontend: &&Arc<FrontendPlane>| frontend.entry.id == flow.frontend.entry.id;
             let Some(frontend) = self.cx.plane().frontends.iter().find(same) else { continue };
             let before = std::mem::replace(&mut flow.frontend, frontend.clone());
-            // One whose client has yet to say who it is was not counted, nor is one that only waits for its last bytes.
+            // A flow without its PROXY header was not counted yet, and a flow that only waits for its last bytes is no
+            // longer counted.
             if flow.holds.frontend.is_some() && !matches!(flow.phase, Phase::Header(_)) {
                 let (sources, now_ns) = (&self.cx.shared.sources, self.cx.now_ns());
                 recount_source(&before.settings, frontend, sources, flow.client_addr, &mut flow.holds.source, now_ns);
@@ -125,7 +126,7 @@ impl Worker {
         self.watch.set_idle_walk(&mut self.cx);
     }
 
-    /// Takes what the chosen listeners hold.
+    /// Takes the connections in the chosen listeners' backlogs.
     fn empty_backlogs(&mut self, choose: impl Fn(&Listener) -> bool) {
         for index in self.acceptor.indices() {
             if self.acceptor.chooses(index, &choose) {
@@ -134,7 +135,7 @@ impl Worker {
         }
     }
 
-    /// Closes the chosen listeners. What their backlog holds is served first: closing would reset it.
+    /// Closes the chosen listeners. The worker first serves their backlogs, which closing would reset.
     fn close_listeners(&mut self, choose: impl Fn(&Listener) -> bool) {
         self.empty_backlogs(&choose);
         for index in self.acceptor.indices() {
@@ -166,7 +167,7 @@ impl Worker {
             UpgradeMessage::Take { flows_max, bytes_max, answer } => {
                 let Self { cx, flows, connector, departing, .. } = self;
                 let departure = departing.take(cx, flows, &mut connector.ports, flows_max, bytes_max);
-                // Whoever asked has given up on us: nothing happened.
+                // The caller has stopped waiting: undo it.
                 if let Err(unwanted) = answer.send(departure) {
                     unwanted.0.moving.into_iter().for_each(|moving_flow| self.put_back(moving_flow.flow));
                 }

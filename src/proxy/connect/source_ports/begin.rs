@@ -1,4 +1,4 @@
-//! Begins a connection to a backend, from the address and the port that it shall come from.
+//! Begins a connection to a backend, from its source address and port.
 
 use std::io;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use crate::sys::source;
 /// Ports that are tried for one connection.
 const TRIES: usize = 512;
 
-/// How long the address that routes choose is believed.
+/// How long the source address that a route chose stays valid.
 const ROUTE_KEPT: Duration = Duration::from_secs(2);
 
 impl SourcePorts {
@@ -28,7 +28,7 @@ impl SourcePorts {
             self.open_from_any_port(cx.now_ns(), address, ip)
         };
         match leg {
-            // The VIP is not here, or not any more: the flow came by another address.
+            // The VIP is not on this host, or no longer: the flow came by another address.
             Err(NoStart::Address(_)) if flow.frontend.settings.source == Source::Auto => {
                 let leg = socket::connect(address).map(|socket| Leg { socket, source_port: 0 });
                 leg.map_err(|error| NoStart::Other(error).into())
@@ -39,7 +39,7 @@ impl SourcePorts {
 
     fn open_from_any_port(&mut self, now_ns: u64, address: BackendAddr, ip: Option<IpAddr>) -> Result<Leg, NoStart> {
         if let Some(port) = self.waiting.take(address, now_ns) {
-            // It cannot always be had: without timestamps, or if somebody else has taken it meanwhile.
+            // The bind may fail: without timestamps, or if another program has taken the port meanwhile.
             let socket = socket::connect_from(address, From { ip, port: Some(port), mss: None });
             self.waiting.learn(address, socket.is_ok(), now_ns);
             if let Ok(socket) = socket {
@@ -61,7 +61,7 @@ impl SourcePorts {
             Some(ip) => ip,
             None => self.route_to(cx.now_ns(), address).map_err(NoStart::Other)?,
         };
-        // The backend must not be told of longer segments than the client takes, or the flow could not be offloaded.
+        // The backend must not learn of longer segments than the client accepts, or the flow could not be offloaded.
         let mss = flow.client().and_then(|client| socket::segment_max(client).ok());
         let start = self.random.usize(..);
         let mut last = io::Error::from_raw_os_error(libc::EADDRNOTAVAIL);
@@ -89,7 +89,7 @@ impl SourcePorts {
     }
 }
 
-/// The address that the leg shall come from; `None`: the route's.
+/// The source address of the leg; `None`: the route's.
 fn source_for(cx: &WorkerContext, flow: &Flow, address: BackendAddr) -> Option<IpAddr> {
     let ip = match flow.frontend.settings.source {
         Source::Route => return None,

@@ -1,5 +1,5 @@
 //! Active health checks: one task per backend probes it, lets the machine of [`crate::model::health`] judge, and
-//! publishes what new flows should make of it.
+//! publishes the result for new flows.
 //!
 //! ```text
 //!   config ──▶ Checker ── commands ──▶ watcher (one per backend) ──▶ BackendEntry: preference, ramp, HealthView
@@ -45,35 +45,35 @@ use succession::{dismissal_of, fixed, order_for};
 use votes::Votes;
 use watcher::{Beginning, KnownBefore, Spec, Watcher, WatcherCommand};
 
-/// What the health checker may touch.
+/// The parts of the table that the health checker may touch.
 #[derive(Clone, Debug)]
 pub struct HealthParts {
     pub registry: Part<Registry>,
-    /// To count those that an order is to end.
+    /// To count the flows that an order will end.
     pub flows: Part<FlowTable>,
     pub orders: Part<Orders>,
     pub journal: Part<Journal>,
-    /// Whom this host hears: while that is nobody, a backend's silence says nothing.
+    /// The peers, backends and clients that this host hears: while it hears none, a backend's silence proves nothing.
     pub reachability: Part<Reachability>,
     pub fleet: Part<Fleet>,
     pub fleet_view: Part<FleetView>,
-    /// To have the offload engine look for clients.
+    /// To have the offload engine challenge clients.
     pub engine: Part<EngineWake>,
 }
 
-/// Watches over every backend. Dropping it stops all probes; the last health states stay.
+/// Watches every backend. Dropping it stops all probes; the last health states stay.
 #[derive(Debug)]
 pub struct Checker {
     shared: Arc<SharedHealth>,
     _strangers: Tasks,
 }
 
-/// An order was carried out; this is what is left to end.
+/// The result of an order: the flows that are still to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ordered {
     /// Flows of the backend.
     pub active: u32,
-    /// Monotonic ns at which they are reset, if they are.
+    /// Monotonic ns at which they are reset; `None`: they are not reset.
     pub drain_deadline_ns: Option<u64>,
 }
 
@@ -85,13 +85,13 @@ pub enum OrderError {
     Gone(String),
 }
 
-/// What the watchers share.
+/// The state that all watchers share.
 #[derive(Debug)]
 struct SharedHealth {
     table: HealthParts,
     metrics: Arc<Metrics>,
     runtime: Handle,
-    /// The latest.
+    /// The latest configuration.
     config: Mutex<Arc<Config>>,
     roster: Mutex<Roster>,
 }
@@ -102,9 +102,9 @@ struct Roster {
     votes: HashMap<FrontendId, Arc<Votes>>,
 }
 
-/// Where backends come from that were not watched so far.
+/// Backends that were not watched so far.
 enum Newcomers {
-    /// The process starts; another may have known them.
+    /// The process starts; an earlier process may have known them.
     AtStart(Vec<SavedBackend>),
     ByReload,
 }
@@ -115,7 +115,7 @@ struct Watched {
     commands: mpsc::UnboundedSender<WatcherCommand>,
     first_probed: watch::Receiver<bool>,
     _task: Tasks,
-    /// `Some` once it gets no flows for good.
+    /// `Some` once it will never get flows again.
     removed: Option<Dismissal>,
 }
 
@@ -127,7 +127,7 @@ impl Checker {
         Self::resume(table, metrics, config, runtime, Vec::new())
     }
 
-    /// As [`Checker::start`], but goes on with what another process knew of the backends.
+    /// As [`Checker::start`], but continues from another process's state of the backends.
     pub fn resume(
         table: HealthParts,
         metrics: Arc<Metrics>,
@@ -147,7 +147,7 @@ impl Checker {
         checker
     }
 
-    /// What is known of every backend, for the process that takes over.
+    /// The state of every backend, for the process that takes over.
     pub async fn save(&self) -> Vec<SavedBackend> {
         let ask = |watched: &Watched| {
             let (answer, answered) = oneshot::channel();
@@ -160,25 +160,25 @@ impl Checker {
             // An error means that the backend has just been forgotten.
             saved.extend(answered.await);
         }
-        // A release that knows one address of a name takes the first.
+        // A release that knows only one address per name takes the first.
         saved.sort_by_key(|it: &SavedBackend| it.former);
         saved
     }
 
-    /// Begins to probe what `config` adds, and lets the others go on under their new settings; nothing is removed yet.
-    /// Call it before the workers learn of `config`, so that new backends have been probed when flows come to them.
+    /// Begins to probe new backends of `config`, and applies its settings to the others; removes nothing yet. Call it
+    /// before the workers learn of `config`, so that new backends are probed before flows come.
     pub fn prepare(&self, config: &Arc<Config>) {
         self.welcome(config, &Newcomers::ByReload);
     }
 
-    /// Goes over to `config`. Backends that stay keep their state; removed ones drain and are forgotten after their last
-    /// flow. Call it after the workers have learnt of `config`, so that no flow is still to choose a removed backend.
+    /// Applies `config`. Backends that stay keep their state; removed ones drain and are forgotten after their last
+    /// flow. Call it after the workers have learnt of `config`, so that no flow can still choose a removed backend.
     pub fn reconfigure(&self, config: &Arc<Config>) {
         self.prepare(config);
         self.dismiss(config);
     }
 
-    /// Carries out an operator's order; when this returns, it shows.
+    /// Carries out an operator's order; when this returns, the backend's state shows it.
     ///
     /// # Errors
     /// [`OrderError::Unknown`] and [`OrderError::Gone`].
@@ -189,7 +189,7 @@ impl Checker {
             let watched = roster.watched.get(&id).ok_or_else(|| OrderError::Unknown(format!("with id {id}")))?;
             let _ = watched.commands.send(WatcherCommand::Order(order, done));
             let entry = watched.entry.clone();
-            // Its flows at addresses that it had are its flows, too. They are drained already.
+            // Flows at the name's former addresses belong to it, too. These addresses are draining already.
             let formers = self.shared.table.registry.formers_of(&entry).into_iter().filter(|_| order == Order::Eject);
             let ask = |former: Arc<BackendEntry>| {
                 let (done, carried_out) = oneshot::channel();
@@ -218,7 +218,7 @@ impl Checker {
     fn welcome(&self, config: &Arc<Config>, newcomers: &Newcomers) {
         *self.shared.config.lock().unwrap_or_else(PoisonError::into_inner) = config.clone();
         let registry = &self.shared.table.registry;
-        // Held throughout, so that no removed backend is forgotten between being found and being restored.
+        // Held throughout, so that no removed backend is forgotten between the search and its restoration.
         let mut roster = self.shared.roster();
         for frontend in &config.frontends {
             let frontend_entry = registry.frontend(&frontend.name);
@@ -270,8 +270,8 @@ impl Checker {
         Beginning::new(known.map_or(KnownBefore::Nothing(arrival), reinstated))
     }
 
-    /// Watches also what `config` no longer has, or has elsewhere, until its last flow has ended: dismissed next, it drains as
-    /// after a reload.
+    /// Also watches backends that `config` no longer has, or has at another address, until their last flow has ended.
+    /// They are dismissed next, and drain as after a reload.
     fn see_off(&self, config: &Arc<Config>, newcomers: &Newcomers) {
         let Newcomers::AtStart(saved) = newcomers else { return };
         let registry = &self.shared.table.registry;
@@ -316,13 +316,13 @@ impl Checker {
 
 impl Drop for Checker {
     fn drop(&mut self) {
-        // The other tasks hold what is shared as well.
+        // The other tasks hold the shared state as well.
         self.shared.roster().watched.clear();
     }
 }
 
 impl Roster {
-    /// Whether it was not dismissed before.
+    /// Returns whether it was not dismissed before.
     fn dismiss(&mut self, entry: &BackendEntry, dismissal: Dismissal) -> bool {
         let Some(watched) = self.watched.get_mut(&entry.id) else { return false };
         let before = watched.removed.replace(dismissal);
@@ -349,7 +349,7 @@ impl SharedHealth {
         self.roster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets a removed backend, unless a command has just come for it.
+    /// Forgets a removed backend, unless a command for it has just come.
     fn retire(
         &self,
         entry: &BackendEntry,

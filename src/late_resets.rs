@@ -1,14 +1,16 @@
-//! Tells far ends of connections that are over, with RST of exactly the number that they expect, and again for a while: their
-//! hosts may be cut off still, or the first RST was lost. Who has begun anew by the same ports is left alone.
+//! Sends RSTs for connections that are over, with exactly the sequence number that the far end expects, and repeats
+//! them for a while: its host may still be cut off, or the first RST was lost. A far end that has begun a new
+//! connection from the same port is left alone.
 //!
-//! Where more than one number may be expected, the first and the last of them are sent. The latter makes a living end
-//! that expects another answer, and this host's kernel answers that with the exact one (RFC 5961 section 3.2).
+//! If more than one number may be expected, Baton sends the first and the last of them. The latter makes a live end
+//! that expects another number answer, and this host's kernel answers that with the exact one (RFC 5961 section 3.2).
 //!
-//! Whose numbers nobody knows, for their owner has died with them, are woken instead, by both kinds of segment that firewalls
-//! let pass (`model::fleet::failover::rounds`), until another connection here has their ends.
-//! That is in vain for those that answered since, and harms no connection that lives: its end repeats what it last said.
+//! If no instance knows the numbers, because the owner has died with them, Baton challenges the far end instead, with
+//! both kinds of segment that firewalls let pass (`model::fleet::failover::rounds`), until another connection here has
+//! the same ends. For a far end that has answered since, the challenge has no effect. It harms no live connection: its
+//! end only repeats its last acknowledgement.
 //!
-//! Each wait is the same for all who wait in one line, so that the next is always at the front, however many there are.
+//! All ends in one line wait equally long, so the next one due is always at the front, however many there are.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -23,25 +25,25 @@ use crate::sys::raw::RawSender;
 use crate::sys::{netlink, sock_diag};
 use crate::table::Part;
 
-/// How often they are told in the first minute, and after that.
+/// Interval of the resets in the first minute, and after it.
 const OFTEN: Duration = Duration::from_secs(1);
 const SELDOM: Duration = Duration::from_secs(10);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// As long as the far end's own TCP would go on (tcp_retries2).
+/// Time after which the far end's own TCP gives up (tcp_retries2).
 const LONGEST: Duration = Duration::from_secs(15 * 60);
 
-/// Far ends that are remembered; of more the oldest are forgotten.
+/// Limit for the far ends in the list; beyond it the oldest are forgotten.
 const REMEMBERED_MAX: usize = 65_536;
 
-/// The same of clients that had no backend. While no backend lives there are more with each second, and they must not take the
-/// place of others.
+/// The same for clients that had no backend. While no backend is alive their number rises each second, and they must
+/// not displace others.
 const UNSERVED_MAX: usize = 8_192;
 
-/// Far ends that are told again in a second: all that are remembered within little more than a minute, at some µs each.
+/// Repeated resets per second: all far ends in the list within little more than a minute, at some µs each.
 const AGAIN_PER_SECOND: u32 = 1_000;
 
-/// They are looked at together: the sooner one is told, the more often this wakes.
+/// Far ends that are due within this time are reset in one wake: a shorter time means more wakes.
 const TOGETHER: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
@@ -51,7 +53,7 @@ struct WaitingEnd {
     due_ns: u64,
 }
 
-/// Those that wait equally long between two words, soonest first.
+/// Far ends with the same interval, earliest first.
 #[derive(Debug)]
 struct WaitingLines {
     often: VecDeque<WaitingEnd>,
@@ -64,7 +66,7 @@ impl WaitingLines {
         Self { often: VecDeque::new(), seldom: VecDeque::new(), most }
     }
 
-    /// Remembers one that was told just now.
+    /// Adds one that was reset just now.
     fn remember(&mut self, word: Word, since_ns: u64, now_ns: u64) {
         if self.often.len() + self.seldom.len() >= self.most && self.seldom.pop_front().is_none() {
             self.often.pop_front();
@@ -74,7 +76,7 @@ impl WaitingLines {
         line.push_back(WaitingEnd { word, since_ns, due_ns: now_ns + pause.as_nanos() as u64 });
     }
 
-    /// One that is to be told again.
+    /// Takes one that is due.
     fn take_due(&mut self, now_ns: u64) -> Option<WaitingEnd> {
         let lines = [&mut self.often, &mut self.seldom];
         let due = |line: &&mut VecDeque<WaitingEnd>| line.front().is_some_and(|next| next.due_ns <= now_ns);
@@ -87,7 +89,7 @@ impl WaitingLines {
     }
 }
 
-/// Runs until it is dropped. `standby` says what the offload engine carries.
+/// Runs until it is dropped. `standby` says which packets the offload engine carries.
 pub async fn run(queue: Part<LateResets>, standby: Part<StandbyQueues>) {
     let raw = RawSender::open();
     let (mut served, mut unserved) = (WaitingLines::new(REMEMBERED_MAX), WaitingLines::new(UNSERVED_MAX));
@@ -120,7 +122,7 @@ pub async fn run(queue: Part<LateResets>, standby: Part<StandbyQueues>) {
     }
 }
 
-/// Tells those again whose time has come, as far as the pace allows.
+/// Resets those that are due, as far as the pace allows.
 fn tell_due(lines: &mut WaitingLines, raw: &RawSender, pace: &mut TokenBucket, standby: &StandbyQueues, now_ns: u64) {
     while lines.next_ns().is_some_and(|due_ns| due_ns <= now_ns)
         && pace.take(now_ns)
@@ -131,7 +133,7 @@ fn tell_due(lines: &mut WaitingLines, raw: &RawSender, pace: &mut TokenBucket, s
         }
         match place(standby, &word) {
             Speaker::Here => send(raw, &word),
-            // Those that the owner's death left have no other list here that has them told when it comes back.
+            // Challenges after an owner's death stay: no other list has them sent again when the address comes back.
             Speaker::OtherProcess if matches!(word, Word::Wake(_)) => {}
             Speaker::OtherProcess | Speaker::Another => continue,
             Speaker::Unknown => {}
@@ -140,14 +142,14 @@ fn tell_due(lines: &mut WaitingLines, raw: &RawSender, pace: &mut TokenBucket, s
     }
 }
 
-/// Who speaks for a connection that is over.
+/// The part that must send the reset of an ended connection.
 enum Speaker {
     Here,
-    /// Who has its address: the next owner, who tells it if it is a peer.
+    /// The host that has the address: its next owner, which sends the reset if it is a peer.
     OtherProcess,
-    /// Another connection has its ends.
+    /// Nobody: another connection has the same ends.
     Another,
-    /// It is not known whether one has.
+    /// It is not known whether another connection has the same ends.
     Unknown,
 }
 

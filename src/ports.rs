@@ -1,5 +1,5 @@
-//! What the parts of Baton say to one another: each port is one conversation between two or three rooms, with its queues, its wakes and
-//! the flags that belong to it. State that people are shown is in the table, which no port knows.
+//! The messages between the parts of Baton. Each port serves one conversation between two or three parts, with its
+//! queues, its wakes and its flags. The table has the state for status and metrics; no port knows the table.
 //!
 //! ```text
 //!   anyone ──────────▶ orders ───────▶ the worker that has the flow
@@ -12,9 +12,10 @@
 //!   workers, engine ─▶ suspicion ────▶ health
 //!   workers ─────────▶ strangers ────▶ health
 //! ```
-//! The last two are of one backend, or of the registry of all: the table has them where its entries are, and `AllPorts` the others.
+//! The last two belong to one backend, or to the registry of all: the table has them beside its entries. `AllPorts` has
+//! the others.
 //!
-//! Nothing here makes anyone wait, and whoever is woken looks at the queue after it has cleared the wake.
+//! No port makes a caller wait. A part that was woken first clears the wake, then looks at the queue.
 
 pub mod ended;
 pub mod fleet;
@@ -36,7 +37,7 @@ use offload::{EngineWake, Offload, StandbyQueues};
 use orders::Orders;
 use reachability::Reachability;
 
-/// The ports of one instance. The wiring alone has all of them, and gives each part its own.
+/// The ports of one instance. Only `app` has all of them, and gives each part its own.
 #[derive(Debug)]
 pub struct AllPorts {
     pub orders: Orders,
@@ -48,7 +49,7 @@ pub struct AllPorts {
 }
 
 impl AllPorts {
-    /// For `workers` worker threads. An error: there are too few descriptors to wake them.
+    /// For `workers` worker threads. An error: there are too few descriptors for the wakes.
     pub fn new(workers: usize) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             orders: Orders::new(workers)?,
@@ -60,7 +61,7 @@ impl AllPorts {
         }))
     }
 
-    /// A handle of one port; which one, the callee's signature says.
+    /// A handle of one port; the callee's signature determines which.
     pub fn part<P: PartOf<Whole = Self> + ?Sized>(self: &Arc<Self>) -> Part<P> {
         Part::of(self)
     }

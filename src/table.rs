@@ -1,8 +1,8 @@
-//! What the running instance knows: every flow, every backend, and what was counted of them. State only: what the parts say to one
-//! another goes through their ports.
+//! The state of the running instance: all flows, all backends, and their counters. State only: messages between the
+//! parts go through their ports.
 //!
-//! The data plane writes here without ever waiting: each worker owns one shard of the flow table and one lane of
-//! each counter. Everyone else reads snapshots.
+//! The data plane writes here without waiting: each worker owns one shard of the flow table and one lane of each
+//! counter. All others read snapshots.
 
 pub mod backend;
 pub mod beats;
@@ -50,7 +50,7 @@ pub struct Table {
     pub workers: Box<[WorkerState]>,
 }
 
-/// What the log of ended flows has counted.
+/// Counters of the log of ended flows.
 #[derive(Debug, Default)]
 pub struct FlowLogCensus {
     /// Ended flows left out of the log by its rate limit.
@@ -72,12 +72,12 @@ impl Table {
         })
     }
 
-    /// A handle of one part; which one, the callee's signature says.
+    /// A handle of one part; the callee's signature determines which.
     pub fn part<P: PartOf<Whole = Self> + ?Sized>(self: &Arc<Self>) -> Part<P> {
         Part::of(self)
     }
 
-    /// Flows that end with this process: all but those that the offload engine carries.
+    /// Flows that end with this process: all except those that the offload engine carries.
     pub fn flows_with_sockets(&self) -> usize {
         self.offload.flows_with_sockets(&self.flows)
     }

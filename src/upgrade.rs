@@ -1,12 +1,12 @@
-//! Replacing the process without its flows noticing: the old one gives its listeners, its state and its flows to the
-//! new one, which it has started, over a socket pair that nobody else can reach.
+//! Replaces the process without a change for its flows: the old process gives its listeners, its state and its flows to
+//! the new one, which it has started, over a socket pair that no other process can reach.
 //!
 //! ```text
 //!   message  what is said, and in which order        codec    how it looks on the wire
 //!   channel  one message, with descriptors           source   the old process      destination  the new one
 //! ```
 //! Post-condition, whatever happens to either process at any step: each flow is served by exactly one of them, or was
-//! reset. What the new process has imported stays with it; all the rest stays with the old one.
+//! reset. The new process keeps the flows that it has imported; the old one keeps all others.
 
 pub mod channel;
 pub mod codec;

@@ -1,8 +1,8 @@
-//! Looks after the addresses that this host serves: whether another host has one too, and whether what moves them still
-//! runs. It only tells; whose an address is, is not its to decide.
+//! Checks the addresses that this host serves: whether another host has one of them too, and whether keepalived still
+//! runs. It only reports; it does not decide which host gets an address.
 //!
-//! A keepalived that is killed leaves its VIP behind, and the other host takes it as well. Clients then reach either by
-//! chance, nothing fails loudly, and each change of an ARP or neighbour entry costs somebody a connection.
+//! A keepalived that is killed leaves its VIP behind, and the other host takes the VIP as well. Then each client
+//! reaches either host by chance, no error shows, and each change of an ARP or neighbour entry breaks connections.
 //!
 //! ```text
 //!   alone ──heard──▶ doubted ──heard again, still ours──▶ shared ──silence──▶ alone
@@ -30,18 +30,18 @@ use crate::table::journal::{Journal, What};
 use claims::{ClaimChange, Claims};
 use ears::Ears;
 
-/// What was heard is looked at this often.
+/// Interval between two looks at the received claims.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Looks between two questions for each address.
+/// Looks between two probes of each address.
 const LOOKS_PER_PROBE: u32 = 4;
 /// Looks between two searches for keepalived.
 const LOOKS_PER_SEARCH: u32 = 8;
-/// Claims of one family that are read at one look from one interface: a storm of them must not hold up anything.
+/// Claims of one family that one look reads from one interface: a flood of them must not delay the other work.
 const CLAIMS_MAX: usize = 4096;
 const LOOPBACK: &str = "lo";
 const MOVER: &str = "keepalived";
 
-/// Opens what it takes at once, and looks for as long as the future is polled.
+/// Opens the sockets at once, and looks for as long as the future is polled.
 pub fn keep(
     journal: Part<Journal>,
     config: watch::Receiver<Arc<Config>>,
@@ -65,7 +65,7 @@ async fn run(mut keeper: Keeper) {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for look in 0u32.. {
         ticks.tick().await;
-        // It makes system calls that may take a moment, on a thread where that holds up nobody.
+        // Its system calls may take a moment, so it runs on a blocking thread.
         let work = tokio::task::spawn_blocking(move || {
             keeper.look(look);
             keeper
@@ -89,17 +89,17 @@ struct Keeper {
     ears: BTreeMap<String, Ears>,
     claims: Claims,
     mover: Mover,
-    /// It was said that there is no right to look.
+    /// Whether the missing right to look was logged.
     refused: bool,
 }
 
-/// keepalived, as far as it is known here.
+/// The state of keepalived on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Mover {
-    /// Never seen: something else moves the VIPs, or nothing.
+    /// Never seen: another program moves the VIPs, or none does.
     Unseen,
     Runs,
-    /// It ran, and left these behind.
+    /// It ran, and left these addresses behind.
     Gone(BTreeSet<IpAddr>),
 }
 
@@ -110,7 +110,7 @@ impl Keeper {
         if look.is_multiple_of(LOOKS_PER_PROBE) {
             self.open(&networks);
             for (name, address) in &held {
-                // A cable that is out is no news here.
+                // A missing carrier is reported elsewhere.
                 let _ = self.ears.get(name).map(|ears| ears.ask(*address));
             }
         }
@@ -127,7 +127,7 @@ impl Keeper {
         }
         let addresses: BTreeSet<_> = held.iter().map(|(_, address)| *address).collect();
         for address in &addresses {
-            // Shown from the first look on, so that nobody takes an address that is not looked after for one that is well.
+            // Exported from the first look on: a missing metric would look like a healthy address.
             let labels = AddressLabels { address: address.to_string() };
             drop(self.metrics.vip_duplicate.get_or_create(&labels));
         }
@@ -156,7 +156,7 @@ impl Keeper {
         }
     }
 
-    /// Addresses of frontends that are here and that others could claim, with their interfaces.
+    /// Addresses of frontends that are here and that other hosts could claim, with their interfaces.
     fn held(&self, networks: &[(String, IpNet)]) -> BTreeSet<(String, IpAddr)> {
         let config = self.config.borrow().clone();
         let listen: Vec<_> =
@@ -187,10 +187,10 @@ impl Keeper {
         }
     }
 
-    /// Whether keepalived has gone and left what it had here.
+    /// Checks whether keepalived has ended and left its addresses here.
     fn search(&mut self, networks: &[(String, IpNet)]) {
         let guests = self.guests(networks);
-        // Where it was never seen and nothing is here that it could have brought, there is nothing to search for.
+        // If keepalived was never seen, and no address here can be one of its own, there is nothing to search for.
         if guests.is_empty() && self.mover == Mover::Unseen {
             return;
         }
@@ -215,7 +215,7 @@ impl Keeper {
         self.mover = next;
     }
 
-    /// Addresses of frontends here that are of a network of one, as keepalived adds them.
+    /// Addresses of frontends here with a prefix of a single address, as keepalived adds them.
     fn guests(&self, networks: &[(String, IpNet)]) -> BTreeSet<IpAddr> {
         let alone = |address: IpAddr| {
             let is = |network: &IpNet| network.addr() == address && network.prefix_len() == network.max_prefix_len();
@@ -225,7 +225,7 @@ impl Keeper {
     }
 }
 
-/// Link-local addresses are each interface's own, and no VIP's.
+/// Each interface has link-local addresses of its own, and none is a VIP.
 fn is_global_v6(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if !address.is_unicast_link_local())
 }

@@ -1,4 +1,4 @@
-//! One probe: a fresh connection, so that it proves that the backend accepts.
+//! One probe: a new connection, so that it proves that the backend accepts connections.
 
 mod connect;
 mod fault;
@@ -18,21 +18,21 @@ use crate::model::health::Cause;
 use crate::model::health::machine::ProbeOutcome;
 use crate::sys::socket;
 
-/// A lost SYN comes again only after 1 s (RFC 6298), a lost segment after 200 ms: on a lossy path a single connection
-/// would find a healthy backend silent. So while there is no answer more follow, in parallel, at each fifth of the
-/// timeout; the first that ends decides.
+/// A lost SYN is repeated only after 1 s (RFC 6298), a lost segment after 200 ms: on a lossy path a single connection
+/// would take a healthy backend for silent. So while there is no answer, further attempts start in parallel, one at
+/// each fifth of the timeout; the first that ends decides.
 const ATTEMPTS: u32 = 4;
 
-/// Parts of the timeout. One that ends late by as much again, while this process did not run or was kept from it, is waited for
-/// anew: the answer may lie in the socket. So many times at most.
+/// Parts of the timeout. If a part ends late by as much again, this process did not run, and the answer may wait in the
+/// socket: the probe then waits another part. At most so many times.
 const PARTS: u32 = 10;
 
-/// How one backend is probed.
+/// How to probe one backend.
 #[derive(Debug)]
 pub(super) struct Manner {
     kind: ProbeBy,
     timeout: Duration,
-    /// The longest segment that the backend takes, as the last connection was told; 0: there was none.
+    /// The longest segment that the backend accepts, according to the last connection; 0: there was none.
     segment_max: AtomicU32,
 }
 
@@ -65,7 +65,7 @@ impl Manner {
         Self { kind, timeout: health.timeout, segment_max: AtomicU32::new(0) }
     }
 
-    /// The longest segment that the backend takes, in bytes; 0: not known yet.
+    /// The longest segment that the backend accepts, in bytes; 0: not known yet.
     pub(super) fn segment_max(&self) -> u32 {
         self.segment_max.load(Relaxed)
     }
@@ -120,7 +120,7 @@ impl Manner {
     }
 }
 
-/// Returns after `timeout`, of which only time counts in which this process ran.
+/// Returns after `timeout`, but counts only the time in which this process ran.
 async fn run_out(timeout: Duration) {
     let part = (timeout / PARTS).max(Duration::from_millis(1));
     let (mut left, mut anew) = (timeout, PARTS);

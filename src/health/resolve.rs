@@ -1,4 +1,4 @@
-//! Names of backends, resolved again and again.
+//! Resolves the names of backends, again and again.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,53 +25,53 @@ pub(super) enum ResolveError {
     Empty,
 }
 
-/// When the name of a backend is looked up, and what came of it.
+/// When to look up a backend's name, and the lookup that runs.
 #[derive(Default)]
 pub(super) struct NameLookup {
     running: Option<Running<Result<BackendAddr, ResolveError>>>,
     /// `None` for a fixed address.
     due_ns: Option<u64>,
     fails: bool,
-    /// What the lookup that runs is to choose if it can.
+    /// The address that the running lookup shall choose if it is among the results.
     preferred: Option<BackendAddr>,
-    /// Where the backend was when that began.
+    /// The backend's address when the lookup began.
     knew: Option<BackendAddr>,
 }
 
-/// What came of a lookup.
+/// The result of a lookup.
 pub(super) struct LookedUp {
-    /// Or why there is none.
+    /// The address, or why there is none.
     pub(super) address: Result<BackendAddr, String>,
-    /// It is another one than before, or it fails since now, or no more.
+    /// Whether the address is new, or the lookup now fails or no longer fails.
     pub(super) is_news: bool,
 }
 
 impl NameLookup {
-    /// Looks it up now; or never, if the backend has a fixed address or gets no flows any more.
+    /// Schedules a lookup for now; or none, if the backend has a fixed address or no longer gets flows.
     pub(super) fn aim(&mut self, has_name: bool) {
         self.running = None;
         self.due_ns = has_name.then(now_ns);
     }
 
-    /// Looks it up again now, if it is looked up at all, and takes `address` if it may.
+    /// Schedules a lookup for now, if there are any, which takes `address` if that is among the results.
     pub(super) fn prefer(&mut self, address: BackendAddr) {
         (self.preferred, self.running) = (Some(address), None);
         self.due_ns = self.due_ns.map(|_| now_ns());
     }
 
-    /// It was looked up a moment ago.
+    /// The name was looked up a moment ago.
     pub(super) fn postpone(&mut self, interval: Duration) {
         let next_ns = now_ns().saturating_add(ns(interval));
         self.due_ns = self.due_ns.map(|_| next_ns);
     }
 
-    /// Under a longer interval it was to be looked up in a day, maybe.
+    /// Applies a shorter interval: with the old one the next lookup could be a day away.
     pub(super) fn hasten(&mut self, interval: Duration) {
         let latest_ns = now_ns().saturating_add(ns(interval));
         self.due_ns = self.due_ns.map(|due_ns| due_ns.min(latest_ns));
     }
 
-    /// Begins one if it is due; `is_wanted`: so it is. `known`: where the backend is. Returns whether one has begun.
+    /// Begins a lookup if it is due or `is_wanted`. `known`: the backend's address. Returns whether one has begun.
     pub(super) fn begin(
         &mut self,
         now: u64,
@@ -89,24 +89,24 @@ impl NameLookup {
         true
     }
 
-    /// When the next is due, unless one runs.
+    /// When the next lookup is due, unless one runs.
     pub(super) fn next_ns(&self) -> Option<u64> {
         self.due_ns.filter(|_| self.running.is_none())
     }
 
-    /// Returns once the one that runs is done; never if none runs.
+    /// Returns once the running lookup is done; never if none runs.
     pub(super) async fn finished(&mut self) -> Result<BackendAddr, ResolveError> {
         finished(&mut self.running).await
     }
 
-    /// What `resolved` says of a backend that is at `before`. `None`: nothing, and it is looked up anew.
+    /// The meaning of `resolved` for a backend at `before`. `None`: none, and the name is looked up again.
     pub(super) fn settle(
         &mut self,
         resolved: Result<BackendAddr, ResolveError>,
         before: Option<BackendAddr>,
     ) -> Option<LookedUp> {
         if self.knew != before {
-            // Flows have shown meanwhile where it is; that may be one of its name's addresses, too.
+            // Flows have shown the backend's address meanwhile, which may be one of its name's addresses, too.
             self.due_ns = Some(now_ns());
             return None;
         }
@@ -121,8 +121,8 @@ impl NameLookup {
     }
 }
 
-/// The address of `host`: the first of `preferred` that is one of them, so that a rotating answer moves nothing, else the
-/// first in the order of RFC 6724.
+/// The address of `host`: the first of `preferred` that is among the results, so that a rotating answer moves no flow;
+/// otherwise the first in the order of RFC 6724.
 async fn resolve(host: &str, port: u16, preferred: [Option<BackendAddr>; 2]) -> Result<BackendAddr, ResolveError> {
     let found = timeout(LIMIT, lookup_host((host, port))).await.map_err(|_| ResolveError::TimedOut)??;
     choose(found, preferred).ok_or(ResolveError::Empty)

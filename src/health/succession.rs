@@ -1,5 +1,5 @@
-//! A name that leads to another address: what is there begins as a new backend and is probed, then it gets the flows that
-//! come, and the old address is drained and watched on.
+//! A name that resolves to another address: that address begins as a new backend and is probed, then it gets the new
+//! flows; the old address drains, and is still watched.
 
 use std::sync::Arc;
 use std::sync::PoisonError;
@@ -16,14 +16,14 @@ use crate::model::health::{Dismissal, Order};
 use crate::sys::clock::now_ns;
 use crate::table::backend::BackendEntry;
 
-/// What a new address gets to answer its first probe before flows go there, as after a reload.
+/// How long a new address may take for its first probe before flows go there; the same as after a reload.
 const FIRST_PROBE_MAX: Duration = Duration::from_secs(2);
 
-/// Old addresses of one name whose flows are still drained. One more, and those of the oldest are reset: a name that never rests must not
-/// leave more and more that is probed.
+/// Limit for old addresses of one name that are still draining. With one more, the flows of the oldest are reset: a
+/// name that changes all the time must not create more and more backends to probe.
 const FORMERS_MAX: usize = 8;
 
-/// Where a watcher's name leads by now, if that is elsewhere.
+/// The address that a watcher's name resolves to, if it is another than the watcher's.
 #[derive(Default)]
 pub(super) struct NameSuccession {
     successor: Option<Successor>,
@@ -32,7 +32,7 @@ pub(super) struct NameSuccession {
 struct Successor {
     entry: Arc<BackendEntry>,
     first_probed: watch::Receiver<bool>,
-    /// It leads then in any case.
+    /// At this time it gets the flows in any case.
     until_ns: u64,
 }
 
@@ -46,12 +46,12 @@ impl NameSuccession {
         }
     }
 
-    /// When the successor leads in any case.
+    /// When the successor gets the flows in any case.
     pub(super) fn until_ns(&self) -> Option<u64> {
         self.successor.as_ref().map(|it| it.until_ns)
     }
 
-    /// The name of `old` leads to `address` now; `None`: to its own.
+    /// The name of `old` now resolves to `address`; `None`: to its own.
     pub(super) fn succeed_by(
         &mut self,
         address: Option<BackendAddr>,
@@ -71,7 +71,7 @@ impl NameSuccession {
         });
     }
 
-    /// The successor gets the flows from here on, if there is one.
+    /// Gives the flows to the successor from here on, if there is one.
     pub(super) fn step_down(&mut self, shared: &SharedHealth, old: &Arc<BackendEntry>, spec: &Spec) {
         if let Some(successor) = self.successor.take() {
             shared.step_down(old, &successor.entry, spec);
@@ -80,7 +80,7 @@ impl NameSuccession {
 }
 
 impl SharedHealth {
-    /// Watches over `address`, where the name of `old` leads now. `None`: a reload has just decided otherwise.
+    /// Watches `address`, to which the name of `old` now resolves. `None`: a reload has just decided otherwise.
     fn begin_successor(
         self: &Arc<Self>,
         old: &Arc<BackendEntry>,
@@ -109,7 +109,7 @@ impl SharedHealth {
         Some((entry, first_probed))
     }
 
-    /// `new` gets the flows from here on, and sees to the name.
+    /// Gives the flows and the name's lookups to `new` from here on.
     fn step_down(&self, old: &Arc<BackendEntry>, new: &Arc<BackendEntry>, spec: &Spec) {
         let mut roster = self.roster();
         if old.is_former() || roster.watched.get(&old.id).is_none_or(|it| it.removed.is_some()) {
@@ -123,10 +123,10 @@ impl SharedHealth {
         self.expire_oldest(&roster, new);
     }
 
-    /// Keeps the addresses that the name of `current` had to a few.
+    /// Limits the number of old addresses of the name of `current`.
     pub(super) fn expire_oldest(&self, roster: &Roster, current: &BackendEntry) {
         let mut formers = self.table.registry.formers_of(current);
-        // One that has just stepped down has no deadline yet, so it is the last.
+        // An address that has just become an old one has no deadline yet, so it sorts last.
         formers.sort_by_key(|it| it.health().drain_deadline_ns.unwrap_or(u64::MAX));
         let too_many = formers.len().saturating_sub(FORMERS_MAX);
         for one in &formers[..too_many] {
@@ -136,20 +136,21 @@ impl SharedHealth {
         }
     }
 
-    /// Makes `entry` what its name means.
+    /// Makes `entry` the current entry of its name.
     pub(super) fn lead(&self, entry: &Arc<BackendEntry>) {
         self.table.registry.lead(entry);
         self.metrics.probe.forget(&entry.frontend.name, &entry.former_label());
     }
 
-    /// `entry` was to lead, and is not to any more.
+    /// `entry` should have become current, and shall not any more.
     fn dismiss_former(&self, entry: &Arc<BackendEntry>) {
         if entry.is_former() {
             self.roster().dismiss(entry, Dismissal::Address);
         }
     }
 
-    /// Watches over entries that were made for flows which came without: those of an earlier process, and other instances'.
+    /// Watches entries that were made for flows without a known backend: flows of an earlier process, or of other
+    /// instances.
     pub(super) async fn watch_strangers(self: Arc<Self>) {
         loop {
             self.table.registry.strangers.came().await;
@@ -171,7 +172,7 @@ impl SharedHealth {
             backend = &*label,
             "an earlier process left flows at an address that is not in the file; Baton drains them"
         );
-        // Taken for alive until its first probe: that comes at once, and drains at least.
+        // It counts as alive until its first probe, which comes at once; in any case it drains.
         let beginning =
             Beginning { dismissed: Some(dismissal), ..Beginning::new(KnownBefore::Nothing(Arrival::AtStart)) };
         self.watch(&mut roster, entry.clone(), spec, beginning);
@@ -185,7 +186,7 @@ impl SharedHealth {
     }
 }
 
-/// Why `config` has no flows for `entry`, if it has none.
+/// Why `config` gives no flows to `entry`; `None`: it does.
 pub(super) fn dismissal_of(entry: &BackendEntry, config: &Config) -> Option<Dismissal> {
     let Some(frontend) = config.frontends.iter().find(|it| it.name == entry.frontend.name) else {
         return Some(Dismissal::Frontend);
@@ -202,7 +203,7 @@ pub(super) fn fixed(target: &Target) -> Option<BackendAddr> {
     }
 }
 
-/// The order of an operator's that is in force, which was given to the name.
+/// The operator's order to the name, if one is in force.
 pub(super) fn order_for(current: &BackendEntry) -> Option<Order> {
     match current.health().order {
         Some("drain") => Some(Order::Drain),

@@ -1,4 +1,4 @@
-//! Whom this host hears while a backend is silent.
+//! Whether this host hears any peer, backend or client while a backend is silent.
 
 use std::io;
 use std::net::IpAddr;
@@ -17,21 +17,21 @@ use crate::sys::netdev;
 use crate::sys::netlink::{self, Route};
 use crate::table::backend::{BackendEntry, Registry};
 
-/// How often it is looked for somebody while nobody is heard.
+/// How often Baton checks for others while it hears none.
 const LOOK_EVERY_NS: u64 = 50_000_000;
 
 const LOOPBACK: &str = "lo";
 
-/// Whether this host hears anybody, as far as that tells what a backend's silence means.
+/// Whether this host hears any other host: only then does a backend's silence prove anything.
 #[derive(Debug, Default)]
 pub(super) struct Hearing {
     doubt: Doubt,
     wire: CarrierWatch,
-    /// When others are looked for again, while nobody is heard.
+    /// When to check again for others, while none is heard.
     look_at_ns: u64,
 }
 
-/// A backend, and through what others can be heard.
+/// A backend, and the sources that show whether others are heard.
 #[derive(Clone, Copy)]
 pub(super) struct Listened<'a> {
     pub(super) table: &'a HealthParts,
@@ -39,12 +39,12 @@ pub(super) struct Listened<'a> {
     pub(super) spec: &'a Spec,
 }
 
-/// The interface by which a backend is reached.
+/// The interface that leads to a backend.
 #[derive(Debug, Default)]
 struct CarrierWatch {
-    /// Its index, and how often its carrier has come or gone.
+    /// Its index, and the number of changes of its carrier.
     known: Option<(u32, u32)>,
-    /// When either was last seen to have changed; 0: never.
+    /// When one of the two last changed; 0: never.
     back_ns: u64,
 }
 
@@ -59,17 +59,17 @@ impl CarrierWatch {
 }
 
 impl Hearing {
-    /// Nobody is heard, so a backend's silence says nothing of it.
+    /// Whether no other host is heard, so that a backend's silence proves nothing.
     pub(super) fn is_deaf(&self) -> bool {
         self.doubt.is_deaf()
     }
 
-    /// When to look around.
+    /// When to check again.
     pub(super) fn next_look_ns(&self) -> Option<u64> {
         self.is_deaf().then_some(self.look_at_ns)
     }
 
-    /// Takes note of how a probe ended, and says what its silence does, if it was silent.
+    /// Records the result of a probe, and judges its silence if it was silent.
     pub(super) fn hear(
         &mut self,
         of: Listened<'_>,
@@ -112,7 +112,7 @@ impl Hearing {
         silence
     }
 
-    /// While nobody is heard: looks whether somebody is by now. Returns whether that is so.
+    /// While no other host is heard: checks whether one is by now. Returns whether that is so.
     pub(super) fn look_around(&mut self, of: Listened<'_>) -> bool {
         let now = now_ns();
         if !self.is_deaf() || now < self.look_at_ns {
@@ -133,7 +133,8 @@ impl Hearing {
         hears
     }
 
-    /// Whether it has changed since the last time. Returns the way to the backend; `None`: it has no address yet.
+    /// Checks whether the interface has changed since the last time. Returns the route to the backend; `None`: it has
+    /// no address yet.
     fn look_at_wire(&mut self, of: Listened<'_>) -> Option<io::Result<Route>> {
         let route = of.target().map(netlink::route);
         if let Some(Ok(route)) = &route
@@ -147,7 +148,7 @@ impl Hearing {
 
 impl Listened<'_> {
     fn surroundings(&self, wire: &CarrierWatch, route: Option<io::Result<Route>>) -> Surroundings {
-        // Between the two is no network, or none that is known yet.
+        // There is no network between the two, or none that is known yet.
         let is_near = route.as_ref().is_none_or(|route| route.as_ref().is_ok_and(|route| route.is_local));
         let are_dark = !is_near && self.are_dark(route.and_then(Result::ok));
         let back_ns = if is_near { 0 } else { wire.back_ns.max(self.table.fleet_view.heard_since_ns()) };
@@ -156,13 +157,13 @@ impl Listened<'_> {
 
     fn are_dark(&self, route: Option<Route>) -> bool {
         let members = self.table.fleet_view.members();
-        // Whoever said goodbye, or never said anything, is no evidence.
+        // A peer that said farewell, or that was never heard, is no evidence.
         let mut awaited = members.iter().filter(|it| {
             matches!(it.liveness, Liveness::Alive | Liveness::Unlinked | Liveness::Silent | Liveness::Dead)
         });
         match awaited.next() {
             Some(_) => !members.iter().any(MemberView::is_heard),
-            // Alone, only the wire tells: if nothing can come by it, no client waits for an RST either.
+            // Without peers only the carrier counts: if no packet can arrive, no client waits for an RST either.
             None => {
                 let name = route.and_then(|route| netdev::name(route.interface).ok());
                 !name.is_some_and(|name| has_carrier(&name)) && !self.clients_can_come()
@@ -170,7 +171,7 @@ impl Listened<'_> {
         }
     }
 
-    /// Whether one of the interfaces that clients come by has a wire.
+    /// Whether one of the interfaces for clients has a carrier.
     fn clients_can_come(&self) -> bool {
         let all: Vec<_> = netdev::addresses().unwrap_or_default();
         let is_asked = |ip: &IpAddr| self.spec.listens.iter().any(|listen| listen == ip);
@@ -180,18 +181,18 @@ impl Listened<'_> {
         by.map(|(name, _)| name).any(|name| has_carrier(name))
     }
 
-    /// When a client was last heard, or a backend that is on another host and has another address.
+    /// When a client was last heard, or a backend on another host and with another address.
     fn heard_ns(&self, but: Option<IpAddr>) -> u64 {
         let table = self.table;
         others(&table.registry, but).fold(table.reachability.client_ns(), |latest, (entry, ip)| {
             let heard = entry.answered_ns.load(Relaxed).max(entry.heard_ns.load(Relaxed));
-            // What is on this host answers without any network.
+            // A backend on this host answers without any network.
             let counts = heard > latest && !netlink::is_local(ip).unwrap_or(false);
             if counts { heard } else { latest }
         })
     }
 
-    /// Makes whoever is there show it.
+    /// Makes the other hosts answer.
     fn ask_around(&self) {
         let table = self.table;
         table.reachability.want_clients();

@@ -1,4 +1,4 @@
-//! What the tests of this module share: configuration by hand, and certificates.
+//! Shared by this module's tests: hand-written configuration, and certificates.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +51,7 @@ impl Certificate {
         Self::signed("kubernetes", name, from_year, to_year)
     }
 
-    /// By an authority called `authority`, whose key is like no other's.
+    /// By an authority called `authority`, which has a new key.
     pub(super) fn signed(authority: &str, name: &str, from_year: i32, to_year: i32) -> Self {
         let mut params = CertificateParams::new(vec![]).unwrap();
         params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -62,19 +62,19 @@ impl Certificate {
         Self { authority, server }
     }
 
-    /// Another one of the same authority.
+    /// Another certificate of the same authority.
     pub(super) fn reissued(self, name: &str, from_year: i32, to_year: i32) -> Self {
         let server = Arc::new(issue(&self.authority, name, from_year, to_year, false));
         Self { server, ..self }
     }
 
-    /// Its server wants client certificates.
+    /// Its server asks for client certificates.
     pub(super) fn wanting_clients(self) -> Self {
         let server = Arc::new(issue(&self.authority, "cp1", 2001, 2900, true));
         Self { server, ..self }
     }
 
-    /// Its server resumes sessions of `other`'s.
+    /// Its server resumes sessions of `other`.
     pub(super) fn server_sharing_tickets_of(&self, other: &Self) -> Arc<ServerConfig> {
         let mut server = ServerConfig::clone(&self.server);
         server.session_storage = other.server.session_storage.clone();

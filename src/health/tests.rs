@@ -127,7 +127,7 @@ impl Bench {
         entries.into_iter().find(|entry| &*entry.name == name).expect("the backend is known")
     }
 
-    /// A flow that lives on `name`.
+    /// A flow to the backend `name`.
     fn flow(&mut self, name: &str) -> FlowKey {
         let entry = self.entry(name);
         let origin = FlowOrigin {
@@ -172,7 +172,7 @@ impl Bench {
         entry.health().cause.clone()
     }
 
-    /// The next order, which must mean the backend.
+    /// The next order, which must be for the backend `name`.
     async fn until_order(&self, name: &str) -> EndOrder {
         let deadline = tokio::time::Instant::now() + DEADLINE;
         loop {
@@ -187,7 +187,7 @@ impl Bench {
     }
 }
 
-/// Of a new table for one worker.
+/// The parts of a new table for one worker.
 fn parts() -> HealthParts {
     let (table, ports) = (Table::new(1), AllPorts::new(1).unwrap());
     HealthParts {
@@ -387,7 +387,7 @@ async fn many_reloads_in_a_row_lose_no_backend() {
     bench.flow("cp1");
     for reload in 0..300 {
         bench.checker.reconfigure(if reload % 2 == 0 { &without } else { &with });
-        // Now and then for long enough that the removed backend is forgotten.
+        // Now and then wait long enough for the removed backend to be forgotten.
         if reload % 100 == 0 {
             bench.until("forgetting", || bench.table.registry.backends().len() == 1).await;
         }
@@ -574,7 +574,7 @@ async fn timers_of_a_reload_count_for_a_backend_that_is_watched_already() {
     assert_eq!(bench.entry("cp1").share(now_ns()), 1024, "its whole share at once");
 }
 
-/// Found as a name that was resolved again only after a day, for that was the interval before the reload.
+/// Regression: a name was resolved again only after a day, the interval before the reload.
 #[tokio::test]
 async fn a_shorter_resolve_interval_counts_at_once() {
     let stub = Stub::start(Mode::Answers(200)).await;
@@ -590,17 +590,18 @@ async fn a_shorter_resolve_interval_counts_at_once() {
     let entry = bench.entry("cp1");
     bench.until("the name is resolved", || entry.address().is_some()).await;
     let found = entry.address();
-    // As if it had been elsewhere when it was asked for.
+    // As if it had had another address when the lookup began.
     entry.set_address(Some("127.0.0.1:1".parse().map(BackendAddr::new).unwrap()));
     bench.checker.reconfigure(&named(Duration::from_millis(100)));
     let leads = || bench.table.registry.backend(&entry.frontend, &entry.name).address();
     bench.until("it is resolved again", || leads() == found).await;
 }
 
-/// Found as an instance that was not ready for as long as it ran: it had recovered flows of a backend while the name of that was looked up.
+/// Regression: an instance never became ready, because it had recovered flows of a backend while it looked up that
+/// backend's name.
 #[test]
 fn a_backend_whose_flows_show_its_address_while_its_name_is_looked_up_is_probed() {
-    // Names are looked up by threads for blocking work. There is one, and it is busy until the flows have shown the address.
+    // Threads for blocking work look names up. There is one, and it is busy until the flows have shown the address.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();
     runtime.block_on(async {
         let (looks_up, wait) = std::sync::mpsc::channel::<()>();
@@ -620,7 +621,7 @@ fn a_backend_whose_flows_show_its_address_while_its_name_is_looked_up_is_probed(
     });
 }
 
-/// Whatever makes up the file, or the name, may never rest.
+/// The program that writes the file, or the name server, may change it all the time.
 #[tokio::test]
 async fn of_a_backend_that_never_rests_the_flows_of_eight_old_addresses_are_kept() {
     let mut stubs = Vec::new();
@@ -636,7 +637,7 @@ async fn of_a_backend_that_never_rests_the_flows_of_eight_old_addresses_are_kept
         bench.checker.reconfigure(&at(stub));
         let entry = bench.entry("cp1");
         assert_eq!(entry.address(), Some(stub.addr));
-        // Each has a deadline of its own by then.
+        // By then each has a deadline of its own.
         bench
             .until("the one before is drained", || {
                 let before = bench.table.registry.find_backend(old[old.len() - 1]);
@@ -659,7 +660,7 @@ async fn of_a_backend_that_never_rests_the_flows_of_eight_old_addresses_are_kept
     assert_eq!(bench.entry("cp1").health().order, None);
 }
 
-/// Found as a backend that drained for ever: a reload had removed it, and the file of the next process had it again.
+/// Regression: a backend drained for ever. A reload had removed it, and the next process's file had it again.
 #[tokio::test]
 async fn a_removed_backend_that_the_next_process_has_again_is_ready() {
     let (stub, other) = (Stub::start(Mode::Answers(200)).await, Stub::start(Mode::Answers(200)).await);

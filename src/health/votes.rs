@@ -1,4 +1,4 @@
-//! Who of a frontend's backends is ready: the drain deadlines depend on there being one.
+//! Counts a frontend's ready backends: drain deadlines apply only while there is one.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ impl Default for Votes {
     }
 }
 
-/// One backend's vote; it lapses when dropped.
+/// One backend's vote; dropping it removes the vote.
 #[derive(Debug)]
 pub(super) struct Vote {
     votes: Arc<Votes>,

@@ -1,4 +1,4 @@
-//! The task that watches over one backend.
+//! The task that watches one backend.
 
 mod publish;
 
@@ -31,36 +31,36 @@ use crate::table::Part;
 use crate::table::backend::{BackendEntry, Registry};
 use crate::table::journal::What;
 
-/// How often a removed backend is looked at for its last flow. It is forgotten at the second look that finds none,
-/// since a worker may have been about to use it at the first.
+/// How often the watcher of a removed backend looks for flows. It forgets the backend at the second look without flows,
+/// because a worker may have been about to use it at the first.
 const RETIRE_POLL_NS: u64 = 250_000_000;
 
 #[derive(Debug)]
 pub(super) enum WatcherCommand {
     Configure(Box<Spec>),
-    /// As that, and its name is its own from now on: it sees to where that leads.
+    /// As `Configure`, and it becomes the current entry of its name: from now on it looks the name up.
     Lead(Box<Spec>),
     Remove(Dismissal),
-    /// Flows of an earlier process are at this address: its name leads there if it may.
+    /// Flows of an earlier process use this address: take it if the name resolves to it.
     Prefer(BackendAddr),
-    /// Removed already: its flows have been drained for long enough.
+    /// Removed already: its flows have drained for long enough.
     Expire,
     Order(Order, oneshot::Sender<Ordered>),
     Save(oneshot::Sender<SavedBackend>),
 }
 
-/// What a watcher begins with.
+/// The initial state of a watcher.
 pub(super) struct Beginning {
     pub(super) known: KnownBefore,
-    /// An operator's, given to the name.
+    /// An operator's order to the name.
     pub(super) order: Option<Order>,
     pub(super) dismissed: Option<Dismissal>,
 }
 
-/// What is known of the backend before its first probe.
+/// The state of the backend before its first probe.
 pub(super) enum KnownBefore {
     Nothing(Arrival),
-    /// Another process knew it.
+    /// Another process has sent its state.
     Saved(Box<SavedBackend>),
 }
 
@@ -70,18 +70,18 @@ impl Beginning {
     }
 }
 
-/// What the configuration says of one backend's health.
+/// The configuration of one backend's health checks.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Spec {
     health: Health,
     pub(super) backend: Backend,
-    /// Where its clients come.
+    /// The addresses that its clients connect to.
     pub(super) listens: Vec<IpAddr>,
     drain_timeout: Duration,
     pub(super) reset_pace: Pace,
 }
 
-/// Probes one backend, and says what becomes of its flows.
+/// Probes one backend, and decides on its flows.
 pub(super) struct Watcher {
     shared: Arc<SharedHealth>,
     entry: Arc<BackendEntry>,
@@ -89,7 +89,7 @@ pub(super) struct Watcher {
     machine: Machine,
     vote: Vote,
     hearing: Hearing,
-    /// In words, and in µs.
+    /// The result in words, and its duration in µs.
     last_probe: Option<String>,
     last_probe_us: u64,
     manner: Arc<Manner>,
@@ -101,7 +101,7 @@ pub(super) struct Watcher {
     retiring: Option<Retiring>,
 }
 
-/// What goes on beside the watcher, which waits for its output.
+/// A future that runs beside the watcher, which waits for its output.
 pub(super) type Running<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 struct ProbeReport {
@@ -128,8 +128,8 @@ impl Spec {
         }
     }
 
-    /// Of a backend that `config` has not, or not at this address. Nothing is known of how it was probed, unless its frontend is
-    /// still there and probes where flows go; a connect will do.
+    /// For a backend that `config` does not have, or not at this address. The former kind of probe is not known, unless
+    /// its frontend still exists: then that frontend's kind applies. Otherwise a connect probe is enough.
     pub(super) fn gone(
         config: &Config,
         frontend: &str,
@@ -151,7 +151,7 @@ impl Spec {
         Self { health, drain_timeout, ..spec }
     }
 
-    /// The same at this address, whatever its name leads to.
+    /// The same at this address, whatever its name resolves to.
     pub(super) fn at(&self, address: BackendAddr) -> Self {
         Self { backend: Backend { address: Target::Address(address), ..self.backend.clone() }, ..self.clone() }
     }
@@ -222,14 +222,15 @@ impl Watcher {
         watcher
     }
 
-    /// Goes on where another process was. Whoever calls has seen that the backend is not elsewhere now, unless by its name.
+    /// Continues from another process's state. The caller has checked that the configuration has the backend at no
+    /// other fixed address.
     fn recall(&mut self, saved: SavedBackend) {
         self.machine = Machine::restore(self.spec.policy(), saved.machine, now_ns());
         if self.entry.address().is_none() {
             self.entry.set_address(saved.address);
         }
         self.entry.set_ramp(saved.ramp_start_ns, saved.ramp_ns);
-        // One at least, so that a backend that was removed waits for its flows.
+        // At least one, so that a removed backend waits for its flows.
         self.entry.elsewhere.expect(saved.flows.unwrap_or(1));
         self.last_probe = saved.last_probe;
         self.last_probe_us = saved.last_probe_us;
@@ -281,7 +282,8 @@ impl Watcher {
             }
             self.machine.handle_another_ready(now_ns(), self.vote.another());
             self.publish();
-            // Behind that, so that what was to be done while nobody was heard is not done because somebody is by now.
+            // After the machine, so that actions that were held back while nobody was heard do not start only because
+            // somebody is by now.
             let listened = Listened { table: &self.shared.table, entry: &self.entry, spec: &self.spec };
             if self.hearing.look_around(listened) {
                 self.begin_anew();
@@ -292,7 +294,7 @@ impl Watcher {
         }
     }
 
-    /// Takes the address from the configuration, or sees to its name.
+    /// Takes the address from the configuration, or starts to look up its name.
     fn aim(&mut self) {
         match self.spec.backend.address {
             Target::Address(address) => {
@@ -303,7 +305,7 @@ impl Watcher {
         }
     }
 
-    /// It is there for good: elsewhere is another entry.
+    /// The entry keeps this address for good: another address is another entry.
     fn settle_at(&mut self, address: BackendAddr) {
         if self.entry.address().is_none() {
             self.entry.set_address(Some(address));
@@ -312,7 +314,7 @@ impl Watcher {
         }
     }
 
-    /// What probes have shown so far, and the one that runs, is no evidence.
+    /// Discards the evidence of earlier probes and of the one that runs.
     fn begin_anew(&mut self) {
         self.probing = None;
         self.machine.handle_network_back(now_ns());
@@ -321,13 +323,13 @@ impl Watcher {
     fn begin_what_is_due(&mut self) {
         let now = now_ns();
         if self.probing.is_none() && self.entry.address().is_some() && self.machine.next_probe_ns().is_none() {
-            // A lookup was the probe that runs, and flows have shown meanwhile where the backend is.
+            // The running probe is a lookup, and flows have shown the backend's address meanwhile.
             self.machine.handle_moved(now);
         }
         let probe_due = self.machine.next_probe_ns().is_some_and(|due| due <= now);
         let known = self.entry.address();
         let (target, interval) = (&self.spec.backend.address, self.spec.health.resolve_interval);
-        // Without an address, finding one is the probe.
+        // Without an address, the lookup is the probe.
         if self.lookup.begin(now, probe_due && known.is_none(), known, target, interval) && known.is_none() {
             self.machine.handle_probe_started(now);
         }
@@ -386,12 +388,12 @@ impl Watcher {
                 let outcome = ProbeOutcome::Failed(Cause::Unresolved { error });
                 self.judge(ProbeReport { outcome, began_ns: now_ns(), took: Duration::ZERO, flows_moved: false });
             }
-            // A known address is better than none: names fail for reasons that are not the backend's.
+            // A known address is better than none: a lookup may fail for reasons that are not the backend's.
             (Err(_), Some(_)) => {}
         }
     }
 
-    /// Its name leads to `address` now; `None`: to its own.
+    /// Its name now resolves to `address`; `None`: to its own.
     fn succeed_by(&mut self, address: Option<BackendAddr>) {
         self.succession.succeed_by(address, &self.shared, &self.entry, &self.spec);
     }
@@ -429,10 +431,10 @@ impl Watcher {
         }
     }
 
-    /// No new flows; the old ones are watched until the last of them has ended.
+    /// No new flows; the old ones are watched until the last has ended.
     fn dismiss(&mut self, dismissal: Dismissal) {
         self.succeed_by(None);
-        // Its name, if it has one, leads others. Whoever was never found has no flow.
+        // Its name, if it has one, now belongs to others. A backend that never had an address has no flow.
         self.lookup.aim(false);
         let with_frontend = dismissal == Dismissal::Frontend;
         self.retiring = Some(Retiring { with_frontend, look_at_ns: now_ns() + RETIRE_POLL_NS, was_empty: false });
@@ -458,7 +460,7 @@ impl Watcher {
             self.aim();
         }
         self.lookup.hasten(self.spec.health.resolve_interval);
-        // Another manner may find something else; as for any suspicion, soon is enough.
+        // Another kind of probe may find a fault; as for any suspicion, the next moments are soon enough.
         self.machine.handle_suspicion(now_ns());
     }
 
@@ -499,7 +501,7 @@ async fn probe(
     ProbeReport { outcome, began_ns: started_ns, took, flows_moved }
 }
 
-/// The output of what runs, which is then done; never returns if nothing runs.
+/// The output of the running future, which is then removed; never returns if none runs.
 pub(super) async fn finished<T>(running: &mut Option<Running<T>>) -> T {
     match running {
         Some(future) => {

@@ -12,7 +12,7 @@ use crate::model::end_reason::EndReason;
 use crate::model::flow::FlowOrigin;
 use crate::model::ids::{BackendId, FlowId};
 
-/// Ended flows of one worker that may wait for the log; more are counted, not kept.
+/// Limit for one worker's ended flows that wait for the log; further ones are only counted.
 const ENDED_QUEUE: usize = 16_384;
 
 /// One flow that ended: the source of its log line and its event.
@@ -21,7 +21,7 @@ pub struct EndedFlow {
     pub id: FlowId,
     pub origin: FlowOrigin,
     pub backend: Option<BackendId>,
-    /// Where the backend leg went, if one was connected.
+    /// The backend leg's destination, if there was one.
     pub backend_addr: Option<SocketAddr>,
     pub reason: EndReason,
     pub bytes_to_backend: u64,
@@ -30,7 +30,7 @@ pub struct EndedFlow {
     pub connect_us: u64,
     /// Nanoseconds on the monotonic clock.
     pub ended_at_ns: u64,
-    /// errno of the call that told, 0 if none.
+    /// errno of the call that reported the end, 0 if none.
     pub errno: i32,
 }
 
@@ -52,7 +52,7 @@ impl EndedFlow {
     }
 }
 
-/// One queue per worker, so that no two workers write the same.
+/// One queue per worker, so that no two workers write to the same.
 #[derive(Debug)]
 pub struct EndedFlows {
     lanes: Box<[EndedLane]>,
@@ -74,7 +74,7 @@ impl EndedFlows {
         self.lanes.len()
     }
 
-    /// Hands an ended flow of `worker` to the log; never waits. False: too many wait already, and it is left out.
+    /// Sends an ended flow of `worker` to the log; never waits. False: too many wait already, and the flow is left out.
     pub fn report(&self, worker: usize, flow: EndedFlow) -> bool {
         let lane = &self.lanes[worker];
         let has_room = lane.queue.push(flow).is_ok();
@@ -87,7 +87,7 @@ impl EndedFlows {
         self.lanes[worker].queue.pop()
     }
 
-    /// Returns when any worker may have reported one since the last call.
+    /// Returns when a worker may have reported a flow since the last call.
     pub async fn reported(&self) {
         let mut lanes: Vec<Pin<Box<_>>> = self.lanes.iter().map(|lane| Box::pin(lane.reported.notified())).collect();
         poll_fn(|context| {

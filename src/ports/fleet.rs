@@ -1,12 +1,13 @@
-//! Where the parts that make a fleet meet: workers and offload engine tell of this instance's flows, the peer link tells of the others',
-//! and the failover decides what becomes of them.
+//! The port between the parts that make a fleet: workers and offload engine report this instance's flows, the peer link
+//! reports the other instances' flows, and the failover decides about them.
 //!
 //! ```text
 //!   workers, engine ──Local──▶ │ peer │ ══ link ══▶ other instances
 //!                              │ link │ ──Remote──▶ failover ──Request──▶ engine
 //!                              │      │ ◀──Command─ failover
 //! ```
-//! `Remote` and `Command` go through channels that `app` makes; `Local` through a queue here, so that a worker never waits.
+//! `Remote` and `Command` go through channels that `app` makes; `Local` goes through a queue here, so that a worker
+//! never waits.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::*};
@@ -17,27 +18,27 @@ use tokio::sync::watch;
 pub use crate::model::fleet::Local;
 use crate::model::fleet::PortRange;
 
-/// The queue between them, and what each of them has to know of the others. Without peers nothing of it is used.
+/// The queue between them, and the flags that each sets for the others. Unused without peers.
 #[derive(Debug, Default)]
 pub struct Fleet {
     enabled: AtomicBool,
     local: SegQueue<Local>,
-    /// Every peer is synced, or the deadline for that has passed with nobody to be reached.
+    /// Every peer is synced, or the deadline for that has passed and no peer can be reached.
     ready: AtomicBool,
-    /// What an earlier process left has been inherited.
+    /// An earlier process's flows have been recovered.
     whole: AtomicBool,
     /// Packets of one flow may come to several instances.
     shared: AtomicBool,
-    /// The addresses are to be on `lo` as well: they are about to leave.
+    /// The addresses must be on `lo` as well: they are about to leave.
     keeping: watch::Sender<bool>,
-    /// Flows go to another process of this host, which then sees to what they need.
+    /// The flows move to another process of this host, which then does all work for them.
     succeeded: AtomicBool,
-    /// Of backend legs of this instance; all of the host's if none is set.
+    /// The ports of this instance's backend legs; if not set, all of the host's.
     ports: OnceLock<PortRange>,
 }
 
 impl Fleet {
-    /// Whether peers want to know of this instance's flows. While they do not, [`Fleet::tell`] does nothing.
+    /// Whether this instance has peers. If not, [`Fleet::tell`] does nothing.
     pub fn is_enabled(&self) -> bool {
         self.enabled.load(Relaxed)
     }
@@ -46,8 +47,8 @@ impl Fleet {
         self.enabled.store(enabled, Release);
     }
 
-    /// Leaves word for the peers; never waits. Nobody is woken: the link looks every few milliseconds, for a wake for each
-    /// short flow would cost more than the flow.
+    /// Queues an event for the peers; never waits. It wakes nobody: the link looks every few milliseconds, because a
+    /// wake for each short flow would cost more than the flow.
     pub fn tell(&self, local: impl FnOnce() -> Local) {
         if self.is_enabled() {
             self.local.push(local());
@@ -58,7 +59,7 @@ impl Fleet {
         self.local.pop()
     }
 
-    /// Whether packets of one flow may come to several instances, so that silence here says nothing.
+    /// Whether packets of one flow may come to several instances, so that a silence here proves nothing.
     pub fn is_shared(&self) -> bool {
         self.shared.load(Relaxed)
     }
@@ -67,17 +68,17 @@ impl Fleet {
         self.shared.store(shared, Relaxed);
     }
 
-    /// Which source ports this instance's backend legs have. `None`: any.
+    /// The source ports of this instance's backend legs. `None`: any.
     pub fn ports(&self) -> Option<PortRange> {
         self.ports.get().copied()
     }
 
-    /// Once, before the first leg.
+    /// Call it once, before the first leg.
     pub fn set_ports(&self, ports: PortRange) {
         let _ = self.ports.set(ports);
     }
 
-    /// Whether the frontends' addresses are to be on `lo` as well, before they leave.
+    /// Whether the frontends' addresses must be on `lo` as well, before they leave.
     pub fn keeping(&self) -> watch::Receiver<bool> {
         self.keeping.subscribe()
     }
@@ -86,7 +87,7 @@ impl Fleet {
         self.keeping.send_replace(keeping);
     }
 
-    /// Whether another process of this host has, or is about to have, this one's flows.
+    /// Whether another process of this host has this one's flows, or is about to.
     pub fn is_succeeded(&self) -> bool {
         self.succeeded.load(Acquire)
     }
@@ -104,12 +105,12 @@ impl Fleet {
         self.ready.store(ready, Relaxed);
     }
 
-    /// Whether all flows that this instance has had since its start have been told of.
+    /// Whether all flows of this instance were reported.
     pub fn is_whole(&self) -> bool {
         self.whole.load(Relaxed)
     }
 
-    /// What an earlier process left has been inherited, or there is nothing of the kind. Peers are told no flow before.
+    /// An earlier process's flows have been recovered, or there are none. Before that, peers are told of no flow.
     pub fn set_whole(&self) {
         self.whole.store(true, Release);
     }

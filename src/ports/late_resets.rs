@@ -1,6 +1,6 @@
-//! Far ends of connections that are over by RST, or that the kernel has given up in silence. Should their hosts be cut off,
-//! nobody tells them when they come back: a kernel sends one RST, and none for what has timed out, and an end that only
-//! listens would wait.
+//! Far ends of connections that ended by RST, or that the kernel has given up in silence. If their hosts are cut off,
+//! no kernel tells them later: it sends one RST, and none for a connection that has timed out, so an end that only
+//! listens would wait for ever.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,10 +13,10 @@ pub use crate::model::fleet::Abandoned;
 use crate::model::fleet::failover::Wake;
 use crate::sys::sequence::SequenceNumbers;
 
-/// Beyond, peers hear of no more until they have heard of these.
+/// Limit for the queue to the peers: while it is full, they are told of no others.
 const SHARED_MAX: usize = 16_384;
 
-/// From the workers to who tells them.
+/// The queue from the workers to `late_resets`.
 #[derive(Debug, Default)]
 pub struct LateResets {
     queue: SegQueue<(Word, ToldBefore)>,
@@ -24,20 +24,20 @@ pub struct LateResets {
     /// For the peers, if there are any: one of them may get the address.
     shared: SegQueue<(Abandoned, ShareWhen)>,
     shares: AtomicBool,
-    /// It was said that they are not told.
+    /// Whether the failure to send was logged.
     complained: AtomicBool,
 }
 
-/// What a far end is told.
+/// The segments for a far end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     Reset(Abandoned),
-    /// To show its numbers: they get RST as an answer, from whoever answers unknown packets here.
+    /// A challenge: the far end's answer shows its numbers, and the rule for unknown packets answers that with RST.
     Wake(Wake),
 }
 
 impl Word {
-    /// Who seems to speak, and to whom.
+    /// The source and the destination of the segments.
     pub fn ends(&self) -> (SocketAddr, SocketAddr) {
         match self {
             Self::Reset(Abandoned { from, to, .. }) | Self::Wake(Wake { from, to }) => (*from, *to),
@@ -45,20 +45,21 @@ impl Word {
     }
 }
 
-/// Whether the far end was told before.
+/// Whether a reset was sent before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToldBefore {
     Never,
     Once,
-    /// As `Once`, of a client that had no backend. Of such there may be very many.
+    /// As `Once`, to a client that had no backend. There may be very many of these.
     OnceUnserved,
 }
 
-/// When peers are told of one.
+/// When peers are told of a far end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShareWhen {
     Always,
-    /// While one of the peers is not heard: it is this host that may be cut off, and the address that may go to that peer.
+    /// While one of the peers is not heard: then this host may be the one that is cut off, and that peer may get the
+    /// address.
     WhileOneIsAway,
 }
 
@@ -69,13 +70,13 @@ impl From<SequenceNumbers> for Abandoned {
 }
 
 impl LateResets {
-    /// Nobody has told it yet.
+    /// No reset was sent yet.
     pub fn tell(&self, abandoned: Abandoned) {
         self.share(abandoned, ShareWhen::Always);
         self.push(Word::Reset(abandoned), ToldBefore::Never);
     }
 
-    /// The kernel tells it at this moment.
+    /// The kernel sends a reset at this moment.
     pub fn repeat(&self, abandoned: Abandoned) {
         self.share(abandoned, ShareWhen::WhileOneIsAway);
         self.push(Word::Reset(abandoned), ToldBefore::Once);
@@ -92,12 +93,12 @@ impl LateResets {
         self.push(Word::Reset(abandoned), ToldBefore::Once);
     }
 
-    /// It has just been woken, and has not answered.
+    /// It has just been challenged, and has not answered.
     pub fn wake(&self, wake: Wake) {
         self.push(Word::Wake(wake), ToldBefore::Once);
     }
 
-    /// From now on somebody takes those that are for the peers.
+    /// From now on the failover takes those for the peers.
     pub fn share_with_peers(&self) {
         self.shares.store(true, Relaxed);
     }
@@ -113,7 +114,7 @@ impl LateResets {
         self.told.notify_one();
     }
 
-    /// They cannot be told, for this reason: says so once.
+    /// No resets can be sent, for this reason: logs it once.
     pub fn complain(&self, error: &io::Error) {
         if !self.complained.swap(true, Relaxed) {
             tracing::warn!(%error, "Baton cannot repeat resets to hosts that were cut off; that needs CAP_NET_ADMIN and CAP_NET_RAW");
@@ -128,7 +129,7 @@ impl LateResets {
         self.queue.pop()
     }
 
-    /// Returns when there may be some to take.
+    /// Returns when there may be entries to take.
     pub async fn told(&self) {
         self.told.notified().await;
     }

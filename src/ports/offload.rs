@@ -1,4 +1,4 @@
-//! Where the data plane and the offload engine meet: flows that are lent, given back, carried and ended.
+//! The port between workers and offload engine: flows that are offered, given back, offloaded and ended.
 //!
 //! ```text
 //!   worker                                         path
@@ -12,8 +12,8 @@
 //!     │ ◀───────── Found: an earlier process's flow   │
 //!     │  Claim: it has a place here ────────────────▶ │
 //! ```
-//! A flow stays with its worker for its whole life, with its place in the table and its part of every limit; only its
-//! bytes take another way.
+//! A flow stays with its worker until its end, with its place in the table and its part of every limit; only its bytes
+//! take another path.
 
 mod held;
 mod wake;
@@ -35,20 +35,20 @@ pub use crate::model::stays::Stays;
 pub use held::{CarriedKeys, StandbyQueues};
 pub use wake::EngineWake;
 
-/// A flow that may be offloaded. Nobody reads or writes its sockets but the offload engine until it answers.
+/// A flow that may be offloaded. Until the offload engine answers, only the engine reads and writes its sockets.
 #[derive(Debug)]
 pub struct Candidate {
     pub ticket: Ticket,
     pub sockets: Sockets,
     pub record: Record,
-    /// Bytes that were passed on, without those held.
+    /// Bytes that were passed on, without the held ones.
     pub bytes_to_backend: u64,
     pub bytes_to_client: u64,
-    /// Silence of one side, while the other waits for it, that ends the flow.
+    /// How long a silence of one side, while the other waits for it, ends the flow.
     pub patience_ns: u64,
 }
 
-/// Both legs, and what was read from one and not yet written to the other.
+/// Both legs, and the bytes that were read from one and not yet written to the other.
 #[derive(Debug)]
 pub struct Sockets {
     pub client: OwnedFd,
@@ -57,18 +57,18 @@ pub struct Sockets {
     pub held_down: Vec<u8>,
 }
 
-/// What a later process must know to list a flow as this one does.
+/// The identity that a later process needs to list a flow in the same way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     pub accepted_at_ns: u64,
     pub connect_us: u64,
-    /// `BackendEntry::hash_key`: names frontend and backend.
+    /// `BackendEntry::hash_key`: identifies frontend and backend.
     pub backend_key: u64,
-    /// As it is shown and counted; another than the connection's own if a PROXY header said so.
+    /// The client for status and metrics: another address than the connection's if a PROXY header said so.
     pub client: ClientAddr,
 }
 
-/// How far an offloaded flow has come. Times are nanoseconds on the monotonic clock.
+/// The progress of an offloaded flow. Times are nanoseconds on the monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     pub ticket: Ticket,
@@ -79,13 +79,13 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Nothing that is not known already.
+    /// Progress without any news.
     pub fn none(ticket: Ticket) -> Self {
         Self { ticket, bytes_to_backend: 0, bytes_to_client: 0, last_to_backend_ns: 0, last_to_client_ns: 0 }
     }
 }
 
-/// A flow of an earlier process that the offload engine carries.
+/// A flow of an earlier process that is still offloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     pub id: FlowId,
@@ -101,10 +101,11 @@ pub struct Found {
     pub last_to_client_ns: u64,
 }
 
-/// What the workers ask of the offload engine.
+/// Requests of the workers to the offload engine.
 #[derive(Debug)]
 pub enum Request {
-    /// A flow that has sockets may be offloaded soon: the offload engine is to see what its packets look like on the wire.
+    /// A proxied flow may be offloaded soon: the offload engine must check its packets' addresses and numbers on the
+    /// wire.
     Witness {
         id: FlowId,
         ends: Ends,
@@ -116,32 +117,32 @@ pub enum Request {
         bytes: [u64; 2],
     },
     Offload(Box<Candidate>),
-    /// Reset both ends, unless a byte moved since this time. Answered by `Ended` or `Moves`.
+    /// Reset both ends, unless a byte has moved since this time. Answered by `Ended` or `Moves`.
     End {
         ticket: Ticket,
         unless_moved_since_ns: Option<u64>,
     },
-    /// A flow that the offload engine carries already belongs to this ticket from now on.
+    /// An offloaded flow of the engine belongs to this ticket from now on.
     Claim {
         ticket: Ticket,
         patience_ns: u64,
     },
-    /// Silence that ends a flow has become another.
+    /// The patience with a silent flow has changed.
     Patience {
         ticket: Ticket,
         patience_ns: u64,
     },
-    /// A flow that was found has no place here, and is to be reset.
+    /// The worker has no place for a found flow: the engine must reset it.
     Refuse {
         id: FlowId,
         why: String,
     },
 }
 
-/// What the offload engine says to a flow's worker.
+/// Answers of the offload engine to a flow's worker.
 #[derive(Debug)]
 pub enum Answer {
-    /// Its packets pass the worker by from now on.
+    /// The BPF program carries its packets from now on.
     Offloaded(Ticket),
     Stays {
         ticket: Ticket,
@@ -149,40 +150,40 @@ pub enum Answer {
         why: Stays,
     },
     Progress(Vec<Progress>),
-    /// It moved a byte too lately to be ended.
+    /// A byte has moved too lately for the flow to be ended.
     Moves(Progress),
-    /// It is over. `None`: as the worker asked.
+    /// The flow is over. `None`: by the worker's request.
     Ended {
         last: Progress,
         reason: Option<EndReason>,
     },
     Found(Box<Found>),
-    /// Another instance may have reset one end of flows that have sockets here: until then, in monotonic ns, those ends are to be asked that
-    /// are quiet for a moment.
+    /// Another instance may have reset one end of proxied flows. Until this time, in monotonic ns, the worker must
+    /// probe the ends that are quiet for a moment.
     AskEnds {
         until_ns: u64,
     },
 }
 
-/// Queues between workers and offload engine, and what each of them has to know of the other.
+/// The queues between workers and offload engine, and the flags that each sets for the other.
 #[derive(Debug)]
 pub struct Offload {
     requests: SegQueue<Request>,
     pub(super) wake: EngineWake,
     answers: Box<[SegQueue<Answer>]>,
     open: AtomicBool,
-    /// Flows are to leave however young they are: their host is about to go.
+    /// Flows must leave even if they are young: an evacuation is under way.
     hurried: AtomicBool,
-    /// None is offloaded, for flows were reset right after they had been, and somebody wants to know whether that is still so.
+    /// Offload has stopped, because flows were reset right after it, and an operator wants it tried again.
     retry_wanted: AtomicBool,
-    /// Source and destination of backend legs whose sockets are gone: the kernel would give the port again.
+    /// Source and destination of backend legs without sockets: the kernel would give the port to another connection.
     reserved: papaya::HashSet<(LocalAddr, BackendAddr)>,
-    /// As `reserved`, of flows that began here and are, or were until a moment ago, another instance's: its entries would take the answers to a
-    /// new connection.
+    /// As `reserved`, for flows that began here and that belong to another instance, or did until a moment ago: their
+    /// entries would take the answers to a new connection.
     reserved_elsewhere: papaya::HashSet<(LocalAddr, BackendAddr)>,
-    /// Flows whose sockets the offload engine has.
+    /// Number of flows whose sockets the offload engine has.
     in_flight: AtomicU32,
-    /// Flows of other instances.
+    /// Requests about other instances' flows.
     pub held: StandbyQueues,
 }
 
@@ -202,7 +203,7 @@ impl Offload {
         })
     }
 
-    /// Whether flows may be lent now.
+    /// Whether the engine accepts flows now.
     pub fn is_open(&self) -> bool {
         self.open.load(Relaxed)
     }
@@ -211,7 +212,7 @@ impl Offload {
         self.open.store(open, Relaxed);
     }
 
-    /// Whether flows are to leave as soon as they can, however young they are.
+    /// Whether flows must leave as soon as possible, even if they are young.
     pub fn is_hurried(&self) -> bool {
         self.hurried.load(Relaxed)
     }
@@ -220,7 +221,7 @@ impl Offload {
         self.hurried.store(hurried, Relaxed);
     }
 
-    /// None is offloaded, for flows were reset right after they had been: has it tried whether that is still so.
+    /// Offload has stopped, because flows were reset right after it: has the engine try it again.
     pub fn want_retry(&self) {
         self.retry_wanted.store(true, Relaxed);
     }
@@ -229,7 +230,7 @@ impl Offload {
         self.retry_wanted.swap(false, Relaxed)
     }
 
-    /// Asks the offload engine; never waits.
+    /// Sends a request to the offload engine; never waits.
     pub fn ask(&self, request: Request) {
         if matches!(request, Request::Offload(_)) {
             self.in_flight.fetch_add(1, Relaxed);
@@ -238,7 +239,7 @@ impl Offload {
         self.wake.wake_once();
     }
 
-    /// Asks the offload engine for what concerns flows of other instances; never waits.
+    /// Sends a request about other instances' flows to the offload engine; never waits.
     pub fn ask_standby(&self, request: StandbyRequest) {
         self.held.push(request);
         self.wake.wake_once();
@@ -249,7 +250,7 @@ impl Offload {
         self.wake.fd()
     }
 
-    /// Makes the offload engine look at its requests though there may be none.
+    /// Makes the offload engine look at its requests even if the queue is empty.
     pub fn wake(&self) {
         self.wake.wake();
     }
@@ -263,7 +264,7 @@ impl Offload {
         self.requests.pop()
     }
 
-    /// Leaves an answer for `worker`; it must still be woken.
+    /// Queues an answer for `worker`, which must still be woken.
     pub fn answer(&self, worker: usize, answer: Answer) {
         self.answers[worker].push(answer);
     }
@@ -272,7 +273,7 @@ impl Offload {
         self.answers[worker].pop()
     }
 
-    /// Keeps a source port from being used again towards `backend`.
+    /// Keeps a source port from being reused towards `backend`.
     pub fn reserve(&self, local: LocalAddr, backend: BackendAddr) {
         self.reserved.pin().insert((local, backend));
     }
@@ -281,7 +282,7 @@ impl Offload {
         self.reserved.pin().remove(&(local, backend));
     }
 
-    /// As [`Offload::reserve`], for a flow of another instance that has a port of this one's.
+    /// As [`Offload::reserve`], for a flow of another instance with one of this instance's ports.
     pub fn reserve_elsewhere(&self, local: LocalAddr, backend: BackendAddr) {
         self.reserved_elsewhere.pin().insert((local, backend));
     }
@@ -300,12 +301,12 @@ impl Offload {
         self.is_open() || !self.reserved.is_empty() || !self.reserved_elsewhere.is_empty()
     }
 
-    /// The path has given a flow's sockets back, or closed them.
+    /// The engine has given a flow's sockets back, or closed them.
     pub fn count_out(&self) {
         self.in_flight.fetch_sub(1, Relaxed);
     }
 
-    /// Flows whose sockets the offload engine has.
+    /// Number of flows whose sockets the offload engine has.
     pub fn in_flight(&self) -> u32 {
         self.in_flight.load(Relaxed)
     }

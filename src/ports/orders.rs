@@ -1,4 +1,4 @@
-//! Orders to end flows: given by anyone, carried out by the workers that own the flows.
+//! Orders to end flows: any part gives them, and the workers that own the flows carry them out.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -12,7 +12,7 @@ use crate::model::flow::{FlowKey, Ticket};
 use crate::model::ids::{BackendId, FlowId};
 use crate::sys::eventfd::EventFd;
 
-/// Which flows an order means.
+/// The flows that an order selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selector {
     Flow {
@@ -20,25 +20,24 @@ pub enum Selector {
         key: FlowKey,
     },
     Backend(BackendId),
-    /// Those of the backend that have sockets here.
+    /// The backend's flows with sockets here.
     SocketsOf(BackendId),
     Client(IpNet),
-    /// All but those that the offload engine carries, or is about to.
+    /// All except those that the offload engine carries, or is about to.
     WithSockets,
     All,
 }
 
-/// How fast many flows may be ended.
+/// The rate at which many flows may be ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
     /// Spread over this time, with jitter.
     pub within: Duration,
-    /// Never more a second, all workers together.
+    /// Limit per second, for all workers together.
     pub per_second: u32,
 }
 
 impl Pace {
-    /// All at once.
     pub const AT_ONCE: Pace = Pace { within: Duration::ZERO, per_second: u32::MAX };
 }
 
@@ -48,11 +47,11 @@ pub struct EndOrder {
     pub selector: Selector,
     pub reason: EndReason,
     pub pace: Pace,
-    /// Leave flows alone that moved a byte within this time, or hold bytes not yet delivered.
+    /// Spare flows that moved a byte within this time, or that hold undelivered bytes.
     pub only_idle_for: Option<Duration>,
 }
 
-/// One queue per worker, and the means to wake it.
+/// One queue and one wake per worker.
 #[derive(Debug)]
 pub struct Orders {
     lanes: Box<[Lane]>,
@@ -92,12 +91,12 @@ impl Orders {
         self.lanes[worker].queue.pop()
     }
 
-    /// Makes `worker`'s wake descriptor readable.
+    /// Wakes `worker`.
     pub fn wake(&self, worker: usize) {
         self.lanes[worker].wake.signal();
     }
 
-    /// Makes it unreadable again. Call before taking orders, so that none is missed.
+    /// Clears the wake. Call it before taking orders, so that none is missed.
     pub fn clear_wake(&self, worker: usize) {
         self.lanes[worker].wake.clear();
     }

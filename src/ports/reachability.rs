@@ -1,8 +1,9 @@
-//! Whom this host hears: a host that has lost its own network takes nobody's silence for an end.
+//! The peers, backends and clients that this host hears: a host that has lost its own network must not take any silence
+//! for an end.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
-/// What the parts that listen know, in cache lines of its own. Times are monotonic nanoseconds; 0: never.
+/// What the listening parts have heard, in cache lines of its own. Times are monotonic nanoseconds; 0: never.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Reachability {
@@ -17,27 +18,27 @@ impl Reachability {
         self.client_ns.fetch_max(at_ns, Relaxed);
     }
 
-    /// When a client of an offloaded flow was last heard, as far as anybody has looked.
+    /// When a client of an offloaded flow was last heard, as far as any part has looked.
     pub fn client_ns(&self) -> u64 {
         self.client_ns.load(Relaxed)
     }
 
-    /// Somebody wants to know whether clients can be heard.
+    /// The health checker wants to know whether clients are heard.
     pub fn want_clients(&self) {
         self.wanted.store(true, Relaxed);
     }
 
-    /// Whether somebody has wanted that since the last call.
+    /// Whether that was wanted since the last call.
     pub fn take_wanted(&self) -> bool {
         self.wanted.load(Relaxed) && self.wanted.swap(false, Relaxed)
     }
 
-    /// Nobody is heard at `now_ns`.
+    /// No peer, backend or client is heard at `now_ns`.
     pub fn is_deaf(&self, now_ns: u64) {
         self.deaf_ns.fetch_max(now_ns, Relaxed);
     }
 
-    /// From when on a silence that began at `since_ns` counts: not for as long as nobody was heard.
+    /// When a silence that began at `since_ns` starts to count: not while nobody was heard.
     pub fn counts_from(&self, since_ns: u64) -> u64 {
         since_ns.max(self.deaf_ns.load(Relaxed))
     }

@@ -1,11 +1,11 @@
-//! Backends that were made for flows which came without, for the health checker: somebody has to watch over them. The table's registry has
-//! one.
+//! Backends that were made for flows without a known backend, for the health checker, which must watch them. The
+//! table's registry has one such list.
 
 use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::Notify;
 
-/// Those that nobody watches over yet.
+/// Backends that the health checker does not watch yet.
 #[derive(Debug)]
 pub struct Strangers<T> {
     waiting: Mutex<Vec<T>>,
@@ -28,7 +28,7 @@ impl<T> Strangers<T> {
         std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Returns when there may be some to take.
+    /// Returns when there may be entries to take.
     pub async fn came(&self) {
         self.came.notified().await;
     }

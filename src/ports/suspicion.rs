@@ -1,10 +1,10 @@
-//! What the data plane noticed of one backend, for the health checker. Each backend's entry in the table has its own.
+//! The data plane's observations of one backend, for the health checker. Each backend's entry in the table has its own.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use tokio::sync::Notify;
 
-/// What the data plane noticed. Each bit is set by any worker and taken by the health checker.
+/// The data plane's observations. Any worker sets a bit; the health checker takes it.
 #[derive(Debug, Default)]
 pub struct Suspicion {
     bits: AtomicU8,
@@ -14,7 +14,7 @@ pub struct Suspicion {
 impl Suspicion {
     pub const CONNECT_FAILED: u8 = 1;
     pub const SEGMENTS_UNACKED: u8 = 2;
-    /// Another backend is silent, and nobody else is heard.
+    /// Another backend is silent, and no other host is heard.
     pub const OTHERS_SILENT: u8 = 4;
 
     pub fn raise(&self, bit: u8) {

@@ -1,4 +1,4 @@
-//! Backends and frontends as they run: the state that survives a reload, keyed by name.
+//! Backends and frontends at run time: their state survives a reload, and has their names as its keys.
 
 mod named;
 mod service;
@@ -32,7 +32,7 @@ pub struct BackendLane {
     pub bytes_to_client: Count,
     /// Flows that were connected.
     pub connected: Count,
-    /// Second attempts that were started because the first was slow.
+    /// Second attempts because the first was slow.
     pub hedged: Count,
     pub failures: [Count; ConnectFailure::ALL.len()],
     pub connect: LatencyHistogram,
@@ -58,15 +58,15 @@ impl Default for FrontendLane {
 pub struct FrontendEntry {
     pub id: FrontendId,
     pub name: Arc<str>,
-    /// Flows now.
+    /// Present number of flows.
     pub active: AtomicU32,
     pub elsewhere: OtherProcess,
     service: ServiceMemory,
-    /// One per worker, and a last one for what an earlier process counted.
+    /// One lane per worker, and a last one for an earlier process's counts.
     pub lanes: Box<[FrontendLane]>,
 }
 
-/// A backend at one address, for as long as flows go there or may go there. Another address is another entry.
+/// A backend at one address, as long as flows go there or may go there. Another address is another entry.
 #[derive(Debug)]
 pub struct BackendEntry {
     pub id: BackendId,
@@ -82,32 +82,32 @@ pub struct BackendEntry {
     /// 0: no cap.
     max_connections: AtomicU32,
     preference: AtomicU8,
-    /// Monotonic ns at which its share began to grow, and how long that takes; 0: whole share.
+    /// Monotonic ns at which its share began to grow, and how long that takes; 0: full share.
     ramp_start_ns: AtomicU64,
     ramp_ns: AtomicU64,
     health: ArcSwap<HealthView>,
-    /// Flows now, connecting ones included.
+    /// Present number of flows, connecting ones included.
     pub active: AtomicU32,
     pub elsewhere: OtherProcess,
-    /// Monotonic ns of the last packet that came from it to an offloaded flow; 0: none.
+    /// Monotonic ns of the last packet from it for an offloaded flow; 0: none.
     pub heard_ns: AtomicU64,
-    /// Monotonic ns of the last packet with bytes, to any flow, as a process sends them, not its kernel alone; 0: none.
+    /// Monotonic ns of its last packet with bytes for any flow, which its process sent, not only its kernel; 0: none.
     pub spoke_ns: AtomicU64,
-    /// It has acknowledged bytes that were sent to it at this time, in monotonic ns, or later; 0: none yet.
+    /// It has acknowledged bytes that were sent to it at this monotonic time, in ns, or later; 0: none yet.
     pub taken_ns: AtomicU64,
-    /// Monotonic ns at which bytes were last found to be sent to it again and again; 0: never.
+    /// Monotonic ns at which Baton last found that bytes to it are sent again and again; 0: never.
     pub untaken_ns: AtomicU64,
-    /// Monotonic ns at which a probe of it was last answered, in whatever way; 0: never.
+    /// Monotonic ns of the last answer to a probe, of any kind; 0: never.
     pub answered_ns: AtomicU64,
-    /// The longest segment that it takes, as a probe's connection was told; 0: not known.
+    /// The longest segment that it accepts, according to a probe's connection; 0: not known.
     pub segment_max: AtomicU32,
-    /// Passive evidence that a probe should look at: bumped by workers, taken by the health checker.
+    /// Evidence for the health checker: workers raise it, the health checker takes it and probes.
     pub suspicion: Suspicion,
-    /// One per worker, and a last one for what an earlier process counted. All entries of one name share them.
+    /// One lane per worker, and a last one for an earlier process's counts. All entries of one name share them.
     pub lanes: Arc<[BackendLane]>,
 }
 
-/// Health as it is shown to people.
+/// The health state for status and metrics.
 #[derive(Clone, Debug)]
 pub struct HealthView {
     pub health_state: HealthState,
@@ -124,7 +124,7 @@ pub struct HealthView {
 }
 
 impl BackendEntry {
-    /// The frontend's name, and its own as people are shown it.
+    /// The names of its frontend and of itself, as status shows them.
     pub fn full_name(&self) -> (String, String) {
         (self.frontend.name.to_string(), self.label().into_owned())
     }
@@ -133,13 +133,14 @@ impl BackendEntry {
         self.address.load().as_deref().copied()
     }
 
-    /// Whether its process has sent something since `since_ns`, and none of what was sent to it meanwhile says that it hears nobody.
+    /// Whether its process has sent bytes since `since_ns`, and has acknowledged bytes since then, unless none had to be
+    /// repeated to it.
     pub fn is_lively(&self, since_ns: u64) -> bool {
         let is_since = |at_ns: &AtomicU64| at_ns.load(Relaxed) >= since_ns;
         is_since(&self.spoke_ns) && (is_since(&self.taken_ns) || !is_since(&self.untaken_ns))
     }
 
-    /// Only one that has none may get one: its flows would belong elsewhere.
+    /// Only for an entry without an address: with another address, its flows would belong to another entry.
     pub fn set_address(&self, address: Option<BackendAddr>) {
         self.address.store(address.map(Arc::new));
     }
@@ -152,7 +153,7 @@ impl BackendEntry {
         Some(self.max_connections.load(Relaxed)).filter(|max| *max != 0)
     }
 
-    /// Takes over what the configuration says of it.
+    /// Applies its configuration.
     pub fn configure(&self, weight: u32, max_connections: Option<u32>) {
         self.weight.store(weight, Relaxed);
         self.max_connections.store(max_connections.unwrap_or(0), Relaxed);
@@ -162,7 +163,7 @@ impl BackendEntry {
         Preference::from_u8(self.preference.load(Relaxed))
     }
 
-    /// What new flows should make of it; the health checker alone sets this.
+    /// Sets the preference of new flows; only the health checker does so.
     pub fn set_preference(&self, preference: Preference) {
         self.preference.store(preference as u8, Relaxed);
     }
@@ -173,7 +174,7 @@ impl BackendEntry {
         self.ramp_start_ns.store(start_ns, Relaxed);
     }
 
-    /// As [`BackendEntry::set_ramp`] set them.
+    /// The values of the last [`BackendEntry::set_ramp`].
     pub fn ramp(&self) -> (u64, u64) {
         (self.ramp_start_ns.load(Relaxed), self.ramp_ns.load(Relaxed))
     }
@@ -191,7 +192,7 @@ impl BackendEntry {
         self.health.store(Arc::new(view));
     }
 
-    /// Its flows, those of another process included.
+    /// Number of its flows, those of another process included.
     pub fn load(&self) -> u32 {
         self.active.load(Relaxed) + self.elsewhere.count()
     }
@@ -211,13 +212,13 @@ impl BackendEntry {
         room
     }
 
-    /// Counts a flow in that comes from another process, whatever the cap says.
+    /// Counts a flow of another process in, whatever the cap.
     pub fn count_in(&self) {
         self.active.fetch_add(1, Relaxed);
         self.elsewhere.arrive();
     }
 
-    /// Counts a flow in that was counted out before its end, whatever the cap says.
+    /// Counts a flow in again that was counted out before its end, whatever the cap.
     pub fn count_again(&self) {
         self.active.fetch_add(1, Relaxed);
     }
@@ -231,19 +232,19 @@ impl BackendEntry {
     pub fn connect_latency(&self) -> LatencySnapshot {
         let mut sum = LatencySnapshot::default();
         self.lanes.iter().for_each(|lane| sum.add(&lane.connect.snapshot()));
-        // In whole microseconds, however many lanes they are added from: a counter must not fall by the last digit.
+        // In whole microseconds, however many lanes are added: a counter must not fall in its last digit.
         sum.sum_s = (sum.sum_s * 1e6).round() / 1e6;
         sum
     }
 }
 
-/// Every frontend and backend that the instance knows, also those a reload removed while flows remain.
+/// All frontends and backends of the instance, also those that a reload removed while flows remain.
 #[derive(Debug)]
 pub struct Registry {
     workers: usize,
     lists: ArcSwap<Lists>,
     next_id: Mutex<u32>,
-    /// Entries of [`Registry::hold_at`] that nobody watches over yet.
+    /// Entries of [`Registry::hold_at`] that the health checker does not watch yet.
     pub strangers: Strangers<Arc<BackendEntry>>,
 }
 
@@ -259,7 +260,7 @@ impl Registry {
         Self { workers, lists: ArcSwap::default(), next_id: Mutex::new(0), strangers: Strangers::default() }
     }
 
-    /// The frontend called `name`, made if need be.
+    /// The frontend called `name`; makes it if needed.
     pub fn frontend(&self, name: &Arc<str>) -> Arc<FrontendEntry> {
         let mut next_id = self.next_id.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = self.frontends().into_iter().find(|entry| entry.name == *name) {
@@ -278,7 +279,7 @@ impl Registry {
         entry
     }
 
-    /// Callers hold `next_id`.
+    /// The caller must hold `next_id`.
     fn make(&self, next_id: &mut u32, frontend: &Arc<FrontendEntry>, name: &Arc<str>, key: u64) -> Arc<BackendEntry> {
         let of_name = |it: &&Arc<BackendEntry>| it.frontend.id == frontend.id && it.name == *name;
         let lanes = self.lists.load().backends.iter().find(of_name).map(|it| it.lanes.clone());
@@ -332,7 +333,7 @@ impl Registry {
         true
     }
 
-    /// Forgets a frontend that no flow uses any more.
+    /// Forgets a frontend without flows.
     pub fn forget_frontend(&self, id: FrontendId) {
         let _guard = self.next_id.lock().unwrap_or_else(PoisonError::into_inner);
         self.update(|lists| lists.frontends.retain(|entry| entry.id != id));
@@ -361,7 +362,7 @@ impl Registry {
         lists.backends.iter().for_each(|entry| entry.elsewhere.forget());
     }
 
-    /// Callers hold `next_id`, so that no two changes cross.
+    /// The caller must hold `next_id`, so that two changes cannot overlap.
     fn update(&self, change: impl FnOnce(&mut Lists)) {
         let mut lists = Lists::clone(&self.lists.load());
         change(&mut lists);

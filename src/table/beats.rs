@@ -1,4 +1,5 @@
-//! Which loops turn: each that others rely upon says so in every turn, so that one that hangs is noticed.
+//! Signs of life of the loops that other parts rely on: each loop reports every turn, so that the watchdog notices one
+//! that hangs.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -6,13 +7,13 @@ use std::time::Duration;
 
 use crate::sys::clock::now_ns;
 
-/// The loops that have begun and not ended.
+/// The running loops.
 #[derive(Debug, Default)]
 pub struct LoopBeats {
     loops: Mutex<Vec<(&'static str, Weak<AtomicU64>)>>,
 }
 
-/// One loop's. Dropped, nobody expects it to turn any more.
+/// One loop's handle. Once it is dropped, no more turns are expected.
 #[derive(Debug)]
 pub struct LoopBeat {
     /// Monotonic ns.
@@ -20,7 +21,7 @@ pub struct LoopBeat {
 }
 
 impl LoopBeats {
-    /// From now on a loop called `name` is expected to turn, many times a second whatever happens.
+    /// From now on a loop called `name` must turn many times a second.
     pub fn begin(&self, name: &'static str) -> LoopBeat {
         let last_ns = Arc::new(AtomicU64::new(now_ns()));
         let mut loops = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
@@ -29,7 +30,7 @@ impl LoopBeats {
         LoopBeat { last_ns }
     }
 
-    /// Those that have not turned for `longer_than`, and for how long.
+    /// The loops that have not turned for `longer_than`, and for how long.
     pub fn stuck(&self, now_ns: u64, longer_than: Duration) -> Vec<(&'static str, Duration)> {
         let loops = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
         let silence = |(name, beat): &(&'static str, Weak<AtomicU64>)| {
@@ -41,7 +42,7 @@ impl LoopBeats {
 }
 
 impl LoopBeat {
-    /// It turns.
+    /// Reports a turn.
     pub fn turn(&self) {
         self.last_ns.store(now_ns(), Relaxed);
     }

@@ -1,18 +1,18 @@
-//! What limits and balancing remember, on its way to another process.
+//! Counters of limits and balancing that pass to another process.
 //!
-//! Names stand for ids, which are each process's own. Times are monotonic nanoseconds, of the same host.
+//! Names replace ids, which differ between processes. Times are monotonic nanoseconds of the same host.
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// What the data plane knows besides its flows.
+/// The state of the data plane besides its flows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CarriedCounters {
     pub frontends: Vec<FrontendLoad>,
     pub sources: Vec<SavedSource>,
-    /// Sources that are not among them, for there are too many.
+    /// Number of sources that are left out, because there are too many.
     pub sources_left_out: u64,
     pub turns: Vec<SavedTurns>,
 }
@@ -25,18 +25,18 @@ pub struct FrontendLoad {
     pub flows: u32,
 }
 
-/// How near to its limits one source network is.
+/// A source network's counts towards its limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedSource {
     pub frontend: String,
     /// Its lowest address.
     pub network: IpAddr,
     pub flows: u32,
-    /// Of accepts; `None`: it is full.
+    /// The bucket of its accepts; `None`: it is full.
     pub bucket: Option<SavedBucket>,
 }
 
-/// How full a token bucket was.
+/// The level of a token bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedBucket {
     /// In billionths of a token.
@@ -44,7 +44,7 @@ pub struct SavedBucket {
     pub at_ns: u64,
 }
 
-/// Whose turn it is, in one worker and for one frontend.
+/// The state of the rotation in one worker, for one frontend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedTurns {
     pub worker: usize,

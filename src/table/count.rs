@@ -1,4 +1,4 @@
-//! Counters: those of the path of a byte cost no locked instruction, the others go on in the next process.
+//! Counters: those on a byte's path use no locked instruction; the others continue in the next process.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -17,11 +17,11 @@ impl Count {
     }
 }
 
-/// A counter with any number of writers, which an upgrade carries on.
+/// A counter with any number of writers, which an upgrade passes on.
 #[derive(Debug, Default)]
 pub struct Tally {
     own: AtomicU64,
-    /// What the process before this one had counted.
+    /// The count of the process before this one.
     before: AtomicU64,
 }
 
@@ -34,7 +34,7 @@ impl Tally {
         self.own.load(Relaxed) + self.before.load(Relaxed)
     }
 
-    /// Counts `before` in as the earlier process's, in place of what was counted in before.
+    /// Sets the earlier process's count, in place of an earlier value of it.
     pub fn carry(&self, before: u64) {
         self.before.fetch_max(before, Relaxed);
     }

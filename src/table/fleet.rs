@@ -1,4 +1,4 @@
-//! What the other instances of a fleet are like, as this one knows them, and what its parts have counted.
+//! The other instances of a fleet as this one knows them, and the counters of the fleet's parts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use super::count::Tally;
 pub use crate::model::fleet::MemberView;
 use crate::model::fleet::evacuate::Places;
 
-/// A fleet as people are shown it, in cache lines of its own. Without peers nothing of it is used.
+/// The fleet for status and metrics, in cache lines of its own. Unused without peers.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct FleetView {
     members: ArcSwap<Vec<MemberView>>,
-    /// Since when one of them at least is heard, monotonic; 0: never.
+    /// Since when at least one of them is heard, monotonic; 0: never.
     heard_since_ns: AtomicU64,
-    /// How often the process before this one told each peer everything anew.
+    /// How often the process before this one sent each peer a new snapshot.
     resyncs_before: ArcSwap<BTreeMap<String, u64>>,
     /// Where the frontends' addresses are on this host.
     places: ArcSwap<Places>,
     pub census: FleetCensus,
 }
 
-/// What the fleet's parts have counted.
+/// Counters of the fleet's parts.
 #[derive(Debug, Default)]
 pub struct FleetCensus {
     /// `baton_unknown_packets_total` by outcome: packets of flows that were not this instance's.
@@ -33,12 +33,12 @@ pub struct FleetCensus {
     pub dropped: Tally,
     pub challenged: Tally,
     pub failovers: Tally,
-    /// Peers' flows that this host's map has no room for, now.
+    /// Present number of peers' flows for which this host's map has no room.
     pub no_standby: AtomicU64,
 }
 
 impl FleetCensus {
-    /// All of them by name, for an upgrade.
+    /// All counters by name, for an upgrade.
     pub fn tallies(&self) -> Vec<(String, &Tally)> {
         let Self { reset, inherited, dropped, challenged, failovers, no_standby: _ } = self;
         let all = [
@@ -57,7 +57,7 @@ impl FleetView {
         self.members.load_full()
     }
 
-    /// As they are at `now_ns`.
+    /// Publishes the members at `now_ns`.
     pub fn show_members(&self, mut members: Vec<MemberView>, now_ns: u64) {
         if !self.hears_one() && members.iter().any(MemberView::is_heard) {
             self.heard_since_ns.store(now_ns, Relaxed);
@@ -67,7 +67,7 @@ impl FleetView {
         self.members.store(Arc::new(members));
     }
 
-    /// Whether one of the other instances is heard.
+    /// Whether at least one other instance is heard.
     pub fn hears_one(&self) -> bool {
         self.members.load().iter().any(MemberView::is_heard)
     }
@@ -77,14 +77,14 @@ impl FleetView {
         self.heard_since_ns.load(Relaxed)
     }
 
-    /// How often each peer was told everything anew, earlier processes included.
+    /// How often each peer was sent a new snapshot, earlier processes included.
     pub fn resyncs(&self) -> BTreeMap<String, u64> {
         let mut all = BTreeMap::clone(&self.resyncs_before.load());
         all.extend(self.members().iter().map(|it| (it.name.0.to_string(), it.resyncs)));
         all
     }
 
-    /// Counts in how often an earlier process told each peer everything anew, in place of what was counted in before.
+    /// Sets an earlier process's snapshots per peer, in place of an earlier value.
     pub fn carry_resyncs(&self, before: BTreeMap<String, u64>) {
         self.resyncs_before.store(Arc::new(before));
     }

@@ -1,4 +1,4 @@
-//! A flow on its way to another process: all that is known of it, but for its sockets, which travel beside it.
+//! A flow on its way to another process: its whole state except its sockets, which are sent beside it.
 //!
 //! Times are nanoseconds on the monotonic clock, which all processes of a host share.
 
@@ -17,12 +17,12 @@ pub struct FlowTransfer {
     pub stage: Stage,
 }
 
-/// How far the flow has come. It says which sockets travel with it.
+/// The phase of the flow, which determines the sockets that are sent with it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stage {
-    /// The client's socket only: its PROXY header is to be read still.
+    /// The client's socket only: its PROXY header has not been read.
     Header,
-    /// The client's socket only: no backend has it, and none of the client's bytes were read.
+    /// The client's socket only: no backend has it, and no byte of the client was read.
     Connecting,
     /// The client's socket, then the backend's.
     Relaying(Box<Relayed>),
@@ -42,7 +42,7 @@ pub struct Relayed {
     pub last_to_backend_ns: u64,
     pub last_to_client_ns: u64,
     pub connect_us: u64,
-    /// Of the first byte to the backend that nothing came back after; 0 if something did.
+    /// Of the first byte to the backend since its last answer; 0: it has answered.
     pub unanswered_since_ns: u64,
 }
 
@@ -50,7 +50,7 @@ pub struct Relayed {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HalfWay {
     pub progress: Progress,
-    /// Read from the source and not yet taken by the destination.
+    /// Bytes that were read from the source and not yet accepted by the destination.
     #[serde(with = "in_one_piece")]
     pub held: Vec<u8>,
 }
@@ -58,13 +58,13 @@ pub struct HalfWay {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Progress {
     Open,
-    /// The source's EOF was read; it is to be passed on after what is held.
+    /// The source's EOF was read, and must be passed on after the held bytes.
     Ending,
     /// The EOF was passed on.
     Done,
 }
 
-/// Who sent FIN first.
+/// The side that sent FIN first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FirstFin {
     Client,
@@ -89,7 +89,7 @@ impl FlowTransfer {
     }
 }
 
-/// Bytes as one string of bytes: a list of them would cost a call each.
+/// Serializes bytes as one string: a list would cost a call per byte.
 mod in_one_piece {
     use std::fmt;
 

@@ -1,7 +1,7 @@
 //! The flow table: every flow from accept to end.
 //!
-//! Each worker owns a shard: rows of slots that grow and are reused but never freed while the table lives. Insert and
-//! remove touch only the owner's free list and one slot; readers walk all shards and never hold anything up.
+//! Each worker owns a shard: rows of slots that grow and are reused but never freed while the table exists. Insert and
+//! remove change only the owner's free list and one slot; readers walk all shards and block nothing.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::OnceLock;
@@ -18,11 +18,11 @@ use crate::model::stays::Stays;
 const ROW: usize = 1024;
 /// Rows of one shard: four million flows.
 const ROWS: usize = 4096;
-/// Ids are handed to workers in blocks, so that accepting touches no shared cache line.
+/// Workers take ids in blocks, so that accepting touches no shared cache line.
 const ID_BLOCK: u64 = 1024;
 
-/// Which blocks of ids a process gives. While two hand flows over, each gives every other block, so that none is given
-/// twice, and hardly one is left out.
+/// The blocks of ids that a process gives out. During an upgrade each of the two processes gives out every other block,
+/// so that no id is given twice, and few are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum IdShare {
@@ -31,7 +31,7 @@ pub enum IdShare {
     Odd,
 }
 
-/// Where a flow is in its life.
+/// The state of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FlowState {
@@ -41,7 +41,7 @@ pub enum FlowState {
     Connecting,
     /// Both legs are established.
     Proxied,
-    /// Both legs are established, and its packets pass the proxy by.
+    /// Both legs are established, and the BPF program carries its packets.
     Offloaded,
 }
 
@@ -63,7 +63,7 @@ impl FlowState {
     }
 }
 
-/// A live word of a flow; the owner sets it, everyone may read it.
+/// A counter or state word of a flow; the owner sets it, all others may read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Field {
@@ -77,11 +77,11 @@ pub enum Field {
     LastToBackendNs,
     /// Monotonic ns of the last byte from the backend.
     LastToClientNs,
-    /// What connecting took, in µs.
+    /// Duration of the connect, in µs.
     ConnectUs,
     /// Source port of the backend leg (low 16 bits); 0 until connected.
     LocalPort,
-    /// Why it was not offloaded when that was last tried; see [`Stays::pack`].
+    /// Why the last try to offload it failed; see [`Stays::pack`].
     Stays,
 }
 
@@ -93,7 +93,7 @@ pub struct FlowView {
     pub worker: usize,
     pub key: FlowKey,
     pub state: FlowState,
-    /// Its end was ordered, and waits for its turn in the order's pace.
+    /// Whether it has an order to end, and waits for its time.
     pub ending: bool,
     /// `None` until one is picked.
     pub backend: Option<BackendId>,
@@ -102,7 +102,7 @@ pub struct FlowView {
     pub last_to_backend_ns: u64,
     pub last_to_client_ns: u64,
     pub connect_us: u64,
-    /// Why it was not offloaded when that was last tried.
+    /// Why the last try to offload it failed.
     pub stays: Option<Stays>,
 }
 
@@ -121,13 +121,13 @@ impl FlowView {
 #[derive(Debug)]
 pub struct FlowTable {
     shards: Box<[Shard]>,
-    /// Where the next block of ids begins.
+    /// The beginning of the next block of ids.
     next_id: AtomicU64,
-    /// No id below is given any more, not even of a block that was begun.
+    /// No id below this one is given out any more, not even from a block that was begun.
     floor: AtomicU64,
     /// An [`IdShare`].
     share: AtomicU8,
-    /// Of every id that is given here.
+    /// Part of every id that this instance gives out.
     tag: AtomicU16,
 }
 
@@ -165,12 +165,12 @@ impl FlowTable {
         ShardWriter { worker, free: Vec::new(), grown: 0, ids: 0..0 }
     }
 
-    /// The first id that nobody has been given yet.
+    /// The first id that was not given out yet.
     pub fn next_id(&self) -> u64 {
         self.next_id.load(SeqCst)
     }
 
-    /// The upper 16 bits of every id that is given from now on: they name this instance among its peers.
+    /// The upper 16 bits of every id from now on: they identify this instance among its peers.
     pub fn set_tag(&self, tag: u16) {
         self.tag.store(tag, Relaxed);
     }
@@ -179,26 +179,27 @@ impl FlowTable {
         self.tag.load(Relaxed)
     }
 
-    /// Gives no id below `first` from now on: those are another process's.
+    /// From now on gives out no id below `first`: those belong to another process.
     pub fn begin_ids_at(&self, first: u64) {
         let blocks = first.saturating_sub(1).div_ceil(ID_BLOCK);
         self.next_id.fetch_max(1 + blocks * ID_BLOCK, SeqCst);
     }
 
-    /// As [`FlowTable::begin_ids_at`], for ids that somebody holds and this instance has forgotten: blocks that were begun
-    /// below it are left, too.
+    /// As [`FlowTable::begin_ids_at`], for ids that other instances hold and this one has forgotten: workers also drop
+    /// the rest of blocks that they began below it.
     pub fn keep_ids_above(&self, highest: u64) {
         if self.floor.load(Relaxed) <= highest && self.floor.fetch_max(highest + 1, SeqCst) <= highest {
             self.begin_ids_at(highest + 1);
         }
     }
 
-    /// Gives only ids of `share` from [`FlowTable::next_id`], asked for afterwards, on.
+    /// Gives out only ids of `share`, beginning at [`FlowTable::next_id`], which must be read after this call.
     pub fn share_ids(&self, share: IdShare) {
         self.share.store(share as u8, SeqCst);
     }
 
-    /// Whoever takes a block after `next_id` was read sees the share that was set before that: all is SeqCst.
+    /// A worker that takes a block after `next_id` was read sees the share that was set before: all accesses are
+    /// SeqCst.
     fn take_block(&self) -> std::ops::Range<u64> {
         loop {
             let first = self.next_id.fetch_add(ID_BLOCK, SeqCst);
@@ -210,12 +211,12 @@ impl FlowTable {
         }
     }
 
-    /// An id for a flow that comes from elsewhere and cannot keep its own.
+    /// An id for a flow of another process or instance that cannot keep its own.
     pub fn single_id(&self) -> FlowId {
         FlowId::of(self.tag(), self.take_block().start)
     }
 
-    /// Flows that live now.
+    /// Present number of flows.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.live.load(Relaxed) as usize).sum()
     }
@@ -225,7 +226,7 @@ impl FlowTable {
         self.len() == 0
     }
 
-    /// Every flow that lives through the whole walk, once; those that begin or end meanwhile may be missing.
+    /// Every flow that exists during the whole walk, once; flows that begin or end meanwhile may be missing.
     pub fn iter(&self) -> impl Iterator<Item = FlowView> + '_ {
         self.shards.iter().enumerate().flat_map(|(worker, shard)| {
             shard
@@ -238,20 +239,20 @@ impl FlowTable {
         })
     }
 
-    /// The flow `id`, if it lives.
+    /// The flow `id`, if it exists.
     #[cfg(test)]
     pub fn find(&self, id: FlowId) -> Option<FlowView> {
         self.iter().find(|flow| flow.id == id)
     }
 
-    /// Whether `flow` lives still; costs one look at its slot.
+    /// Whether `flow` still exists; costs one look at its slot.
     pub fn lives(&self, flow: &FlowView) -> bool {
         let (row, place) = (flow.key.index() as usize / ROW, flow.key.index() as usize % ROW);
         let row = self.shards[flow.worker].rows[row].get();
         row.and_then(|row| row[place].copy()).is_some_and(|copied| copied.identity[0] == flow.id.0)
     }
 
-    /// Whose the owner's slot for `key` is now.
+    /// The id of the flow in the owner's slot for `key`.
     pub fn id_at(&self, writer: &ShardWriter, key: FlowKey) -> Option<FlowId> {
         self.slot(writer, key).copy().map(|copied| FlowId(copied.identity[0]))
     }
@@ -271,7 +272,7 @@ impl ShardWriter {
         Some((id, self.occupy(table, index, id, origin)))
     }
 
-    /// Enters a flow that comes from another process with its id, or returns `None` as [`ShardWriter::insert`] does.
+    /// Enters a flow of another process under its own id, or returns `None` as [`ShardWriter::insert`] does.
     pub fn insert_known(&mut self, table: &FlowTable, id: FlowId, origin: &FlowOrigin) -> Option<FlowKey> {
         let index = self.take_index(table)?;
         Some(self.occupy(table, index, id, origin))
@@ -292,7 +293,7 @@ impl ShardWriter {
         key
     }
 
-    /// Gives a flow another origin: what its PROXY header says.
+    /// Gives a flow another origin: that of its PROXY header.
     pub fn rename(&mut self, table: &FlowTable, key: FlowKey, id: FlowId, origin: &FlowOrigin) {
         let slot = table.slot(self, key);
         let live = std::array::from_fn(|word| slot.word(word));
@@ -300,7 +301,7 @@ impl ShardWriter {
         slot.occupy(&identity(id, origin), &live);
     }
 
-    /// Removes a flow. The key is worthless afterwards.
+    /// Removes a flow. The key is invalid afterwards.
     pub fn remove(&mut self, table: &FlowTable, key: FlowKey) {
         table.slot(self, key).vacate();
         self.free.push(key.index());
@@ -327,8 +328,7 @@ impl ShardWriter {
     }
 }
 
-/// The word for [`Field::Place`].
-/// What [`Field::Place`] says.
+/// The content of [`Field::Place`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowPlace {
     pub state: FlowState,
@@ -339,7 +339,7 @@ pub struct FlowPlace {
 impl FlowPlace {
     const ENDING: u64 = 0x80;
 
-    /// Of a flow that nobody has ordered to end.
+    /// Of a flow without an order to end.
     pub fn new(state: FlowState, backend: Option<BackendId>) -> Self {
         Self { state, ending: false, backend }
     }
@@ -509,7 +509,8 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Against a map, through growth and reuse: what is inserted and not removed is what a walk sees.
+        /// Compared with a map, through growth and reuse: a walk sees exactly the flows that were inserted and not
+        /// removed.
         #[test]
         fn a_walk_sees_exactly_the_live_flows(removals in proptest::collection::vec(0usize..4096, 0..3000)) {
             let table = FlowTable::new(1);

@@ -17,7 +17,7 @@ use crate::model::fleet::Liveness;
 use crate::model::health::{Cause, HealthState};
 use crate::model::ids::FlowId;
 
-/// Kept of each kind: ended flows come too often to share a ring with the rest.
+/// Limit for each kind of event: ended flows are too many to share a ring with the others.
 const KEEP: usize = 1000;
 
 /// Something that happened.
@@ -31,7 +31,7 @@ pub struct Event {
     pub what: What,
 }
 
-/// What happened. Adding a kind here makes it appear in the log, the CLI, the page and the JSON; `sentences` has its words.
+/// The kinds of events. A new kind appears in the log, the CLI, the page and the JSON; `sentences` has its words.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum What {
@@ -84,16 +84,16 @@ pub enum What {
     WorkerMoves {
         worker: usize,
     },
-    /// Another host, with this Ethernet address, has an address of a frontend that is here.
+    /// Another host, with this Ethernet address, has a frontend's address that is on this host.
     VipShared {
         address: IpAddr,
         by: String,
     },
-    /// No other host claims it any more, or it is not here any more.
+    /// No other host claims the address any more, or it has left this host.
     VipAlone {
         address: IpAddr,
     },
-    /// keepalived ended without taking it away.
+    /// keepalived ended without removing the address.
     VipLeftBehind {
         address: IpAddr,
     },
@@ -113,10 +113,10 @@ pub enum What {
         #[serde(default)]
         config: String,
     },
-    /// This process goes on.
+    /// The upgrade failed, and this process continues.
     UpgradeFailed {
         why: String,
-        /// Flows that the new process had recovered.
+        /// Flows that the new process had imported.
         moved: u64,
     },
     /// This process took over from another.
@@ -129,7 +129,8 @@ pub enum What {
         longest_pause_us: u64,
         took_us: u64,
     },
-    /// The process that this one was taking over from died in the middle; its other flows died with it.
+    /// The process that this one was taking over from died during the upgrade, and with it the flows that had not
+    /// moved.
     Inherited {
         from_pid: u32,
         flows: u64,
@@ -141,23 +142,23 @@ pub enum What {
     /// Flows stay proxied.
     OffloadShut {
         why: String,
-        /// There are flows of an earlier process that nobody looks after now.
+        /// No process looks after flows of an earlier one now.
         #[serde(default)]
         unwatched: bool,
     },
-    /// Flows of an earlier process go on here; those that it was about to offload were reset.
+    /// This process has recovered an earlier process's flows; those that it was about to offload were reset.
     OffloadRecovered {
         flows: u64,
         reset: u64,
     },
-    /// No flow is offloaded any more: so many of so many were reset right after, at last.
+    /// Offload has stopped: so many of so many recently offloaded flows were reset right after it.
     OffloadStopped {
         reset: u32,
         of: u32,
     },
-    /// Flows that offload live again.
+    /// Offloaded flows are no longer reset, so offload continues.
     OffloadResumed {},
-    /// Somebody had detached the program from these.
+    /// Another program had detached the BPF program from these.
     ProgramReattached {
         interfaces: Vec<String>,
     },
@@ -174,48 +175,49 @@ pub enum What {
         peer: String,
         why: String,
     },
-    /// All its flows are known here.
+    /// This instance knows all its flows.
     PeerSynced {
         peer: String,
         flows: u64,
     },
-    /// A change of its flows did not come; it tells all of them again.
+    /// A change of its flows was lost; it sends all of them again.
     PeerGap {
         peer: String,
     },
-    /// It is not heard, or has said goodbye.
+    /// It is not heard, or has said farewell.
     PeerLiveness {
         peer: String,
         liveness: Liveness,
     },
-    /// An instance is dead: its flows without sockets go on here, the others are reset.
+    /// An instance is dead: its offloaded flows go on here, the others are reset.
     FailedOver {
         instance: InstanceName,
         inherited: usize,
         reset: usize,
     },
-    /// Of those that were reset, so many have answered to it.
+    /// So many of the reset clients have answered.
     ClientsTold {
         instance: InstanceName,
         answered: usize,
         silent: usize,
     },
-    /// Flows of a living instance, whose packets come here, to a backend on this host, as is the address that they come from: they are reset.
+    /// Flows of a live instance whose packets come here: their backend is on this host, and so is the source address of
+    /// their backend leg. They are reset.
     FlowsStuck {
         instance: InstanceName,
         flows: usize,
     },
-    /// Packets of its flows come here.
+    /// This instance has claimed flows of the peer, because their packets come here.
     FlowsClaimed {
         instance: InstanceName,
         flows: usize,
     },
-    /// Packets of flows of this instance come there.
+    /// The peer has claimed flows of this instance, because their packets go there.
     FlowsReleased {
         instance: InstanceName,
         flows: usize,
     },
-    /// A frontend's address is on this host from now on, or not any more.
+    /// A frontend's address has come to this host or left it.
     AddressCame {
         address: IpAddr,
     },
@@ -227,12 +229,12 @@ pub enum What {
         to: Option<InstanceName>,
         flows: usize,
     },
-    /// It is away: this host may be switched off.
+    /// The evacuation is complete: an operator may switch this host off.
     Evacuated {
         flows_reset: u64,
         took_ms: u64,
     },
-    /// This host may have the VIP again; `None`: as an operator wanted.
+    /// This host may have the VIP again; `None`: because an operator cancelled the evacuation.
     EvacuationTakenBack {
         why: Option<String>,
     },
@@ -253,7 +255,7 @@ pub enum What {
     },
 }
 
-/// Bounded memory of what happened. Writers and readers are control work, so a mutex serves.
+/// A bounded list of events. All writers and readers are control work, so a mutex is enough.
 #[derive(Debug, Default)]
 pub struct Journal {
     rings: Mutex<Rings>,
@@ -267,7 +269,8 @@ struct Rings {
 }
 
 impl Journal {
-    /// Keeps it and logs it. Of an ended flow the log has a line only where the configuration wants it: who records that logs it first.
+    /// Stores and logs an event. For an ended flow it writes no line, because the configuration decides: the caller
+    /// logs it first.
     pub fn record(&self, what: What) {
         if !matches!(what, What::FlowEnded { .. }) {
             what.log();
@@ -286,7 +289,7 @@ impl Journal {
         ring.push_back(event);
     }
 
-    /// The last events with a number of at least `since`, oldest first; ended flows only if asked for.
+    /// The last events with a number of at least `since`, oldest first; ended flows only if requested.
     pub fn since(&self, since: u64, with_flows: bool) -> Vec<Event> {
         let rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = with_flows.then_some(&rings.ended).into_iter().flatten();

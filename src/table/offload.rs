@@ -1,4 +1,4 @@
-//! What is counted of offloads, for metrics and the status, and how the offload engine stands.
+//! Counters of offloads for metrics and status, and the state of the offload engine.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -10,46 +10,46 @@ use super::count::Tally;
 use super::flows::FlowTable;
 use crate::model::stays::Stays;
 
-/// Why nothing is offloaded that could.
+/// Why no flow is offloaded: an operator's choice.
 pub const OFF: &str = "offload.mode is \"off\"";
 
-/// Counters of offloads, and how the offload engine stands; in cache lines of their own, for workers read what stands beside them at each
-/// event.
+/// Counters of offloads, and the state of the offload engine. In cache lines of their own, because workers read the
+/// fields beside them at each event.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct OffloadCensus {
     pub offloaded: Tally,
-    /// By `Stays as usize`: each time that a flow was tried and stayed.
+    /// By `Stays as usize`: failed tries to offload a flow.
     stayed: [Tally; Stays::ALL.len()],
     /// Flows of an earlier process that were recovered.
     pub recovered: Tally,
-    /// Times that somebody else had detached the program, and it was attached again.
+    /// Times that another program had detached the program, and Baton attached it again.
     pub reattached: Tally,
-    /// Times that an entry could not be read, and its flow was left as it was.
+    /// Times that an entry could not be read, so that its flow stayed as it was.
     pub unread: Tally,
-    /// Connections of offloaded flows that connection tracking was made to forget, and that it would not forget.
+    /// Connections of offloaded flows that Baton removed from connection tracking, and those that it could not remove.
     pub untracked: Tally,
     pub still_tracked: Tally,
-    /// The configuration lets no flow offload.
+    /// The configuration allows no offload.
     is_off: AtomicBool,
-    /// None is offloaded, for flows were reset right after they had been.
+    /// Offload has stopped, because flows were reset right after it.
     stopped: AtomicBool,
-    /// Flows without sockets now.
+    /// Present number of offloaded flows.
     without_sockets: AtomicU32,
     view: ArcSwap<OffloadView>,
 }
 
-/// How the offload engine stands.
+/// The state of the offload engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OffloadView {
-    /// Flows may be offloaded. If not, why not, and what fixes it.
+    /// `None`: flows may be offloaded. Otherwise the reason, and what fixes it.
     pub why_not: Option<String>,
-    /// Interfaces whose packets are looked at.
+    /// Interfaces that the program is attached to.
     pub interfaces: Vec<String>,
     pub flows_max: u64,
-    /// Flows that the map holds, those included that ended a moment ago.
+    /// Flows in the map, with those that ended a moment ago.
     pub flows_held: u64,
-    /// Packets by what was done with them, or why they were dropped; since the program was loaded.
+    /// Packets by the program's action or the reason for a drop; since the program was loaded.
     pub packets: Vec<(&'static str, u64)>,
 }
 
@@ -81,7 +81,7 @@ impl OffloadCensus {
         self.stayed[why as usize].value()
     }
 
-    /// All of them by name, for an upgrade.
+    /// All counters by name, for an upgrade.
     pub fn tallies(&self) -> Vec<(String, &Tally)> {
         let stayed = Stays::ALL.iter().map(|why| (format!("stayed {}", why.label()), &self.stayed[*why as usize]));
         let others = [
@@ -104,13 +104,13 @@ impl OffloadCensus {
         self.view.store(Arc::new(OffloadView { why_not: off.or(view.why_not), ..view }));
     }
 
-    /// Whether the configuration lets no flow offload, whatever else holds.
+    /// Sets whether the configuration forbids offload.
     pub fn set_off(&self, off: bool) {
         self.is_off.store(off, Relaxed);
         self.show(OffloadView { why_not: None, ..(*self.view()).clone() });
     }
 
-    /// Whether none is offloaded, because flows were reset right after they had been.
+    /// Whether offload has stopped, because flows were reset right after it.
     pub fn is_stopped(&self) -> bool {
         self.stopped.load(Relaxed)
     }
@@ -119,18 +119,18 @@ impl OffloadCensus {
         self.stopped.store(stopped, Relaxed);
     }
 
-    /// Flows that need no descriptor.
+    /// Number of flows that need no descriptor.
     pub fn without_sockets(&self) -> usize {
         self.without_sockets.load(Relaxed) as usize
     }
 
-    /// Of `flows` those that end with this process: all but those that the offload engine carries.
+    /// Of `flows` those that end with this process: all except those that the offload engine carries.
     pub fn flows_with_sockets(&self, flows: &FlowTable) -> usize {
         flows.len().saturating_sub(self.without_sockets())
     }
 }
 
-/// Counts one flow without sockets for as long as it is held.
+/// Counts one offloaded flow, as long as the hold exists.
 #[derive(Debug)]
 pub struct SocketlessHold(Part<OffloadCensus>);
 

@@ -1,9 +1,9 @@
-//! Flows that count here although another process serves them: while two processes hand flows over, each knows of the
-//! other's, so that limits hold for both together.
+//! Flows that count here although another process serves them. During an upgrade each of the two processes counts the
+//! other's flows, so that limits apply to both together.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// How many there are. 0 but for the moment of an upgrade.
+/// Their number. 0 except during an upgrade.
 #[derive(Debug, Default)]
 pub struct OtherProcess(AtomicU32);
 
@@ -12,22 +12,22 @@ impl OtherProcess {
         self.0.load(Relaxed)
     }
 
-    /// Another process has so many and will give them to this one.
+    /// Another process has so many flows and will give them to this one.
     pub fn expect(&self, flows: u32) {
         self.0.fetch_add(flows, Relaxed);
     }
 
-    /// One went to another process.
+    /// A flow went to another process.
     pub fn leave(&self) {
         self.expect(1);
     }
 
-    /// One came. It need not have been expected.
+    /// A flow came. It need not have been expected.
     pub fn arrive(&self) {
         let _ = self.0.fetch_update(Relaxed, Relaxed, |flows| flows.checked_sub(1));
     }
 
-    /// The upgrade is over, or came to nothing.
+    /// The upgrade has succeeded or failed.
     pub fn forget(&self) {
         self.0.store(0, Relaxed);
     }

@@ -6,21 +6,22 @@
 //!   (free)   fields, then  (live)   sequence     (free, next generation)
 //!            sequence
 //! ```
-//! A reader takes the sequence, copies the fields, and takes the sequence again: if it changed, the copy may mix two
-//! flows and is dropped. No reader ever makes the writer wait, and the memory is never freed while the table lives.
+//! A reader reads the sequence, copies the fields, and reads the sequence again: if it changed, the copy may mix two
+//! flows, and the reader drops it. No reader makes the writer wait, and the memory is never freed while the table
+//! exists.
 //!
 //! The atomics come from the parent module and the word counts are parameters, so that the interleavings can be
 //! explored with other atomics and few words (`tests/interleavings.rs`).
 
 use super::sync::{AtomicU64, Ordering::*, fence};
 
-/// Words of identity, fixed while a flow lives: id, accept time, client, VIP, frontend.
+/// Words of identity, which stay the same while a flow exists: id, accept time, client, VIP, frontend.
 pub const IDENTITY_WORDS: usize = 8;
 
-/// Words that the owner changes while the flow lives; see `flows::Field`.
+/// Words that the owner changes while the flow exists; see `flows::Field`.
 pub const LIVE_WORDS: usize = 8;
 
-/// What a reader saw of one live flow.
+/// A reader's copy of one flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copied<const IDENTITY: usize = IDENTITY_WORDS, const LIVE: usize = LIVE_WORDS> {
     /// Odd; differs for each occupation of the slot.
@@ -70,24 +71,24 @@ impl<const IDENTITY: usize, const LIVE: usize> Slot<IDENTITY, LIVE> {
         self.sequence.store(sequence + 1, Release);
     }
 
-    /// Sets one live word. Only the owner may call this.
+    /// Sets one changing word. Only the owner may call this.
     pub fn set(&self, word: usize, value: u64) {
         self.live[word].store(value, Relaxed);
     }
 
-    /// Adds to one live word. Only the owner may call this.
+    /// Adds to one changing word. Only the owner may call this.
     pub fn add(&self, word: usize, by: u64) {
         self.live[word].store(self.live[word].load(Relaxed).wrapping_add(by), Relaxed);
     }
 
-    /// One live word as it is now.
+    /// The present value of one changing word.
     pub fn word(&self, word: usize) -> u64 {
         self.live[word].load(Relaxed)
     }
 
-    /// A copy of the flow that lives here, or `None` if the slot is free or changed hands meanwhile.
+    /// A copy of the flow in this slot, or `None` if the slot is free or was reused meanwhile.
     ///
-    /// A flow that lives through the whole call is always seen.
+    /// A flow that exists during the whole call is always found.
     pub fn copy(&self) -> Option<Copied<IDENTITY, LIVE>> {
         let sequence = self.sequence.load(Acquire);
         if sequence.is_multiple_of(2) {

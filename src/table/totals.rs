@@ -1,4 +1,4 @@
-//! What was counted since the start, by name: an upgrade carries it on, so that no counter goes back.
+//! Counters since the start, by name: an upgrade passes them on, so that no counter falls.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +16,9 @@ use crate::model::end_reason::EndReason;
 pub struct Totals {
     pub frontends: Vec<FrontendTotals>,
     pub backends: Vec<BackendTotals>,
-    /// Of offload, the fleet, the workers and the log, by name. Absent from a release that did not carry them.
+    /// Of offload, the fleet, the workers and the log, by name. Absent from a release that does not send them.
     pub tallies: BTreeMap<String, u64>,
-    /// By peer. Absent from a release that did not carry them.
+    /// By peer. Absent from a release that does not send them.
     pub resyncs: BTreeMap<String, u64>,
 }
 
@@ -48,14 +48,14 @@ pub struct BackendTotals {
 }
 
 impl Totals {
-    /// Of everything.
+    /// The totals of the whole table.
     pub fn of_table(table: &Table) -> Self {
         let tallies = tallies(table).into_iter().map(|(name, tally)| (name, tally.value()));
         let tallies = tallies.filter(|(_, count)| *count > 0).collect();
         Self { tallies, resyncs: table.fleet.resyncs(), ..Self::of(&table.registry) }
     }
 
-    /// Of frontends and backends alone.
+    /// The totals of frontends and backends alone.
     pub fn of(registry: &Registry) -> Self {
         Self {
             frontends: registry.frontends().iter().map(|entry| of_frontend(entry)).collect(),
@@ -64,7 +64,7 @@ impl Totals {
         }
     }
 
-    /// As [`Totals::carry_into`], with what is not a frontend's or a backend's.
+    /// As [`Totals::carry_into`], with the totals of the other parts.
     pub fn carry_into_table(&self, table: &Table) {
         let mut before: BTreeMap<_, u64> = BTreeMap::new();
         for (name, count) in &self.tallies {
@@ -77,8 +77,8 @@ impl Totals {
         self.carry_into(&table.registry);
     }
 
-    /// Counts all of this in as an earlier process's, in place of what was counted in before. Names that `registry`
-    /// does not know are left out. Only one thread may call this.
+    /// Sets all of this as an earlier process's counts, in place of earlier values. Names that `registry` does not know
+    /// are left out. Only one thread may call this.
     pub fn carry_into(&self, registry: &Registry) {
         for entry in registry.frontends() {
             let same = |totals: &&FrontendTotals| *totals.name == *entry.name;
@@ -113,10 +113,10 @@ fn tallies(table: &Table) -> Vec<(String, &Tally)> {
     offload.into_iter().chain(fleet).chain(workers).chain(log).collect()
 }
 
-/// Between a tally's name and its worker's number.
+/// Separates a tally's name from its worker's number.
 const OF_WORKER: &str = " of worker ";
 
-/// The name under which a tally goes on where there are only so many workers.
+/// The name under which a tally continues when there are fewer workers.
 fn of_fewer_workers(name: &str, workers: usize) -> String {
     let its = name.split_once(OF_WORKER).and_then(|(what, number)| Some((what, number.parse::<usize>().ok()?)));
     match its {

@@ -1,4 +1,4 @@
-//! What one worker thread says of itself.
+//! The state that one worker thread publishes.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -9,11 +9,11 @@ use crate::model::histogram::LatencyHistogram;
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct WorkerState {
-    /// Monotonic ns since when the worker is busy with one turn of its loop; 0 while it waits for events.
+    /// Monotonic ns at which the present turn of the worker's loop began; 0 while it waits for events.
     busy_since_ns: AtomicU64,
     /// Set once the thread serves, cleared when it has returned.
     alive: AtomicBool,
-    /// Version of the data plane's settings that the worker follows.
+    /// Version of the data plane's settings that the worker applies.
     pub plane_version: AtomicU64,
     /// Accepting is paused for want of file descriptors.
     pub accept_paused: AtomicBool,
@@ -23,7 +23,7 @@ pub struct WorkerState {
     /// Connections reset unserved because accepting had been paused for too long.
     pub accept_shed: Tally,
     pub pipes_in_use: AtomicU64,
-    /// Duration of each turn of the event loop: what an event may have had to wait.
+    /// Duration of each turn of the event loop: how long an event may have waited.
     pub turn: LatencyHistogram,
     /// Ended flows that found the queue to the log full.
     pub ended_unlogged: Tally,

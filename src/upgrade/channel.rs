@@ -9,16 +9,16 @@ use super::message::{Message, Reasons};
 use crate::sys::clock::now_ns;
 use crate::sys::fd_passing;
 
-/// Bytes that may wait unread in the ordinary way. The last word gets twice as much, so that it always finds room.
+/// Limit for unread bytes of ordinary messages. The last message may take twice as much, so that it always fits.
 const SEND_BUFFER_BYTES: usize = 64 * 1024;
 
-/// One end of an upgrade.
+/// One process's end of an upgrade.
 #[derive(Debug)]
 pub struct Channel {
     socket: OwnedFd,
 }
 
-/// Why a message did not go or come.
+/// Why a message was not sent or received.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
     #[error("the other process closed the connection")]
@@ -40,7 +40,7 @@ pub enum ChannelError {
 }
 
 impl Channel {
-    /// Speaks over `socket`, if the process at its other end belongs to the same user or to root.
+    /// Uses `socket`, if the process at its other end belongs to the same user or to root.
     pub fn new(socket: OwnedFd) -> Result<Self, ChannelError> {
         let (peer, own) = (fd_passing::peer_uid(&socket)?, rustix::process::geteuid().as_raw());
         if peer != 0 && peer != own {
@@ -51,12 +51,12 @@ impl Channel {
         Ok(Self { socket })
     }
 
-    /// Both ends, for two processes of which one starts the other.
+    /// Both ends, for a process that starts the other.
     pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
         fd_passing::pair()
     }
 
-    /// Sends `message` and, with it, `fds`. On a failure the other end may have a part of it, never all.
+    /// Sends `message` and, with it, `fds`. After a failure the other end may have a part of it, but never all.
     pub fn send(&self, message: &Message, fds: &[BorrowedFd<'_>], limit: Duration) -> Result<(), ChannelError> {
         let frame = codec::encode(message, fds.len())?;
         let deadline_ns = deadline_ns(limit);
@@ -80,7 +80,7 @@ impl Channel {
         Ok(())
     }
 
-    /// The next message and its descriptors, one of which has `limit` to come.
+    /// The next message and its descriptors. `limit`: for the time until it has arrived.
     pub fn receive(&self, limit: Duration) -> Result<(Message, Vec<OwnedFd>), ChannelError> {
         let deadline_ns = deadline_ns(limit);
         let mut fds = Vec::new();
@@ -95,7 +95,7 @@ impl Channel {
         Ok((codec::decode(&header, &body)?, fds))
     }
 
-    /// Says that the upgrade is off. True: the other process will read it, behind all that was sent before.
+    /// Sends Abort. True: the other process will read it, after all earlier messages.
     pub fn abort(&self, reason: &str) -> bool {
         let message = Message::Abort(Reasons(vec![reason.to_owned()]));
         let grown = fd_passing::set_send_buffer(&self.socket, 2 * SEND_BUFFER_BYTES);
@@ -158,7 +158,7 @@ mod tests {
         if !rustix::process::geteuid().is_root() {
             return;
         }
-        // Linux counts users by thread, and a pair belongs to whoever made it (unix(7), SO_PEERCRED).
+        // Linux counts credentials per thread, and a pair belongs to the thread that made it (unix(7), SO_PEERCRED).
         let nobody = Uid::from_raw(65_534);
         let pair = std::thread::spawn(move || {
             set_thread_res_uid(nobody, nobody, nobody).unwrap();

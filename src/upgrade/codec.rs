@@ -1,12 +1,12 @@
-//! Frames: how a message looks on the wire.
+//! Frames: the wire format of a message.
 //!
 //! ```text
 //!   0        4          6       8         12             14          16        20
 //!   | "BTNH" | frame 1  | kind  | length  | descriptors  | reserved  | CRC-32  | body ...
 //! ```
-//! Little-endian. The checksum covers the first 16 bytes and the body. Bodies are JSON, so that a release may add a
-//! key without a new version; batches of flows are postcard, for there are many, and another layout of theirs is
-//! another version of the protocol. Nothing is allocated before the length was found to be within [`BODY_MAX`].
+//! Little-endian. The checksum covers the first 16 bytes and the body. Bodies are JSON, so that a release may add a key
+//! without a new version. Batches of flows are postcard, because there are many flows; another layout of theirs is
+//! another version of the protocol. Nothing is allocated before the length was checked against [`BODY_MAX`].
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -16,13 +16,13 @@ use crate::sys::fd_passing::FDS_MAX;
 
 pub const HEADER_BYTES: usize = 20;
 
-/// Bytes of one body at most: a batch stops growing long before.
+/// Limit for the bytes of one body: a batch stops growing long before.
 pub const BODY_MAX: usize = 8 << 20;
 
 const MAGIC: [u8; 4] = *b"BTNH";
 const FRAME: u16 = 1;
 
-/// What precedes a body, checked as far as it can be without it.
+/// The header of a body, checked as far as that is possible without the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     kind: Kind,
@@ -32,7 +32,7 @@ pub struct Header {
     checked: [u8; 16],
 }
 
-/// Why bytes are no message.
+/// Why bytes could not be decoded as a message.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
     #[error("it does not begin as an upgrade message does")]
@@ -86,13 +86,13 @@ impl Header {
         self.length
     }
 
-    /// Descriptors that travel with it.
+    /// Number of descriptors that come with the body.
     pub fn descriptors(&self) -> usize {
         self.descriptors
     }
 }
 
-/// The whole frame of `message`, which travels with so many `descriptors`.
+/// The whole frame of `message`, which is sent with so many `descriptors`.
 pub fn encode(message: &Message, descriptors: usize) -> Result<Vec<u8>, TooLong> {
     let mut frame = vec![0; HEADER_BYTES];
     write_body(message, &mut frame);
@@ -110,7 +110,7 @@ pub fn encode(message: &Message, descriptors: usize) -> Result<Vec<u8>, TooLong>
     Ok(frame)
 }
 
-/// The message that `header` and `body` are.
+/// Decodes the message of `header` and `body`.
 pub fn decode(header: &Header, body: &[u8]) -> Result<Message, DecodeError> {
     if body.len() != header.length {
         return Err(DecodeError::Length { expected: header.length, got: body.len() });

@@ -1,13 +1,14 @@
 //! The new process's side.
 //!
-//! It touches nothing that it was not given by Begin, Commit or Done, each of which the old process says once and does
-//! not take back. Whether the old one gave up or died decides what becomes of the rest:
+//! It uses nothing before Begin, Commit or Done allows it; the old process sends each of these once and does not revoke
+//! it. The rest depends on whether the old process gave up or died:
 //! ```text
 //!   Abort, or the old process lives and is silent   steps back: accepts no more, serves its flows, exits after the last
 //!   the connection ends and the old process with it  takes everything: nobody else will
 //! ```
-//! A batch that was received and not committed is dropped in the first case and imported in the second: the old process
-//! serves such flows again only after it has said Abort, which arrives before the end of the connection.
+//! In the first case the new process drops a batch that it has received without a Commit; in the second it imports it.
+//! The old process serves such flows again only after it has sent Abort, which arrives before the end of the
+//! connection.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -18,21 +19,22 @@ use super::message::{
 };
 use crate::table::flow_transfer::FlowTransfer;
 
-/// What the new process can do; the wiring implements it.
+/// The actions of the new process; `app` implements them.
 pub trait NewProcess {
     /// Accepts from now on.
     fn begin(&mut self);
 
-    /// Serves flows from now on; returns those that it cannot, untouched.
+    /// Serves flows from now on; returns those that it cannot serve, unchanged.
     fn import(&mut self, flows: Vec<Arrived>) -> Vec<Refused>;
 
-    /// The old process is done: opens the admin doors and is the instance. No last word if it died.
+    /// The old process is done: opens the admin sockets and is the instance. `None`: the old process died without a
+    /// last word.
     fn finish(&mut self, last: Option<&LastWord>);
 
-    /// Accepts no more, shuts the doors if they are open; returns how many flows it goes on with.
+    /// Accepts no more, and shuts the admin sockets if they are open; returns how many flows it still serves.
     fn step_back(&mut self) -> u64;
 
-    /// Whether the old process has ended, or does in a moment.
+    /// Whether the old process has ended, or is about to.
     fn other_has_ended(&mut self) -> bool;
 }
 
@@ -43,7 +45,7 @@ pub struct Arrived {
     pub sockets: Vec<OwnedFd>,
 }
 
-/// What the old process offers.
+/// The offer of the old process.
 #[derive(Debug)]
 pub struct Offer {
     pub welcome: Welcome,
@@ -51,7 +53,7 @@ pub struct Offer {
     pub state: State,
 }
 
-/// Why there was no offer. The old process goes on.
+/// Why there was no offer. The old process continues.
 #[derive(Debug, thiserror::Error)]
 pub enum NoOffer {
     #[error(transparent)]
@@ -64,18 +66,18 @@ pub enum NoOffer {
     Protocol { chosen: u32 },
 }
 
-/// What became of it.
+/// The result of the upgrade.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The old process gave everything and has gone.
+    /// The old process has given everything and is gone.
     Complete,
-    /// The old process died in the middle: this is the instance, and has what it was given.
+    /// The old process died during the upgrade: this process is the instance, with the flows that it was given.
     Inherited,
-    /// The old process goes on.
+    /// The old process continues.
     SteppedBack { why: String, flows: u64 },
 }
 
-/// Says hello and hears what the old process has. Nothing is served yet.
+/// Sends Hello and receives the old process's offer. Serves nothing yet.
 pub fn meet(channel: &Channel, hello: Hello, limit: Duration) -> Result<Offer, NoOffer> {
     channel.send(&Message::Hello(hello), &[], limit)?;
     let welcome = match next(channel, limit)? {
@@ -100,14 +102,14 @@ pub fn meet(channel: &Channel, hello: Hello, limit: Duration) -> Result<Offer, N
     }
 }
 
-/// Tells the old process why this one cannot take over.
+/// Tells the old process why this process cannot take over.
 pub fn refuse(channel: &Channel, reasons: Vec<String>, limit: Duration) {
-    // It finds out anyway when this process ends.
+    // The old process also notices when this process ends.
     let _ = channel.send(&Message::Refuse(Reasons(reasons)), &[], limit);
 }
 
-/// Takes over, from Ready to the end. The old process may be silent for `patience`. Blocks; call it on a thread of its
-/// own.
+/// Runs the upgrade from Ready to its end. The old process may be silent for `patience`. Blocks; call it on a thread of
+/// its own.
 pub fn take<T: NewProcess>(channel: &Channel, new_process: &mut T, patience: Duration) -> Outcome {
     let mut destination = Destination { channel, new_process, patience, staged: None, begun: false, finished: false };
     destination.say(&Message::Ready);
@@ -122,7 +124,7 @@ struct Destination<'a, T> {
     channel: &'a Channel,
     new_process: &'a mut T,
     patience: Duration,
-    /// Received and not committed.
+    /// A batch that was received without a Commit.
     staged: Option<(Batch, Vec<OwnedFd>)>,
     begun: bool,
     finished: bool,
@@ -191,12 +193,13 @@ impl<T: NewProcess> Destination<'_, T> {
     fn step_back(&mut self, why: String) -> Outcome {
         self.staged = None;
         let flows = self.new_process.step_back();
-        // Behind all that was said before, so that the old process knows what was imported and what was not.
+        // Sent after all answers, so that the old process knows which flows were imported.
         self.say(&Message::Left(Left { flows }));
         Outcome::SteppedBack { why, flows }
     }
 
-    /// A failure shows when the next message is waited for: what decides is what the old process said before its end.
+    /// Ignores a failure, which shows at the next receive: the messages that the old process sent before its end
+    /// decide.
     fn say(&self, message: &Message) {
         let _ = self.channel.send(message, &[], self.patience);
     }

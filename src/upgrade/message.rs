@@ -1,4 +1,4 @@
-//! What the two processes say to each other.
+//! The messages between the two processes.
 //!
 //! ```text
 //!   old (source)                                   new (destination)
@@ -17,8 +17,9 @@
 //!                      ◀── Finished ──
 //!   exits
 //! ```
-//! At any time the old one may say Abort, and serves again what was not committed; the new one answers Left, serves
-//! what it has, and exits after its last flow. `source` and `destination` say what holds after each failure.
+//! The old process may send Abort at any time, and then serves the flows again that it has not committed. The new one
+//! answers with Left, serves its flows, and exits after the last. `source` and `destination` state the post-condition
+//! of each failure.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -32,21 +33,21 @@ use crate::table::carried::{CarriedCounters, SavedSource};
 use crate::table::flow_transfer::FlowTransfer;
 use crate::table::totals::Totals;
 
-/// The versions of the protocol that this release speaks, lowest and highest: at least one that the release before
-/// speaks too, so that an upgrade can be taken back.
+/// The lowest and the highest version of the protocol that this release supports: at least one that the release before
+/// supports too, so that an upgrade can be undone.
 pub const PROTOCOL: (u32, u32) = (1, 1);
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Message {
     Hello(Hello),
     Welcome(Welcome),
-    /// One descriptor for each.
+    /// Sent with one descriptor for each.
     Doors(Vec<Door>),
     State(Box<State>),
     Ready,
     Begin,
     Serving,
-    /// The sockets of all flows, in order, as their transfers say.
+    /// Sent with the sockets of all flows, in order, as their transfers state.
     Batch(Batch),
     Received(BatchNumber),
     Commit(BatchNumber),
@@ -60,22 +61,22 @@ pub enum Message {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// Of the release.
+    /// Version of the release.
     pub version: String,
     pub protocol_min: u32,
     pub protocol_max: u32,
     pub pid: u32,
-    /// Absent: it knows nothing of offloaded flows.
+    /// Absent: the process cannot import offloaded flows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<ProgramReader>,
 }
 
-/// Which offloaded flows a process can import. They do not go over the wire: they are in the kernel.
+/// The offloaded flows that a process can import. They are not sent: they are in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProgramReader {
     /// Of the kernel's map.
     pub layout: u32,
-    /// Where its file says that they are pinned; absent from a process that was given none.
+    /// The directory where they are pinned, from its configuration; absent from a process without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pins: Option<PathBuf>,
 }
@@ -83,31 +84,31 @@ pub struct ProgramReader {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
     pub version: String,
-    /// The highest version that both speak.
+    /// The highest version that both support.
     pub protocol: u32,
     pub pid: u32,
-    /// Doors to come, over all messages.
+    /// Number of doors that follow, over all messages.
     pub doors: usize,
 }
 
-/// What a listening socket is for.
+/// The purpose of a listening socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Door {
     Frontend(VipAddr),
-    /// As configured: its port may be 0.
+    /// As configured: the port may be 0.
     AdminHttp(SocketAddr),
     AdminSocket(PathBuf),
 }
 
-/// What an instance knows besides its flows.
+/// The state of an instance besides its flows.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct State {
-    /// Ids below it are, or may yet be, given by the old process.
+    /// The old process has given ids below this one, or may still do so.
     pub next_flow_id: u64,
     pub flows: u64,
-    /// Flows that the new process has to find in the kernel.
+    /// Number of flows that the new process must find in the kernel.
     pub offloaded: u64,
     pub backends: Vec<SavedBackend>,
     pub totals: Totals,
@@ -120,7 +121,7 @@ pub struct Batch {
     pub flows: Vec<FlowTransfer>,
 }
 
-/// Grows by one from 1 on.
+/// Begins at 1 and grows by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BatchNumber(pub u64);
@@ -128,7 +129,7 @@ pub struct BatchNumber(pub u64);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Imported {
     pub number: BatchNumber,
-    /// Flows that the new process could not serve and has not touched.
+    /// Flows that the new process could not serve and has not changed.
     pub refused: Vec<Refused>,
 }
 
@@ -138,24 +139,24 @@ pub struct Refused {
     pub why: String,
 }
 
-/// What the old process says before it leaves.
+/// The old process's last message.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LastWord {
     pub totals: Totals,
-    /// Flows that moved.
+    /// Number of flows that moved.
     pub flows: u64,
-    /// Bytes that were read and not yet delivered when their flow moved.
+    /// Bytes that had been read but not delivered when their flows moved.
     pub held_bytes: u64,
-    /// Flows that the new process could not serve.
+    /// Number of flows that the new process could not serve.
     pub refused: u64,
-    /// The longest that a flow was with neither process.
+    /// The longest time for which a flow was with neither process.
     pub longest_pause_us: u64,
-    /// From Welcome to here.
+    /// Time from Welcome to this message.
     pub took_us: u64,
-    /// The first flow id that nobody was given.
+    /// The first flow id that no process has given.
     pub next_flow_id: u64,
-    /// Sources as they stood at the very end.
+    /// The state of the sources at the very end.
     pub sources: Vec<SavedSource>,
 }
 
@@ -166,24 +167,24 @@ pub struct Reasons(pub Vec<String>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Left {
-    /// Flows that the new process goes on to serve.
+    /// Number of flows that the new process still serves.
     pub flows: u64,
 }
 
 impl Hello {
-    /// What this process says.
+    /// The hello of this process.
     pub fn here() -> Self {
         let (protocol_min, protocol_max) = PROTOCOL;
         let version = env!("CARGO_PKG_VERSION").to_owned();
         Self { version, protocol_min, protocol_max, pid: std::process::id(), path: None }
     }
 
-    /// The same, of a process that can import offloaded flows.
+    /// The same, for a process that can import offloaded flows.
     pub fn reading(self, path: ProgramReader) -> Self {
         Self { path: Some(path), ..self }
     }
 
-    /// The highest version that it and this release speak.
+    /// The highest version that it and this release support.
     pub fn common_protocol(&self) -> Option<u32> {
         let highest = self.protocol_max.min(PROTOCOL.1);
         (highest >= self.protocol_min.max(PROTOCOL.0)).then_some(highest)
@@ -192,12 +193,12 @@ impl Hello {
 
 macro_rules! kinds {
     ($($kind:ident = $number:literal $name:literal),* $(,)?) => {
-        /// What a message is, and its number on the wire. A number is never used again for something else.
+        /// The kind of a message, with its number on the wire. A number is never reused for another kind.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Kind { $($kind = $number,)* }
 
         impl Kind {
-            /// In the order of the conversation; what may come instead of another is last.
+            /// In the order of the conversation; kinds that may replace another come last.
             #[allow(dead_code, reason = "for tests of an upgrade")]
             pub const ALL: &[Kind] = &[$(Self::$kind),*];
 
@@ -205,7 +206,7 @@ macro_rules! kinds {
                 match number { $($number => Some(Self::$kind),)* _ => None }
             }
 
-            /// As errors call it.
+            /// The name in errors.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$kind => $name,)* }
             }
@@ -221,13 +222,13 @@ kinds! {
 }
 
 impl Kind {
-    /// Said instead of what comes next, by whoever gives up.
+    /// Whether it may come instead of the next message, because its sender gives up.
     #[allow(dead_code, reason = "for tests of an upgrade")]
     pub fn breaks_off(self) -> bool {
         matches!(self, Self::Refuse | Self::Abort | Self::Left)
     }
 
-    /// Who says it.
+    /// Whether the old process sends it.
     #[allow(dead_code, reason = "for tests of an upgrade")]
     pub fn is_said_by_the_old(self) -> bool {
         use Kind::{Abort, Batch, Begin, Commit, Done, Doors, State, Welcome};
@@ -257,7 +258,7 @@ impl Message {
         }
     }
 
-    /// Its name in errors.
+    /// The name in errors.
     pub fn name(&self) -> &'static str {
         self.kind().name()
     }

@@ -1,9 +1,9 @@
 //! The old process's side.
 //!
-//! After [`give`] has returned `Ok`, every flow is with the new process or has ended, and this process has nothing
-//! left to do. After an error it serves all flows that the new process has not imported, and its listeners, as before.
+//! After [`give`] has returned `Ok`, the new process has every flow that has not ended, and this process has nothing
+//! left to do. After an error it serves its listeners as before, and all flows that the new process has not imported.
 //!
-//! What happens to a batch when the new process fails in the middle of it:
+//! A batch when the new process fails during it:
 //! ```text
 //!   before Commit was sent    put back: the new one must not touch it without Commit, and is told Abort first,
 //!                             or killed if it cannot be told
@@ -22,14 +22,14 @@ use crate::sys::clock::now_ns;
 use crate::sys::fd_passing::FDS_MAX;
 use crate::table::flow_transfer::FlowTransfer;
 
-/// What the old process can do; the wiring implements it.
+/// The actions of the old process; `app` implements them.
 pub trait OldProcess {
     type MovingFlow: Load;
 
-    /// Every listening socket, the admin doors' included.
+    /// Every listening socket, with those of the admin servers.
     fn doors(&self) -> io::Result<Vec<(Door, OwnedFd)>>;
 
-    /// Why the process that said `hello` cannot take what is here, if so. Asked when the doors are lent.
+    /// Why the process that sent `hello` cannot take over; `None`: it can. Called when the doors are sent.
     fn obstacle(&self, hello: &Hello) -> Option<String>;
 
     fn state(&self) -> Result<State, String>;
@@ -52,16 +52,16 @@ pub trait OldProcess {
     /// Flows that are still here.
     fn left(&self) -> usize;
 
-    /// Ends what is left and cannot be taken.
+    /// Ends the flows that are left and cannot be taken.
     fn end_the_rest(&mut self);
 
-    /// What is known at the very end; the numbers of the upgrade itself are added to it.
+    /// The last word, to which the upgrade adds its own numbers.
     fn last_word(&self) -> LastWord;
 
-    /// Shuts the admin doors without removing them, or opens them again.
+    /// Closes the admin sockets without removing their files, or opens them again.
     fn shut_doors(&mut self, shut: bool);
 
-    /// Makes sure that the new process runs no more.
+    /// Makes sure that the new process no longer runs.
     fn kill_other(&mut self);
 
     fn progress(&mut self, progress: &SourceProgress);
@@ -71,27 +71,27 @@ pub trait OldProcess {
 pub trait Load {
     fn transfer(&self) -> &FlowTransfer;
 
-    /// In the order that the transfer promises.
+    /// In the order that the transfer states.
     fn sockets(&self) -> Vec<BorrowedFd<'_>>;
 }
 
 #[derive(Debug)]
 pub struct TakenFlows<P> {
     pub moving: Vec<P>,
-    /// All flows have been looked at once.
+    /// Whether all flows have been looked at once.
     pub whole_round: bool,
 }
 
-/// How long each step may take.
+/// Limits for the duration of each step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
-    /// From its start until the new process has read its file and says hello.
+    /// From the start of the new process until it has read its configuration and sends Hello.
     pub hello: Duration,
     /// Until it has built everything.
     pub ready: Duration,
     /// Any answer after that.
     pub answer: Duration,
-    /// For flows that are ordered to end to do so.
+    /// Until flows with an order to end have ended.
     pub last_flows: Duration,
 }
 
@@ -102,27 +102,27 @@ impl Default for Deadlines {
     }
 }
 
-/// How far an upgrade has come.
+/// The progress of an upgrade.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceProgress {
     pub step: SourceStep,
-    /// Flows that were there at the beginning, or more if more have moved.
+    /// Number of flows at the beginning, or more if more have moved.
     pub flows: u64,
     pub moved: u64,
-    /// Not yet delivered bytes that went along.
+    /// Bytes that moved undelivered.
     pub held_bytes: u64,
     pub batches: u64,
-    /// The longest that a flow was with neither process.
+    /// The longest time for which a flow was with neither process.
     pub longest_pause: Duration,
     /// Flows that the new process could not serve.
     pub refused: Vec<Refused>,
     /// The new process's release.
     pub version: String,
-    /// From the new process's hello to the last word.
+    /// From the new process's Hello to the last word.
     pub took: Duration,
 }
 
-/// What the old process waits for, or does.
+/// The present step of the old process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SourceStep {
     Hello,
@@ -161,7 +161,7 @@ impl SourceStep {
     }
 }
 
-/// Why an upgrade came to nothing, or to a part.
+/// Why an upgrade failed, or succeeded only in part.
 #[derive(Debug, thiserror::Error)]
 #[error("failed while {}: {why}", step.label())]
 pub struct UpgradeFailure {
@@ -187,18 +187,18 @@ pub enum Why {
     Here(String),
 }
 
-/// What is known of the new process after a failure.
+/// The state of the new process after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Other {
-    /// It runs no more.
+    /// It no longer runs.
     Dead,
-    /// It serves so many flows to their end, and then exits.
+    /// It serves so many flows until their end, and then exits.
     Serves(u64),
-    /// It may have flows and does not answer: it should be killed before its clients lose patience.
+    /// It may have flows and does not answer: it should be killed before its clients give up.
     Silent,
 }
 
-/// Hands everything over. Blocks; call it on a thread of its own.
+/// Gives everything to the new process. Blocks; call it on a thread of its own.
 pub fn give<G: OldProcess>(
     channel: &Channel,
     old_process: &mut G,
@@ -229,13 +229,13 @@ struct Source<'a, G> {
     old_process: &'a mut G,
     deadlines: &'a Deadlines,
     progress: SourceProgress,
-    /// The new process accepts, and so may have flows.
+    /// Whether the new process accepts, and so may have flows.
     begun: bool,
     parked: bool,
     shut: bool,
-    /// The new process was killed, or found dead.
+    /// Whether the new process was killed, or found dead.
     dead: bool,
-    /// Whether an Abort was said, and is sure to arrive.
+    /// Whether an Abort is sure to arrive; `None`: none was sent.
     told: Option<bool>,
     welcomed_at_ns: u64,
 }
@@ -251,7 +251,7 @@ impl<G: OldProcess> Source<'_, G> {
         self.at(SourceStep::Serving);
         self.expect(self.deadlines.answer, "serving", |message| matches!(message, Message::Serving).then_some(()))?;
 
-        // Both accept, so that no connection waits should the new process hang.
+        // Both processes accept, so that no connection waits if the new process hangs.
         while !self.move_some()? {}
         self.at(SourceStep::Park);
         self.parked = true;
@@ -310,7 +310,7 @@ impl<G: OldProcess> Source<'_, G> {
         self.send(&Message::State(state), &[])
     }
 
-    /// Moves one batch; true once all flows have been looked at.
+    /// Moves one batch; returns whether all flows have been looked at.
     fn move_some(&mut self) -> Result<bool, Why> {
         self.progress.step = SourceStep::Batch;
         let taken_at_ns = now_ns();
@@ -326,7 +326,8 @@ impl<G: OldProcess> Source<'_, G> {
         }
         self.progress.step = SourceStep::Commit;
         if let Err(why) = self.send(&Message::Commit(number), &[]) {
-            // It cannot have gone: it is short, and all before it was read.
+            // The Commit was not sent, not even in part: it is short, and the new process had read everything before
+            // it.
             return Err(self.keep(moving, why));
         }
         self.progress.step = SourceStep::Imported;
@@ -369,7 +370,7 @@ impl<G: OldProcess> Source<'_, G> {
         })
     }
 
-    /// The new process has the flows, but for those that it `refused`.
+    /// The new process has the flows, except those that it `refused`.
     fn settle(&mut self, moving: Vec<G::MovingFlow>, refused: Vec<Refused>) {
         let is_refused =
             |moving_flow: &G::MovingFlow| refused.iter().any(|refused| refused.flow == moving_flow.transfer().id);
@@ -380,9 +381,9 @@ impl<G: OldProcess> Source<'_, G> {
         self.progress.refused.extend(refused);
     }
 
-    /// Serves a batch again that was never committed.
+    /// Serves the flows of an uncommitted batch again.
     fn keep(&mut self, moving: Vec<G::MovingFlow>, why: Why) -> Why {
-        // The Abort must be on its way, or the other dead, before a byte of these flows moves here again.
+        // Before a byte of these flows moves here again, the Abort must be on its way, or the new process dead.
         if !matches!(why, Why::Left(_)) && !self.abort(&why) {
             self.kill();
         }
@@ -390,7 +391,7 @@ impl<G: OldProcess> Source<'_, G> {
         why
     }
 
-    /// True: the new process will hear of it.
+    /// Returns whether the new process will receive it.
     fn abort(&mut self, why: &Why) -> bool {
         *self.told.get_or_insert_with(|| self.channel.abort(&why.to_string()))
     }
@@ -411,23 +412,23 @@ impl<G: OldProcess> Source<'_, G> {
                 return Ok(());
             }
             if now_ns() >= deadline_ns && !ending {
-                // What was ordered to end and is still here has its end early.
+                // Flows with an order to end that are still here end early.
                 ending = true;
                 self.old_process.end_the_rest();
             } else if now_ns() >= deadline_ns + self.deadlines.answer.as_nanos() as u64 {
                 return Err(Why::Here(format!("{left} flows have not ended in time")));
             }
-            // Workers let go of flows in their own time; nothing tells when.
+            // Workers release flows in their own time, without a notification.
             std::thread::sleep(LOOK_EVERY);
         }
     }
 
-    /// Goes on as if nothing had been asked.
+    /// Continues as if there had been no upgrade.
     fn fail(&mut self, why: Why) -> Box<UpgradeFailure> {
         let step = self.progress.step;
         let other = match &why {
             Why::Left(flows) => Other::Serves(*flows),
-            // Its end of the connection closes only with its life, unless it said that it left.
+            // Its end of the connection closes only when it dies, unless it has sent Left.
             Why::Channel(ChannelError::Closed | ChannelError::Cut) => Other::Dead,
             _ if self.dead || !self.begun => Other::Dead,
             _ => {
@@ -458,7 +459,7 @@ impl<G: OldProcess> Source<'_, G> {
     fn send(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(), Why> {
         match self.channel.send(message, fds, self.deadlines.answer) {
             Ok(()) => Ok(()),
-            // It may have closed its end because it left, and said so before.
+            // It may have closed its end because it left, and sent Left before.
             Err(ChannelError::Closed) => match farewell(self.channel, Duration::ZERO) {
                 Other::Serves(flows) => Err(Why::Left(flows)),
                 Other::Dead | Other::Silent => Err(ChannelError::Closed.into()),
@@ -483,14 +484,14 @@ impl<G: OldProcess> Source<'_, G> {
     }
 }
 
-/// Waits for the new process's word after a failure that left it with flows.
+/// Waits for the new process's Left after a failure that left it with flows.
 pub fn farewell(channel: &Channel, limit: Duration) -> Other {
     let deadline_ns = now_ns() + limit.as_nanos() as u64;
     loop {
         let left_ns = deadline_ns.saturating_sub(now_ns());
         match channel.receive(Duration::from_nanos(left_ns)) {
             Ok((Message::Left(left), _)) => return Other::Serves(left.flows),
-            // Answers that came too late.
+            // Late answers.
             Ok(_) => {}
             Err(ChannelError::Closed | ChannelError::Cut) => return Other::Dead,
             Err(_) => return Other::Silent,

@@ -1,13 +1,13 @@
-//! Who else claims an address: told once when it is certain, and once when it is over.
+//! Other hosts' claims to this host's addresses: each is reported once when it is certain, and once when it is over.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::addr::Mac;
 
-/// The same claim later than this after the first is no echo of a VIP that was just about to move.
+/// A claim that is repeated so long after the first is no left-over of a VIP that was moving.
 const CERTAIN_AFTER_NS: u64 = 400_000_000;
-/// Questions are asked each second: three without an answer.
+/// Baton asks each second: a claim is over after three questions without an answer.
 const OVER_AFTER_NS: u64 = 3_500_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ struct ClaimHeard {
 }
 
 impl Claims {
-    /// Another host claimed `address`, which is here.
+    /// Another host has claimed `address`, which is on this host.
     pub(super) fn heard(&mut self, address: IpAddr, mac: Mac, now_ns: u64) -> Option<ClaimChange> {
         let heard = self.heard.entry(address).or_insert(ClaimHeard { first_ns: now_ns, last_ns: now_ns, told: false });
         heard.last_ns = now_ns;
@@ -39,7 +39,8 @@ impl Claims {
         certain.then_some(ClaimChange::Shared { address, mac })
     }
 
-    /// `here`: the addresses of this host now. Those that left it, and those that nobody else claims any more, are forgotten.
+    /// `here`: this host's present addresses. Forgets addresses that have left, and those that no other host claims any
+    /// more.
     pub(super) fn pass(&mut self, here: &BTreeSet<IpAddr>, now_ns: u64) -> Vec<ClaimChange> {
         let over = |address: &IpAddr, heard: &ClaimHeard| {
             !here.contains(address) || now_ns.saturating_sub(heard.last_ns) > OVER_AFTER_NS

@@ -1,4 +1,4 @@
-//! What is asked and heard on one interface, in either family.
+//! The questions and claims of one interface, in both families.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ pub(super) struct Ears {
 }
 
 impl Ears {
-    /// Opens what is missing and closes what is not wanted any more.
+    /// Opens missing sockets and closes those that are no longer needed.
     pub(super) fn listen(&mut self, name: &str, ipv4: bool, ipv6: bool) -> io::Result<()> {
         want(&mut self.arp, ipv4, || ArpSocket::open(name))?;
         want(&mut self.discovery, ipv6, || NdSocket::open(name))
@@ -28,7 +28,7 @@ impl Ears {
         arp.or_else(|| self.discovery.as_ref().map(NdSocket::mac))
     }
 
-    /// Asks who else has `address`, which this interface has.
+    /// Asks which other host has `address`, which is on this interface.
     pub(super) fn ask(&self, address: IpAddr) -> io::Result<()> {
         match (address, &self.arp, &self.discovery) {
             (IpAddr::V4(address), Some(arp), _) => arp.probe(address),
@@ -37,7 +37,7 @@ impl Ears {
         }
     }
 
-    /// Up to `max` claims of each family that have come.
+    /// Up to `max` received claims of each family.
     pub(super) fn heard(&self, max: usize) -> Vec<Claim> {
         let arp = self.arp.iter().flat_map(|arp| std::iter::from_fn(|| arp.heard()).take(max));
         let discovery = self.discovery.iter().flat_map(|it| std::iter::from_fn(|| it.heard()).take(max));

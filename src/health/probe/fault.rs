@@ -1,4 +1,4 @@
-//! What an error of a probe says of the backend.
+//! The meaning of a probe's error for its backend.
 
 use std::error::Error as _;
 use std::io::{self, ErrorKind};
@@ -10,13 +10,13 @@ use rustls_pki_types::UnixTime;
 use crate::model::health::Cause;
 use crate::model::health::machine::ProbeOutcome;
 
-/// A certificate's names are the backend's to choose; a log line is not.
+/// The backend chooses how many names its certificate has; the length of a log line must not depend on that.
 const NAMES_SHOWN: usize = 8;
 const TEXT_CHARS: usize = 400;
 const HOUR_S: u64 = 3600;
 const DAY_S: u64 = 24 * HOUR_S;
 
-/// Of socket(2) and connect(2).
+/// An error of socket(2) or connect(2).
 pub(super) fn of_connect(error: &io::Error) -> ProbeOutcome {
     match Errno::from_io_error(error) {
         Some(
@@ -32,7 +32,7 @@ pub(super) fn of_connect(error: &io::Error) -> ProbeOutcome {
     }
 }
 
-/// Of an established connection.
+/// An error of an established connection.
 pub(super) fn of_io(error: &io::Error) -> ProbeOutcome {
     if let Some(error) = tls_error(error) {
         return of_tls(error);
@@ -98,7 +98,8 @@ fn of_certificate(fault: &CertificateError) -> String {
         CertificateError::NotValidYet => "certificate is not valid yet".into(),
         CertificateError::NotValidForName => "certificate is for another name".into(),
         CertificateError::UnknownIssuer => "certificate is signed by an unknown authority".into(),
-        // Every kubeadm cluster calls its authority "kubernetes": this is how another cluster's certificate looks.
+        // Every kubeadm cluster calls its authority "kubernetes", so a certificate of another cluster fails in this
+        // way.
         CertificateError::BadSignature => {
             "certificate is signed by an unknown authority that has a known one's name".into()
         }
@@ -113,7 +114,7 @@ fn bare_name(shown: &str) -> &str {
     inner.unwrap_or(shown).trim_matches('"')
 }
 
-/// From one time to a later one, in the largest whole unit.
+/// The time from one moment to a later one, in the largest whole unit.
 fn span(from: UnixTime, to: UnixTime) -> String {
     let seconds = to.as_secs().saturating_sub(from.as_secs());
     let (count, unit) = match seconds {

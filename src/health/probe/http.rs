@@ -1,4 +1,4 @@
-//! The question of an HTTP/1.1 probe.
+//! The request of an HTTP/1.1 probe.
 
 use http_body_util::Empty;
 use hyper::body::Bytes;
@@ -14,18 +14,18 @@ use crate::model::health::machine::ProbeOutcome;
 
 pub(super) const ALPN: &[&[u8]] = &[b"http/1.1"];
 
-/// hyper's least; a status line and its headers fit many times.
+/// hyper's minimum; a status line and its headers fit many times.
 const BUFFER_BYTES: usize = 8192;
 
 #[derive(Debug)]
 pub(super) struct Question {
-    /// `None`: the address that is probed.
+    /// `None`: the probed address.
     pub host: Option<String>,
     pub path: String,
 }
 
 impl Question {
-    /// 2xx passes; any other status is a live process that is not ready. The body is never read.
+    /// A status of 2xx passes; any other status shows a live process that is not ready. The probe never reads the body.
     pub(super) async fn ask<S>(&self, to: BackendAddr, stream: S) -> ProbeOutcome
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -59,7 +59,7 @@ where
     tokio::select! {
         biased;
         answer = &mut answer => answer.map(|answer| answer.status()),
-        // The connection ends first if the answer cannot come any more; the request then holds the reason.
+        // If no answer can come any more, the connection ends first; the request then holds the reason.
         ended = &mut connection => match answer.await {
             Err(error) if error.is_canceled() => Err(ended.err().unwrap_or(error)),
             answer => answer.map(|answer| answer.status()),

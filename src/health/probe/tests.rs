@@ -13,7 +13,7 @@ use crate::health::testing::{self, Certificate};
 
 const TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Serves each connection with `serve` until it is dropped.
+/// Serves each connection with `serve`, until the server is dropped.
 struct Server {
     addr: BackendAddr,
     task: JoinHandle<()>,
@@ -77,7 +77,7 @@ fn health(kind: ProbeKind) -> Health {
     Health { kind, timeout: TIMEOUT, ..testing::health() }
 }
 
-/// Trusts `certificate`'s authority, and asks for `name`.
+/// Trusts the authority of `certificate`, and asks for `name`.
 fn tls_health(kind: ProbeKind, certificate: &Certificate, name: &str) -> Health {
     Health { tls: Some(certificate.trusted()), host: Some(name.into()), ..health(kind) }
 }
@@ -320,7 +320,7 @@ async fn probes_leave_no_time_wait() {
     for _ in 0..20 {
         assert_eq!(probe(&health(ProbeKind::Tcp), server.addr).await, ProbeOutcome::Passed);
     }
-    // /proc/net/tcp: local and remote address, state. A closed socket is listed as long as it waits for anything.
+    // /proc/net/tcp: local and remote address, state. A closed socket is listed as long as it waits for a segment.
     let remote = format!("0100007F:{:04X}", server.addr.port());
     let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap();
     let left = sockets.lines().filter(|line| line.split_whitespace().nth(2) == Some(&remote));
@@ -341,7 +341,7 @@ fn answering_apart() -> BackendAddr {
     addr
 }
 
-/// As by SIGSTOP, a pause of the virtual machine, or other processes that leave it no time.
+/// As after SIGSTOP, a pause of the virtual machine, or other processes that use the CPU.
 #[tokio::test]
 async fn a_backend_is_not_silent_while_this_process_does_not_run() {
     let to = answering_apart();

@@ -16,13 +16,13 @@ use crate::addr::BackendAddr;
 use crate::config::ProbeTls;
 use crate::model::health::machine::ProbeOutcome;
 
-/// How long a TLS probe listens for the server's word on our certificate.
+/// How long a TLS probe waits for the server's verdict on its certificate.
 const AFTERMATH: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
 pub(super) struct TlsClient {
     config: Arc<rustls::ClientConfig>,
-    /// `None`: the address that is probed.
+    /// `None`: the probed address.
     name: Option<ServerName<'static>>,
 }
 
@@ -30,7 +30,7 @@ impl TlsClient {
     /// `host` may have a port.
     pub(super) fn new(tls: &ProbeTls, host: Option<&str>, alpn: &[&[u8]]) -> Self {
         let mut config = rustls::ClientConfig::clone(&tls.client);
-        // A resumed session shows no certificate: one that has expired meanwhile would go unseen.
+        // A resumed session presents no certificate, so the probe would not notice that it has expired.
         config.resumption = Resumption::disabled();
         config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
         let name = tls.server_name.clone().or_else(|| ServerName::try_from(without_port(host?).to_owned()).ok());
@@ -43,9 +43,9 @@ impl TlsClient {
     }
 }
 
-/// What follows a handshake. In TLS 1.3 the client is done before the server has looked at the client's certificate
-/// (RFC 8446 section 2), so a refusal comes only now; and a server whose handshake is cut off by our RST logs an error
-/// each second.
+/// Waits for the end of the handshake on the server's side. In TLS 1.3 the client is done before the server has checked
+/// the client's certificate (RFC 8446 section 2), so a refusal comes only now; and a server whose handshake our RST
+/// cuts off would log an error each second.
 pub(super) async fn aftermath(mut stream: TlsStream<TcpStream>) -> ProbeOutcome {
     match tokio::time::timeout(AFTERMATH, stream.read(&mut [0; 1])).await {
         Ok(Err(error)) => match fault::tls_error(&error) {

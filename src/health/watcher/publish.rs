@@ -1,4 +1,4 @@
-//! Carries the machine's decisions to where they take effect.
+//! Carries out the machine's decisions.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -16,7 +16,8 @@ impl Watcher {
     /// Publishes the state and carries out the actions.
     pub(super) fn publish(&mut self) {
         let mut actions: Vec<_> = std::iter::from_fn(|| self.machine.poll_action()).collect();
-        // The ramp first, or a burst would get a whole share; the preference next, or flows would follow a reset.
+        // The ramp first, or a burst would get a whole share; the preference next, or flows would come right after a
+        // reset.
         actions.sort_by_key(|action| !matches!(action, HealthAction::SlowStart { .. }));
         for action in &actions {
             if let HealthAction::SlowStart { start_ns, ramp_ns } = action {
@@ -25,7 +26,7 @@ impl Watcher {
         }
         self.entry.set_preference(self.machine.preference());
         self.entry.set_health(self.view());
-        // So that it knows since when, whoever looks later.
+        // Recorded now, so that later callers learn since when.
         self.shared.table.registry.service(&self.entry.frontend, now_ns());
         self.vote.set(self.machine.is_proven_ready() && self.entry.weight() > 0);
         for action in actions {
@@ -60,16 +61,16 @@ impl Watcher {
             return;
         }
         let selector = match (reason, self.hearing.is_deaf()) {
-            // Another instance may carry on what has no sockets; what has some is lost to it anyway.
+            // Another instance may carry on offloaded flows; proxied flows are lost to it anyway.
             (EndReason::BackendEjected, true) if self.shared.table.fleet.is_enabled() => {
                 Selector::SocketsOf(self.entry.id)
             }
-            // Nobody would hear of it.
+            // Without other instances nobody would be told.
             (EndReason::BackendEjected, true) => return,
             _ => Selector::Backend(self.entry.id),
         };
         let with_sockets = matches!(selector, Selector::SocketsOf(_));
-        // Again only for flows that the order before did not meet.
+        // Count only flows that the order before did not include.
         let flows = if again || with_sockets { self.unordered(with_sockets) } else { active };
         if flows == 0 {
             return;

@@ -1,4 +1,4 @@
-//! Where the failover and the offload engine meet: flows of other instances.
+//! The port between failover and offload engine: flows of other instances.
 //!
 //! ```text
 //!   failover                                          path
@@ -20,19 +20,19 @@ use tokio::sync::Notify;
 use crate::model::ends::Key;
 use crate::model::fleet::{StandbyAnswer, StandbyRequest};
 
-/// What the offload engine carries at this moment, whoever's flows they are.
+/// The packets that the offload engine carries at this moment, of all instances' flows.
 pub trait CarriedKeys: std::fmt::Debug + Send + Sync {
-    /// Whether such a packet is passed on to the flow's other end. An error: that is not known.
+    /// Whether such a packet is forwarded to the flow's other end. An error: that is not known.
     fn carries(&self, key: &Key) -> io::Result<bool>;
 }
 
-/// The queues between them.
+/// The queues between failover and offload engine.
 #[derive(Debug, Default)]
 pub struct StandbyQueues {
     requests: SegQueue<StandbyRequest>,
     answers: SegQueue<StandbyAnswer>,
     answered: Notify,
-    /// `None`: there is no path that could do what it is asked.
+    /// `None`: there is no offload engine.
     carried: OnceLock<Box<dyn CarriedKeys>>,
 }
 
@@ -59,12 +59,12 @@ impl StandbyQueues {
         self.answered.notified().await;
     }
 
-    /// Whether there is an offload engine that holds and forwards.
+    /// Whether there is an offload engine that holds and forwards flows.
     pub fn serves(&self) -> bool {
         self.carried.get().is_some()
     }
 
-    /// The offload engine holds and forwards from now on.
+    /// The offload engine holds and forwards flows from now on.
     pub fn serve(&self, carried: Box<dyn CarriedKeys>) {
         let _ = self.carried.set(carried);
     }

@@ -1,4 +1,4 @@
-//! The offload engine's wake, for who has something for it to look at that is in no queue of its own.
+//! The offload engine's wake, for parts with news that are in none of its own queues.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::*};
 
 use crate::sys::eventfd::EventFd;
 
-/// Makes the offload engine look. What it finds then stands elsewhere.
+/// Wakes the offload engine, which finds the news elsewhere.
 #[derive(Debug)]
 pub struct EngineWake {
     /// A wake is on its way already.
@@ -19,12 +19,12 @@ impl EngineWake {
         Ok(Self { woken: AtomicBool::new(false), fd: EventFd::new()? })
     }
 
-    /// Makes the offload engine look at its requests though there may be none.
+    /// Makes the offload engine look at its requests even if the queue is empty.
     pub fn wake(&self) {
         self.fd.signal();
     }
 
-    /// One wake for many requests: the offload engine clears this before it takes them.
+    /// One wake for many requests: the offload engine clears it before it takes them.
     pub(super) fn wake_once(&self) {
         if !self.woken.swap(true, AcqRel) {
             self.fd.signal();

@@ -16,7 +16,7 @@ use crate::addr::BackendAddr;
 use crate::model::balance;
 use crate::model::ids::FrontendId;
 
-/// A backend as the configuration names it, at whichever address it is by now.
+/// A backend under the name that the configuration gives it, at its present address.
 #[derive(Debug)]
 pub struct NamedBackend {
     pub name: Arc<str>,
@@ -25,19 +25,19 @@ pub struct NamedBackend {
 }
 
 impl NamedBackend {
-    /// What new flows go to.
+    /// The entry for new flows.
     pub fn current(&self) -> Guard<Arc<BackendEntry>> {
         self.current.load()
     }
 }
 
 impl BackendEntry {
-    /// Not what its name means, or not yet: it gets no new flows.
+    /// Whether it is not its name's current entry, or not yet: then it gets no new flows.
     pub fn is_former(&self) -> bool {
         self.former.load(Relaxed)
     }
 
-    /// As people are shown it. No two entries of a frontend are called the same.
+    /// The label for status and metrics. No two entries of a frontend have the same.
     pub fn label(&self) -> Cow<'_, str> {
         match self.is_former() {
             false => Cow::Borrowed(&*self.name),
@@ -59,7 +59,7 @@ impl BackendEntry {
 }
 
 impl Registry {
-    /// The backend called `name` of `frontend`, made if need be: untrusted, without address.
+    /// The backend called `name` of `frontend`; if needed it makes one, untrusted and without address.
     pub fn named(&self, frontend: &Arc<FrontendEntry>, name: &Arc<str>) -> Arc<NamedBackend> {
         let mut next_id = self.next_id.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = self.known_by_name(frontend.id, name) {
@@ -69,13 +69,13 @@ impl Registry {
         self.give_name(&entry)
     }
 
-    /// What new flows to the backend called `name` go to; see [`Registry::named`].
+    /// The entry for new flows to the backend called `name`; see [`Registry::named`].
     pub fn backend(&self, frontend: &Arc<FrontendEntry>, name: &Arc<str>) -> Arc<BackendEntry> {
         self.named(frontend, name).current.load_full()
     }
 
-    /// The backend called `name` at `address`, made if need be. It means the name from now on if nothing else did, else only
-    /// after [`Registry::lead`].
+    /// The entry of the backend called `name` at `address`; makes it if needed. It becomes current at once if the name
+    /// has no current entry, otherwise only with [`Registry::lead`].
     pub fn backend_at(
         &self,
         frontend: &Arc<FrontendEntry>,
@@ -95,8 +95,8 @@ impl Registry {
         entry
     }
 
-    /// The same for a flow that is there already, which is counted in. `key` is [`BackendEntry::hash_key`] if it must be made;
-    /// then it is among [`Registry::strangers`] as well, for somebody has to watch over it.
+    /// The same for a flow that exists already, which is counted in. `key`: the [`BackendEntry::hash_key`] of a new
+    /// entry, which is then also added to [`Registry::strangers`], so that the health checker watches it.
     pub fn hold_at(
         &self,
         frontend: &Arc<FrontendEntry>,
@@ -117,14 +117,15 @@ impl Registry {
         entry
     }
 
-    /// `entry` is what its name means from now on; what was that so far becomes a former one.
+    /// Makes `entry` the current one of its name; the entry that was current becomes a former one.
     pub fn lead(&self, entry: &Arc<BackendEntry>) {
         let _guard = self.next_id.lock().unwrap_or_else(PoisonError::into_inner);
         match self.known_by_name(entry.frontend.id, &entry.name) {
             Some(named) => {
                 let before = named.current.load_full();
                 if before.id != entry.id {
-                    // Two that are former for a moment are told apart; two that are not would share a name.
+                    // Two entries that are former for a moment have different labels; two that are not would have the
+                    // same.
                     before.former.store(true, Relaxed);
                     named.current.store(entry.clone());
                 }
@@ -134,7 +135,7 @@ impl Registry {
         entry.former.store(false, Relaxed);
     }
 
-    /// Entries under the name of `entry` that are former ones.
+    /// The former entries of the name of `entry`.
     pub fn formers_of(&self, entry: &BackendEntry) -> Vec<Arc<BackendEntry>> {
         let is_one = |it: &Arc<BackendEntry>| it.is_former() && it.is_called(entry.frontend.id, &entry.name);
         self.backends().into_iter().filter(is_one).collect()
@@ -145,7 +146,7 @@ impl Registry {
         lists.named.iter().find(|it| it.frontend == frontend && *it.name == *name).cloned()
     }
 
-    /// Gives a backend that has not had an address yet this one.
+    /// Gives this address to an entry that has had none yet.
     fn known_at(&self, frontend: &FrontendEntry, name: &str, address: BackendAddr) -> Option<Arc<BackendEntry>> {
         let all = self.backends();
         let mut same = all.iter().filter(|it| it.is_called(frontend.id, name));

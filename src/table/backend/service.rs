@@ -1,4 +1,4 @@
-//! What new connections of a frontend meet: a fact of its own beside whether this host should have the VIP.
+//! The service that new connections of a frontend get. This is not the same as whether this host should have the VIP.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,18 +7,18 @@ use serde::{Deserialize, Serialize};
 use super::{BackendEntry, FrontendEntry, Registry};
 use crate::model::health::{Cause, HealthState};
 
-/// The best that a frontend has for a new connection.
+/// The best choice of a frontend for a new connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Service {
     /// A backend that is ready.
     #[default]
     Ready,
-    /// Those that it would use are all at `max_connections`: it is reset.
+    /// All backends that it would use are at `max_connections`: the connection is reset.
     Full,
-    /// None is ready; one that drains is used instead.
+    /// None is ready; a draining one is used instead.
     Draining,
-    /// None at all: it is reset.
+    /// None at all: the connection is reset.
     NoBackend,
 }
 
@@ -35,13 +35,13 @@ impl Service {
     }
 }
 
-/// The last that was seen, and since when (monotonic ns).
+/// The last result, and since when it holds (monotonic ns).
 #[derive(Debug, Default)]
 pub(super) struct ServiceMemory(Mutex<Option<(Service, u64)>>);
 
 impl Registry {
-    /// What new connections of `frontend` meet at `now_ns`, and the monotonic ns since when: as near as whoever asks comes, and
-    /// the health checker asks after each probe.
+    /// The service of `frontend` at `now_ns`, and the monotonic ns since when it holds: as precise as the times of the
+    /// calls; the health checker calls it after each probe.
     pub fn service(&self, frontend: &FrontendEntry, now_ns: u64) -> (Service, u64) {
         let backends = self.backends();
         let own: Vec<_> = backends.iter().filter(|it| it.frontend.id == frontend.id).collect();
@@ -51,7 +51,7 @@ impl Registry {
             Some((before, since_ns)) if before == service => (service, since_ns),
             _ => {
                 let of_flows = service == Service::Full || matches!(*last, Some((Service::Full, _)));
-                // The change of a backend's that made it so; a process that takes over knows those of the one before it.
+                // The last change of a backend has caused it; after an upgrade the new process knows these changes.
                 let changed_ns = own.iter().map(|it| it.health().since_ns).max().filter(|at_ns| *at_ns != 0);
                 let since_ns = changed_ns.filter(|_| !of_flows).unwrap_or(now_ns);
                 *last = Some((service, since_ns));
@@ -73,7 +73,7 @@ fn best(backends: &[&Arc<BackendEntry>]) -> Service {
         ([], _) => (draining, Service::Draining),
         _ => (ready, Service::Ready),
     };
-    // As the pick has it: one that is less welcome is not used because the others are full.
+    // As for the pick: a less preferred backend is not used because the others are full.
     let welcome = used.iter().map(|it| it.preference()).min();
     let mut chosen = used.iter().filter(|it| Some(it.preference()) == welcome);
     if chosen.all(|it| it.is_full()) { Service::Full } else { service }

@@ -1,5 +1,5 @@
-//! Each event in words, once: its weight, the fields of its log line and its sentence. The log, `baton events`, the
-//! status and the page all take them from here.
+//! The words of each event, in one place: its level, the fields of its log line and its sentence. The log, `baton
+//! events`, the status and the page all use them.
 
 use tracing::Level;
 
@@ -20,17 +20,17 @@ impl What {
         self.tell(false).0
     }
 
-    /// Writes its line to the log. [`super::Journal::record`] does so by itself, but not for flows that have ended.
+    /// Writes its line to the log. [`super::Journal::record`] calls this, but not for ended flows.
     pub fn log(&self) {
         self.tell(true);
     }
 
-    /// The table. The fields of a log line are called as those of the event are, so that `baton --json events` and a log in
-    /// JSON agree. What the sentence ends with, word for word, is no field as well: why, changes, errors.
+    /// The table. A log line's fields have the names of the event's fields, so that `baton --json events` and a log in
+    /// JSON agree. Text at the end of the sentence (a reason, changes, errors) is not repeated as a field.
     fn tell(&self, is_logged: bool) -> (Weight, String) {
         use Weight::{Bad, Good, Notice, Plain};
-        /// Weight, fields as tracing's macros take them, sentence as `format!` takes it. `often` in place of the weight: it may
-        /// come many times a second, and is logged for whoever looks for faults.
+        /// Level, fields as tracing's macros take them, sentence as `format!` takes it. `often` in place of the level:
+        /// an event that may come many times a second, which is logged for debugging.
         macro_rules! say {
             (often { $($field:tt)* }, $($sentence:tt)+) => {{
                 let sentence = format!($($sentence)+);
@@ -58,7 +58,7 @@ impl What {
         }
         match self {
             Self::BackendChanged { frontend, backend, from, to, cause } => {
-                // A new backend is taken for ready until its first probe, but never was found to be.
+                // A new backend counts as ready until its first probe, but no probe has found it so.
                 let was = (from != to).then(|| from.label());
                 let change = was.map_or(String::new(), |was| format!("{was} → "));
                 let (weight, to) = (Weight::of_health(*to), to.label());
@@ -94,7 +94,7 @@ impl What {
             }
             Self::Reloaded { changes } => say!(Plain, {}, "configuration reloaded: {}", changes.join("; ")),
             Self::ReloadRefused { errors } => {
-                // There is a semicolon within each.
+                // Each error may contain a semicolon.
                 say!(Bad, {}, "configuration refused, the running one stays: {}", errors.join(" | "))
             }
             Self::AcceptPaused { worker, error } => {
@@ -175,7 +175,7 @@ impl What {
             Self::OffloadShut { why, unwatched } => {
                 let weight = match unwatched {
                     true => Bad,
-                    // As the configuration wants it.
+                    // The configuration asks for this.
                     false if why == OFF => Plain,
                     false => Notice,
                 };
@@ -366,7 +366,7 @@ mod tests {
     use crate::table::journal::Journal;
     use crate::table::journal::testing::logged;
 
-    /// The lines of a log in JSON that recording `events` writes.
+    /// The JSON log lines that recording `events` writes.
     fn recorded(events: &[What]) -> Vec<Value> {
         let journal = Journal::default();
         logged(|| events.iter().for_each(|event| journal.record(event.clone())))

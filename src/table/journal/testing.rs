@@ -1,4 +1,4 @@
-//! What is logged, as tests read it.
+//! Captures the log for tests.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -19,7 +19,7 @@ impl io::Write for Lines {
     }
 }
 
-/// The lines that `work` logs, in JSON.
+/// The JSON lines that `work` logs.
 pub(crate) fn logged(work: impl FnOnce()) -> Vec<Value> {
     let lines = Lines::default();
     let writer = lines.clone();

@@ -58,7 +58,7 @@ proptest! {
         prop_assert_eq!(read(&encode(&message, 3).unwrap()).unwrap(), message);
     }
 
-    /// One wrong bit anywhere is found: CRC-32 finds all of them.
+    /// CRC-32 detects a single wrong bit at any place.
     #[test]
     fn a_wrong_bit_is_found(flow in transfer(), at: prop::sample::Index, bit in 0u8..8) {
         let message = Message::Batch(Batch { number: BatchNumber(1), flows: vec![flow] });

@@ -1,16 +1,16 @@
 //! The port between workers and offload engine: flows that are offered, given back, offloaded and ended.
 //!
 //! ```text
-//!   worker                                         path
-//!     │  Witness: it may be offloaded soon ─────────────▶ │  looks at its packets, which its sockets still get
-//!     │  Offload(Candidate): both sockets ─────────▶ │  probes, enters, closes in silence
-//!     │ ◀───────── Stays: both sockets, and why       │
-//!     │ ◀───────── Offloaded                          │
-//!     │ ◀───────── Progress, now and then             │
-//!     │  End: reset it ─────────────────────────────▶ │
-//!     │ ◀───────── Ended, or Moves: it was not idle   │
-//!     │ ◀───────── Found: an earlier process's flow   │
-//!     │  Claim: it has a place here ────────────────▶ │
+//!   worker                                      offload engine
+//!     │  Witness: it may be offloaded soon ──────────▶ │  checks its packets, which its sockets still get
+//!     │  Offload(Candidate): both sockets ───────────▶ │  probes, enters, closes without a segment
+//!     │ ◀───────── Stays: both sockets, and why        │
+//!     │ ◀───────── Offloaded                           │
+//!     │ ◀───────── Progress, now and then              │
+//!     │  End: reset it ──────────────────────────────▶ │
+//!     │ ◀───────── Ended, or Moves: it was not idle    │
+//!     │ ◀───────── Found: an earlier process's flow    │
+//!     │  Claim: it has a place here ─────────────────▶ │
 //! ```
 //! A flow stays with its worker until its end, with its place in the table and its part of every limit; only its bytes
 //! take another path.

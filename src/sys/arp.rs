@@ -19,7 +19,7 @@ const KIND: [u8; 6] = [0, 1, 8, 0, 6, 4];
 #[derive(Debug)]
 pub struct ArpSocket(FrameSocket);
 
-/// Somebody said that it has an address.
+/// Another host's claim to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     pub address: IpAddr,
@@ -37,12 +37,13 @@ impl ArpSocket {
         self.0.mac()
     }
 
-    /// Asks who has `address`, in nobody's name, so that no neighbour learns anything from it (RFC 5227, section 2.1.1).
+    /// Asks which host has `address`, with sender address 0, so that no neighbour learns anything from it (RFC 5227,
+    /// section 2.1.1).
     pub fn probe(&self, address: Ipv4Addr) -> io::Result<()> {
         self.0.send(&frame(self.mac(), address))
     }
 
-    /// The next claim that has come, if any; `None`: no more for now.
+    /// The next received claim; `None`: no more for now.
     pub fn heard(&self) -> Option<Claim> {
         self.0.heard(claim)
     }
@@ -60,7 +61,7 @@ fn frame(mac: Mac, address: Ipv4Addr) -> [u8; FRAME_LENGTH] {
     frame
 }
 
-/// What a frame says of its sender. Probes, which come in nobody's name, say nothing.
+/// The address that a frame claims for its sender. Probes, with sender address 0, claim none.
 fn claim(frame: &[u8]) -> Option<Claim> {
     let arp = frame.get(ETHERNET_LENGTH..FRAME_LENGTH)?;
     if arp[..6] != KIND {

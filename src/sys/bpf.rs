@@ -1,5 +1,5 @@
-//! bpf(2) for maps, links and test runs. The loader (aya) brings programs into the kernel; what is done with their maps
-//! afterwards needs batches, flags and an atomic take-out, on bytes whose layout the caller knows.
+//! bpf(2) for maps, links and test runs. The loader (aya) loads programs into the kernel. Work on their maps needs
+//! batches, flags and an atomic removal, on bytes with a layout that the caller knows.
 #![allow(unsafe_code)]
 
 mod barrier;
@@ -29,7 +29,7 @@ enum BpfCommand {
     LookUpBatch = 24,
 }
 
-/// What an update may do.
+/// The kind of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Update {
     Any = 0,
@@ -48,22 +48,22 @@ pub struct Map {
     unreadable: bool,
 }
 
-/// What the kernel says of a TCX link.
+/// The kernel's state of a TCX link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcxLinkInfo {
     pub program_id: u32,
-    /// 0: detached, because its interface is gone or somebody detached it.
+    /// 0: detached, because its interface is gone or a program detached it.
     pub ifindex: u32,
 }
 
-/// What a test run gave.
+/// The result of a test run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TestRun {
-    /// What the program returned.
+    /// The program's return value.
     pub verdict: i32,
     /// Length of the packet afterwards.
     pub length: usize,
-    /// Of one run, on average.
+    /// Average of one run.
     pub duration_ns: u32,
 }
 
@@ -116,7 +116,7 @@ struct RunAttr {
     flags: u32,
     cpu: u32,
     batch_size: u32,
-    /// The kernel looks at what would be padding.
+    /// The kernel checks these bytes of padding.
     zero: u32,
 }
 
@@ -158,7 +158,7 @@ const CONTEXT_IFINDEX: usize = 40;
 const CONTEXT_GSO_SEGS: usize = 164;
 const CONTEXT_GSO_SIZE: usize = 176;
 
-/// Opens what is pinned at `path`: a map, a program or a link.
+/// Opens the object pinned at `path`: a map, a program or a link.
 pub fn open_pinned(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = Object { path: path.as_ptr() as u64, ..Object::default() };
@@ -168,21 +168,21 @@ pub fn open_pinned(path: &Path) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// Whether this kernel attaches programs by TCX links (since Linux 6.6, and where it was brought to an older one): asks which are
-/// attached to an interface. Needs CAP_NET_ADMIN.
+/// Whether this kernel attaches programs by TCX links (since Linux 6.6, or backported): queries the links of an
+/// interface. Needs CAP_NET_ADMIN.
 pub fn knows_tcx(ifindex: u32) -> io::Result<bool> {
     let mut attr = Query { ifindex, attach_type: BPF_TCX_INGRESS, ..Query::default() };
     // SAFETY: the command takes what `Query` holds; the pointer in it is null, for a list of no length.
     match unsafe { call(BpfCommand::Query, &mut attr) } {
         Ok(_) => Ok(true),
-        // The first kernels that have them say so of an interface without any.
+        // The first kernels with TCX return this for an interface without any link.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-/// Where a TCX link is attached; `InvalidInput` if it is a link of another kind.
+/// The state of a TCX link; `InvalidInput` if it is a link of another kind.
 pub fn tcx_link_info(link: impl AsFd) -> io::Result<TcxLinkInfo> {
     // struct bpf_link_info: type, id, prog_id, padding, then for TCX: ifindex, attach_type.
     let words = info::<6>(link)?;
@@ -225,7 +225,7 @@ impl Map {
         self.key_size
     }
 
-    /// Of all CPUs together.
+    /// For all CPUs together.
     pub fn value_size(&self) -> usize {
         self.value_size
     }
@@ -234,8 +234,8 @@ impl Map {
         self.max_entries
     }
 
-    /// Copies the value at `key`; false: there is none. Fails with ENOMEM, EPERM or EACCES though all is well with the map (map_lookup_elem,
-    /// kernel/bpf/syscall.c): then nothing is known.
+    /// Copies the value at `key`; false: there is none. Fails with ENOMEM, EPERM or EACCES even if the map is intact
+    /// (map_lookup_elem, kernel/bpf/syscall.c): then it is unknown whether there is one.
     pub fn look_up(&self, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
         self.fits(key, value)?;
         #[cfg(test)]
@@ -244,7 +244,7 @@ impl Map {
         found(unsafe { self.element(BpfCommand::LookUp, key, value.as_mut_ptr(), 0) })
     }
 
-    /// As [`Map::look_up`], and the entry is gone afterwards: nothing was counted in between.
+    /// As [`Map::look_up`], and removes the entry in the same step, so that no count is lost.
     pub fn take_out(&self, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
         self.fits(key, value)?;
         #[cfg(test)]
@@ -273,15 +273,16 @@ impl Map {
         found(unsafe { self.element(BpfCommand::Delete, key, std::ptr::null_mut(), 0) })
     }
 
-    /// Copies entries of a hash map, bucket by bucket, into `keys` and `values`, as many as fit. Returns how many came
-    /// and where to go on; `None`: that was the last. `StorageFull`: one bucket has more entries than fit.
+    /// Copies entries of a hash map, bucket by bucket, into `keys` and `values`, as many as fit. Returns the number of
+    /// entries and the mark for the next call; `None`: that was the last. `StorageFull`: one bucket has more entries
+    /// than fit.
     pub fn look_up_batch(
         &self,
         from: Option<u32>,
         keys: &mut [u8],
         values: &mut [u8],
     ) -> io::Result<(usize, Option<u32>)> {
-        // A map of another kind may be pinned under this name: a ring buffer has no keys.
+        // The pinned map may be of another kind: a ring buffer has no keys.
         if self.key_size == 0 || self.value_size == 0 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -309,7 +310,7 @@ impl Map {
         }
     }
 
-    /// Has every look-up and take-out fail for want of memory, or none of them.
+    /// Makes every look-up and removal fail for want of memory, or none.
     #[cfg(test)]
     pub fn set_unreadable(&mut self, unreadable: bool) {
         self.unreadable = unreadable;
@@ -346,8 +347,8 @@ impl AsFd for Map {
     }
 }
 
-/// Runs a program of a packet `repeat` times on a copy of `packet` (BPF_PROG_TEST_RUN), in this thread's network
-/// namespace; what it made of the copy comes into `out`. `StorageFull`: `out` is too short.
+/// Runs a program for packets `repeat` times on a copy of `packet` (BPF_PROG_TEST_RUN), in this thread's network
+/// namespace; writes the changed copy to `out`. `StorageFull`: `out` is too short.
 pub fn test_run(
     program: impl AsFd,
     packet: &[u8],
@@ -383,7 +384,7 @@ pub fn test_run(
     }
 }
 
-/// The first words of what BPF_OBJ_GET_INFO_BY_FD says.
+/// The first words of the result of BPF_OBJ_GET_INFO_BY_FD.
 fn info<const N: usize>(fd: impl AsFd) -> io::Result<[u32; N]> {
     let mut words = [0u32; N];
     let mut attr =
@@ -409,7 +410,7 @@ fn found(result: io::Result<()>) -> io::Result<bool> {
     }
 }
 
-/// CPUs that this machine may ever have: a per-CPU value has a part for each (`num_possible_cpus`).
+/// Number of CPUs that this machine may ever have: a per-CPU value has a part for each (`num_possible_cpus`).
 fn possible_cpus() -> io::Result<usize> {
     let text = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
     let last = text.trim().rsplit([',', '-']).next().and_then(|last| last.parse::<usize>().ok());

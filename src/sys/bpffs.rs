@@ -1,4 +1,4 @@
-//! The BPF file system, where programs, maps and links stay without a process that holds them.
+//! The BPF file system, which keeps programs, maps and links without a process that holds them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::statfs;
 use rustix::mount::{MountFlags, mount};
 
-/// Where every distribution mounts it.
+/// The mount point on every distribution.
 pub const MOUNT_POINT: &str = "/sys/fs/bpf";
 
 /// BPF_FS_MAGIC (include/uapi/linux/magic.h).

@@ -1,4 +1,4 @@
-//! The monotonic clock. Everything that compares times takes them from here, so that tests can pass their own.
+//! The monotonic clock. All code that compares times reads it here, so that tests can pass their own times.
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -8,13 +8,13 @@ pub fn now_ns() -> u64 {
     (now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64).max(1)
 }
 
-/// What this thread has used of a core so far, in nanoseconds: what others make it wait is not in it.
+/// CPU time of this thread so far, in nanoseconds; time in which it waited is not included.
 pub fn thread_cpu_ns() -> u64 {
     let used = clock_gettime(ClockId::ThreadCPUTime);
     used.tv_sec as u64 * 1_000_000_000 + used.tv_nsec as u64
 }
 
-/// Nanoseconds since 1970, UTC. Other hosts' clocks, and this one's at another time, may say anything.
+/// Nanoseconds since 1970, UTC. Not comparable with another host's clock, nor reliably with this one's at another time.
 pub fn unix_ns() -> u64 {
     let now = clock_gettime(ClockId::Realtime);
     now.tv_sec.max(0) as u64 * 1_000_000_000 + now.tv_nsec as u64

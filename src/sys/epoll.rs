@@ -7,10 +7,10 @@ use std::time::Duration;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
-/// Events taken from the kernel at a time.
+/// Events that one call takes from the kernel.
 const BATCH: usize = 256;
 
-/// What happened on one descriptor.
+/// The events of one descriptor.
 #[derive(Clone, Copy, Debug)]
 pub struct Ready {
     /// The token it was registered with.
@@ -24,23 +24,23 @@ impl Ready {
         self.flags.intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR)
     }
 
-    /// There is room to write, or writing would tell an error.
+    /// There is room to write, or writing would return an error.
     pub fn writable(self) -> bool {
         self.flags.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR)
     }
 
-    /// An EOF or an error is behind what can be read.
+    /// An EOF or an error follows the readable bytes.
     pub fn ends(self) -> bool {
         self.flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR)
     }
 
-    /// The socket has a pending error: reset, timed out, refused. HUP alone would not say so: it also means that both
-    /// directions were closed in the ordinary way.
+    /// The socket has a pending error: reset, timed out, refused. HUP alone does not show that: it also means that both
+    /// directions were closed in order.
     pub fn failed(self) -> bool {
         self.flags.intersects(EventFlags::ERR)
     }
 
-    /// It can no longer move a byte either way.
+    /// It can no longer move a byte in either direction.
     pub fn hung_up(self) -> bool {
         self.flags.intersects(EventFlags::HUP)
     }
@@ -50,7 +50,7 @@ impl Ready {
 #[derive(Debug)]
 pub struct Epoll(OwnedFd);
 
-/// The place where events land; stays with the thread that waits.
+/// The buffer for events; it stays with the thread that waits.
 pub struct Events(Vec<epoll::Event>);
 
 impl Epoll {
@@ -58,29 +58,29 @@ impl Epoll {
         Ok(Self(epoll::create(CreateFlags::CLOEXEC)?))
     }
 
-    /// Watches a flow's socket for everything, edge-triggered: one call for its whole life.
+    /// Watches a flow's socket for all events, edge-triggered: one call until its end.
     pub fn watch_flow(&self, socket: impl AsFd, token: u64) -> io::Result<()> {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         Ok(epoll::add(&self.0, socket, EventData::new_u64(token), flags)?)
     }
 
-    /// As [`Epoll::watch_flow`], for a socket that is watched already: what it is ready for now is told once more.
+    /// As [`Epoll::watch_flow`], for a socket that is watched already: epoll reports its present readiness once more.
     pub fn watch_flow_again(&self, socket: impl AsFd, token: u64) -> io::Result<()> {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         Ok(epoll::modify(&self.0, socket, EventData::new_u64(token), flags)?)
     }
 
-    /// Watches a listener or a wake descriptor, level-triggered.
+    /// Watches a listener or an eventfd, level-triggered.
     pub fn watch_level(&self, fd: impl AsFd, token: u64) -> io::Result<()> {
         Ok(epoll::add(&self.0, fd, EventData::new_u64(token), EventFlags::IN)?)
     }
 
-    /// Stops watching. Closing a descriptor that nobody else holds does so too.
+    /// Stops watching. Closing the last descriptor of the socket does so too.
     pub fn forget(&self, fd: impl AsFd) -> io::Result<()> {
         Ok(epoll::delete(&self.0, fd)?)
     }
 
-    /// Waits for events, for ever without `timeout`; returns how many there are.
+    /// Waits for events, without `timeout` for ever; returns their number.
     pub fn wait(&self, events: &mut Events, timeout: Option<Duration>) -> io::Result<usize> {
         let timeout = timeout
             .map(|time| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) as _ });

@@ -1,4 +1,4 @@
-//! eventfd(2): wakes a worker out of epoll_wait.
+//! eventfd(2): wakes a worker from epoll_wait.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ impl EventFd {
         Ok(Self(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Makes it readable. It can only fail when 2^64 - 2 signals are pending, and then it is readable anyway.
+    /// Makes it readable. It can only fail while 2^64 - 2 signals are pending, and then it is readable anyway.
     pub fn signal(&self) {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }

@@ -10,7 +10,7 @@ use rustix::io::retry_on_intr;
 use rustix::net::{self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer};
 use rustix::net::{SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sockopt};
 
-/// Descriptors that one message carries at most: SCM_MAX_FD (include/net/scm.h).
+/// Limit for descriptors in one message: SCM_MAX_FD (include/net/scm.h).
 pub const FDS_MAX: usize = 253;
 
 const SPACE: usize = rustix::cmsg_space!(ScmRights(FDS_MAX));
@@ -21,7 +21,7 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }
 
-/// Writes what fits of `bytes`; `fds` travel with the first of them. Nothing was sent if this fails.
+/// Writes as many of `bytes` as fit; `fds` go with the first of them. After an error nothing was sent.
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -32,7 +32,7 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Resu
     Ok(retry_on_intr(|| net::sendmsg(&socket, &parts, &mut control, SendFlags::NOSIGNAL))?)
 }
 
-/// Reads what is there, and adds the descriptors that came with it. `Ok(0)`: the peer has closed.
+/// Reads the available bytes, and adds the descriptors that came with them. `Ok(0)`: the peer has closed.
 pub fn receive(socket: impl AsFd, into: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -45,19 +45,19 @@ pub fn receive(socket: impl AsFd, into: &mut [u8], fds: &mut Vec<OwnedFd>) -> io
             fds.extend(came);
         }
     }
-    // The kernel drops descriptors for which there is no room in our table (recvmsg(2), MSG_CTRUNC).
+    // The kernel drops descriptors for which our table has no room (recvmsg(2), MSG_CTRUNC).
     if received.flags.contains(net::ReturnFlags::CTRUNC) {
         return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
     Ok(received.bytes)
 }
 
-/// The user whose process made the other end.
+/// The user of the process that made the other end.
 pub fn peer_uid(socket: impl AsFd) -> io::Result<u32> {
     Ok(sockopt::socket_peercred(socket)?.uid.as_raw())
 }
 
-/// Asks the kernel to let more unread bytes wait.
+/// Asks the kernel for a larger send buffer.
 pub fn set_send_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()> {
     Ok(sockopt::set_socket_send_buffer_size(socket, bytes)?)
 }
@@ -86,7 +86,7 @@ fn wait(fd: impl AsFd, flags: PollFlags, limit: Duration) -> io::Result<bool> {
     let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) as _ };
     match poll(&mut [PollFd::new(&fd, flags)], Some(&limit)) {
         Ok(ready) => Ok(ready > 0),
-        // The caller's deadline decides; it waits again for what is left.
+        // The caller has a deadline, and waits again for the rest of it.
         Err(rustix::io::Errno::INTR) => Ok(false),
         Err(error) => Err(error.into()),
     }

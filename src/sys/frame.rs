@@ -1,4 +1,5 @@
-//! Whole Ethernet frames (packet(7)): what no IP socket may send or sees, ARP above all. Needs CAP_NET_RAW.
+//! Whole Ethernet frames (packet(7)): frames that an IP socket neither sends nor receives, above all ARP. Needs
+//! CAP_NET_RAW.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -41,15 +42,15 @@ impl FrameSender {
 }
 
 impl FrameSocket {
-    /// For frames of `protocol` (an EtherType) on the interface called `name`; `Unsupported` if it is not Ethernet. `prepare`
-    /// has the socket before the first frame comes.
+    /// For frames of `protocol` (an EtherType) on the interface called `name`; `Unsupported` if it is not Ethernet.
+    /// `prepare` gets the socket before the first frame.
     pub fn open(name: &str, protocol: u16, prepare: impl FnOnce(&OwnedFd) -> io::Result<()>) -> io::Result<Self> {
         let interface = netdev::interface(name)?;
         if interface.hardware != HARDWARE_ETHERNET {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let mac = netdev::hardware_address(name)?;
-        // Without a protocol until it is bound: else it would see every interface's frames in between.
+        // Without a protocol until it is bound: otherwise it would receive all interfaces' frames meanwhile.
         let socket = FrameSender::open()?;
         prepare(&socket.0)?;
         let at = address(interface.index, protocol);
@@ -69,8 +70,8 @@ impl FrameSocket {
         self.socket.send(self.index, frame)
     }
 
-    /// What `read` makes of the next frame that it can read; `None`: no more for now. Of longer frames only the beginning
-    /// is shown.
+    /// The result of `read` for the next frame for which it returns one; `None`: no more for now. `read` gets only the
+    /// beginning of a longer frame.
     pub fn heard<T>(&self, read: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
         let mut buffer = [0; 256];
         loop {

@@ -7,11 +7,11 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Numbers that have an owner already.
+/// Descriptor numbers that already have an owner.
 static TAKEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 
-/// Owns the `count` descriptors from number `first` on, which whoever started this process left open for it (sd_listen_fds(3)); those
-/// that are not open are left out. Call it before anything else is opened; from the second call on there are none.
+/// Takes the `count` descriptors from number `first` on that the parent process passed to this one (sd_listen_fds(3));
+/// leaves out those that are not open. Call it before anything else is opened; a second call returns none.
 pub fn take_passed(first: RawFd, count: u32) -> Vec<OwnedFd> {
     static CALLED: AtomicBool = AtomicBool::new(false);
     if CALLED.swap(true, Relaxed) {
@@ -21,11 +21,11 @@ pub fn take_passed(first: RawFd, count: u32) -> Vec<OwnedFd> {
     (first..).take(count as usize).filter_map(|number| unsafe { take(number) }).collect()
 }
 
-/// Owns descriptor `number`, which whoever started this process left open for it. `None`: it is not open, it is one of
-/// the standard three, or it was taken before.
+/// Takes descriptor `number`, which the parent process passed. `None`: it is not open, it is one of the standard three,
+/// or it was taken before.
 ///
 /// # Safety
-/// Nothing of this process may have opened it: a number that is in use by then belongs to somebody else.
+/// This process must not have opened it: a number in use by then belongs to other code.
 unsafe fn take(number: RawFd) -> Option<OwnedFd> {
     let mut taken = TAKEN.lock().ok()?;
     if number <= 2 || taken.contains(&number) {
@@ -39,7 +39,7 @@ unsafe fn take(number: RawFd) -> Option<OwnedFd> {
     Some(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Takes standard input for something else; reading it gives nothing from now on.
+/// Takes standard input for another purpose; reading stdin then returns EOF.
 pub fn take_stdin() -> io::Result<OwnedFd> {
     let owned = io::stdin().as_fd().try_clone_to_owned()?;
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;

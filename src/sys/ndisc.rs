@@ -10,7 +10,7 @@ use super::frame::FrameSocket;
 use crate::addr::Mac;
 
 const ETH_P_IPV6: u16 = 0x86dd;
-/// An Ethernet header, an IPv6 one, and what every solicitation and advertisement begins with.
+/// Lengths of an Ethernet header, an IPv6 header, and the common beginning of solicitations and advertisements.
 const ETHERNET_LENGTH: usize = 14;
 const IP_LENGTH: usize = 40;
 const MESSAGE_LENGTH: usize = 24;
@@ -20,7 +20,7 @@ const ADVERTISEMENT: u8 = 136;
 /// Options that hold an Ethernet address.
 const SOURCE_ADDRESS: u8 = 1;
 const TARGET_ADDRESS: u8 = 2;
-/// Where a frame has its next header and the type of its message.
+/// Offsets of a frame's next header and message type.
 const NEXT_HEADER_AT: u32 = 20;
 const TYPE_AT: u32 = 54;
 
@@ -31,7 +31,7 @@ pub struct NdSocket(FrameSocket);
 impl NdSocket {
     /// For the interface called `name`; `Unsupported` if it is not Ethernet.
     pub fn open(name: &str) -> io::Result<Self> {
-        // It must not see each IPv6 packet of this host even once.
+        // It must not even receive all IPv6 packets of this host.
         FrameSocket::open(name, ETH_P_IPV6, attach).map(Self)
     }
 
@@ -45,7 +45,7 @@ impl NdSocket {
         self.0.send(frame)
     }
 
-    /// The next claim that has come, if any; `None`: no more for now.
+    /// The next received claim; `None`: no more for now.
     pub fn heard(&self) -> Option<Claim> {
         self.0.heard(claim)
     }
@@ -83,8 +83,8 @@ fn step(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code: code as u16, jt, jf, k }
 }
 
-/// Which address a frame says is its sender's: an advertisement the one that it is about, a solicitation the one that it asks
-/// in the name of. One that asks in nobody's name (RFC 4862 section 5.4.2) says nothing.
+/// The address that a frame claims for its sender: an advertisement's target, or a solicitation's source. A
+/// solicitation from the unspecified address (RFC 4862 section 5.4.2) claims none.
 fn claim(frame: &[u8]) -> Option<Claim> {
     let ip = frame.get(ETHERNET_LENGTH..ETHERNET_LENGTH + IP_LENGTH)?;
     let message = frame.get(ETHERNET_LENGTH + IP_LENGTH..)?;
@@ -105,7 +105,7 @@ fn claim(frame: &[u8]) -> Option<Claim> {
 /// The Ethernet address in the option of this `kind`.
 fn link_address(mut options: &[u8], kind: u8) -> Option<Mac> {
     while let [found, length, ..] = *options {
-        // In units of eight bytes, never none of them (RFC 4861 section 4.6).
+        // In units of eight bytes, and never 0 (RFC 4861 section 4.6).
         let length = usize::from(length) * 8;
         let option = options.get(..length).filter(|option| !option.is_empty())?;
         if found == kind {
@@ -123,7 +123,7 @@ mod tests {
     const MAC: Mac = [2, 0, 0, 0, 0, 7];
     const VIP: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0x100);
 
-    /// As it comes off the wire, with `options` behind its message.
+    /// A received frame, with `options` after its message.
     fn frame(kind: u8, source: Ipv6Addr, target: Ipv6Addr, options: &[u8]) -> Vec<u8> {
         let mut frame = [&[0x33, 0x33, 0, 0, 0, 1][..], &MAC, &ETH_P_IPV6.to_be_bytes()].concat();
         frame.extend([0x60, 0, 0, 0, 0, (MESSAGE_LENGTH + options.len()) as u8, ICMPV6, 255]);

@@ -9,12 +9,12 @@ use std::os::fd::AsRawFd;
 use ipnet::IpNet;
 use rustix::net::netdevice;
 
-/// Ethernet, and what looks like it (ARPHRD_ETHER, include/uapi/linux/if_arp.h).
+/// Ethernet and compatible hardware (ARPHRD_ETHER, include/uapi/linux/if_arp.h).
 pub const HARDWARE_ETHERNET: u16 = 1;
 /// The loopback interface, whose frames have an Ethernet header too.
 pub const HARDWARE_LOOPBACK: u16 = 772;
 
-/// What one interface is.
+/// The properties of one interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
     pub index: u32,
@@ -54,7 +54,7 @@ pub fn name(index: u32) -> io::Result<String> {
     Ok(name.to_string())
 }
 
-/// Whether the wire of interface `name` is there (IFF_RUNNING, netdevice(7)).
+/// Whether interface `name` has a carrier (IFF_RUNNING, netdevice(7)).
 pub fn has_carrier(name: &str) -> io::Result<bool> {
     let socket = socket()?;
     let mut request = named(name)?;
@@ -82,7 +82,7 @@ pub fn networks() -> io::Result<Vec<(String, IpNet)>> {
     while let Some(entry) = unsafe { at.as_ref() } {
         // SAFETY: the name ends in NUL and belongs to the entry.
         let label = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy();
-        // An IPv4 address may have a label, which is the interface's name with something behind a colon (ip-address(8)).
+        // An IPv4 address may have a label: the interface's name, and a suffix after a colon (ip-address(8)).
         let name = label.split(':').next().unwrap_or_default().to_owned();
         // SAFETY: both are null or point to an address that belongs to the entry.
         let (address, mask) = unsafe { (ip(entry.ifa_addr), ip(entry.ifa_netmask)) };
@@ -122,11 +122,11 @@ unsafe fn ip(address: *const libc::sockaddr) -> Option<IpAddr> {
     }
 }
 
-/// The address of this host that a packet to `to` would leave with.
+/// The source address of a packet from this host to `to`.
 pub fn source_towards(to: IpAddr) -> Option<IpAddr> {
     let any: IpAddr = if to.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).ok()?;
-    // Connecting a UDP socket asks for the route and sends nothing. The port is the discard service's.
+    // Connecting a UDP socket looks up the route and sends nothing. The port is that of the discard service.
     socket.connect((to, 9)).ok()?;
     Some(socket.local_addr().ok()?.ip())
 }

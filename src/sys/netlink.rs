@@ -1,4 +1,4 @@
-//! rtnetlink(7): programs that look at packets before Baton does, routes, neighbours, and the addresses of this host. The
+//! rtnetlink(7): programs that see packets before Baton does, routes, neighbours, and the addresses of this host. The
 //! netlink-packet crates write and read the messages; docs/decisions/014-libraries.md says which parts of them.
 
 mod address;
@@ -29,7 +29,8 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
 
 const IFLA_XDP: u16 = 43;
-/// Of one recv. The kernel packs at most 32 KiB of answers to a dump together (net/netlink/af_netlink.c, netlink_recvmsg).
+/// For one recv. The kernel puts at most 32 KiB of a dump's answers together (net/netlink/af_netlink.c,
+/// netlink_recvmsg).
 const BUFFER_BYTES: usize = 64 * 1024;
 
 /// The id of the XDP program of an interface.
@@ -60,7 +61,7 @@ pub fn ingress_filters(ifindex: u32) -> io::Result<Vec<String>> {
     Ok(kinds)
 }
 
-/// Sends one request and hands over the body of each answer.
+/// Sends one request and passes the body of each answer to `answer`.
 pub(super) fn ask(
     protocol: Option<Protocol>,
     kind: u16,
@@ -91,8 +92,8 @@ pub(super) fn ask(
     }
 }
 
-/// A request as it is sent. Its parts are a header and attributes: the message types of the crates would compile in the code for
-/// all other messages as well.
+/// The bytes of a request. Its parts are a header and attributes: with the crates' message types the code for all other
+/// messages would be compiled as well.
 fn bytes(kind: u16, flags: u16, number: u32, parts: &[&dyn Emitable]) -> Vec<u8> {
     let mut header = NetlinkHeader::default();
     let length = parts.iter().fold(header.buffer_len(), |length, part| length + part.buffer_len());
@@ -111,7 +112,7 @@ fn bytes(kind: u16, flags: u16, number: u32, parts: &[&dyn Emitable]) -> Vec<u8>
     bytes
 }
 
-/// The messages that one recv has brought. A message that is cut off is an error, and the last item.
+/// The messages of one recv. A truncated message is an error, and the last item.
 fn messages(mut raw: &[u8]) -> impl Iterator<Item = Result<NetlinkBuffer<&[u8]>, DecodeError>> {
     iter::from_fn(move || {
         let message = (!raw.is_empty()).then(|| NetlinkBuffer::new_checked(raw))?;
@@ -121,8 +122,8 @@ fn messages(mut raw: &[u8]) -> impl Iterator<Item = Result<NetlinkBuffer<&[u8]>,
     })
 }
 
-/// The attributes in `raw`; ends where they do not fit. The crates refuse a whole message if one of its attributes has another
-/// form than they know, as a newer kernel's may have. Baton therefore passes them one attribute at a time.
+/// The attributes in `raw`; ends where they do not fit. The crates refuse a whole message if one of its attributes has
+/// an unknown form, which a newer kernel may send. So Baton passes them one attribute at a time.
 fn attributes(raw: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
     NlasIterator::new(raw).map_while(Result::ok)
 }
@@ -152,7 +153,7 @@ mod tests {
         for length in one.len() + 1..two.len() {
             assert_eq!(numbers(&two[..length]), [Some(7), None]);
         }
-        // It says that it is shorter than its own header.
+        // Its length is shorter than its own header.
         assert_eq!(numbers(&[8, 0, 0, 0, 18, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]), [None]);
     }
 }

@@ -6,15 +6,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::io::retry_on_intr;
 use rustix::pipe::{PipeFlags, SpliceFlags, splice};
 
-/// Bytes that a pipe is asked to hold: each doubling from 64 KiB to this makes bulk cheaper. It is also what the kernel
-/// allows at most by default (pipe(7), /proc/sys/fs/pipe-max-size).
+/// Requested size of a pipe: each doubling from 64 KiB up to this makes bulk data cheaper. It is also the default limit
+/// of the kernel (pipe(7), /proc/sys/fs/pipe-max-size).
 const PIPE_BYTES: usize = 1024 * 1024;
 
-/// What it is asked to hold instead if it may not have that: an unprivileged user may have 64 MiB of pipes in all
-/// (pipe-user-pages-soft).
+/// Requested size if that is refused: an unprivileged user may have 64 MiB of pipes in all (pipe-user-pages-soft).
 const SECOND_BEST: usize = 256 * 1024;
 
-/// A pipe that knows how many bytes are in it.
+/// A pipe with a count of its bytes.
 #[derive(Debug)]
 pub struct Pipe {
     read_end: OwnedFd,
@@ -25,33 +24,33 @@ pub struct Pipe {
 impl Pipe {
     pub fn new() -> io::Result<Self> {
         let (read_end, write_end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-        // A smaller pipe works as well, only in more turns.
+        // A smaller pipe works as well, only with more turns.
         let _ = rustix::pipe::fcntl_setpipe_size(&write_end, PIPE_BYTES)
             .or_else(|_| rustix::pipe::fcntl_setpipe_size(&write_end, SECOND_BEST));
         Ok(Self { read_end, write_end, held: 0 })
     }
 
-    /// Bytes taken from a socket and not yet given to the other.
+    /// Bytes that were taken from one socket and not yet given to the other.
     pub fn held(&self) -> usize {
         self.held
     }
 
-    /// Takes what `socket` has. `Ok(0)` is its EOF. Call it only when nothing is held, so that `WouldBlock` can only
-    /// mean that the socket is empty.
+    /// Takes the bytes of `socket`. `Ok(0)` is its EOF. Call it only while the pipe is empty, so that `WouldBlock` can
+    /// only mean that the socket is empty.
     pub fn fill_from(&mut self, socket: impl AsFd) -> io::Result<usize> {
         let taken = retry_on_intr(|| splice(&socket, None, &self.write_end, None, PIPE_BYTES, flags()))?;
         self.held += taken;
         Ok(taken)
     }
 
-    /// Gives `socket` as much as it takes.
+    /// Gives `socket` as many bytes as it accepts.
     pub fn drain_to(&mut self, socket: impl AsFd) -> io::Result<usize> {
         let given = retry_on_intr(|| splice(&self.read_end, None, &socket, None, self.held, flags()))?;
         self.held -= given;
         Ok(given)
     }
 
-    /// Takes out all that is held.
+    /// Takes out all bytes.
     pub fn read_out(&mut self) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; self.held];
         let mut read = 0;

@@ -1,4 +1,4 @@
-//! What the process may use.
+//! Limits, capabilities and processes.
 
 use std::io;
 use std::num::NonZero;
@@ -34,8 +34,8 @@ pub fn holds_capability(number: u32) -> bool {
     held.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).is_some_and(|held| held & 1 << number != 0)
 }
 
-/// Whether a process of this name runs in this network namespace (proc(5): comm, stat and ns/net). Those that may not be
-/// looked into count, so that without rights nobody is taken for gone; those that nobody has waited for do not.
+/// Whether a process of this name runs in this network namespace (proc(5): comm, stat and ns/net). A process that this
+/// one may not look into counts, so that without rights none is taken for ended; a zombie does not count.
 pub fn runs_any(name: &str) -> bool {
     !arguments_of(name).is_empty()
 }
@@ -48,7 +48,7 @@ pub fn arguments_of(name: &str) -> Vec<Vec<String>> {
         if read("comm").trim_end() != name {
             return false;
         }
-        // The state stands behind the name, which is in brackets and may hold any of them.
+        // The state follows the name, which is in brackets and may itself contain brackets.
         let stat = read("stat");
         let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
         !state.starts_with(['Z', 'X'])
@@ -64,19 +64,19 @@ pub fn arguments_of(name: &str) -> Vec<Vec<String>> {
     found.map(arguments).collect()
 }
 
-/// Cores that the process may run on.
+/// Number of cores that the process may run on.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// Sends a signal. That nobody is there to get it is no fault.
+/// Sends a signal. It is no error if the process has ended.
 pub fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, signal);
     }
 }
 
-/// A process that was there when this was made, whatever becomes of its number (pidfd_open(2)).
+/// A process, independent of later reuse of its number (pidfd_open(2)).
 #[derive(Debug)]
 pub struct ProcessHandle(OwnedFd);
 
@@ -86,7 +86,7 @@ impl ProcessHandle {
         Ok(Self(pidfd_open(pid, PidfdFlags::empty())?))
     }
 
-    /// Whether it has ended, or does within `limit`.
+    /// Whether it has ended, or ends within `limit`.
     pub fn ends_within(&self, limit: Duration) -> bool {
         fd_passing::wait_readable(&self.0, limit).unwrap_or(false)
     }

@@ -1,4 +1,4 @@
-//! Raw sockets (raw(7), ipv6(7)): packets that no socket of this host's TCP would send.
+//! Raw sockets (raw(7), ipv6(7)): packets that no TCP socket of this host would send.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -15,7 +15,7 @@ pub struct RawSender {
     v4: OwnedFd,
     /// `None`: this host has no IPv6.
     v6: Option<OwnedFd>,
-    /// Below IP (packet(7)), and so below its firewall.
+    /// Below IP (packet(7)), and so below the host's firewall.
     link: OwnedFd,
 }
 
@@ -31,7 +31,7 @@ impl RawSender {
         Ok(Self { v4: open(AddressFamily::INET)?, v6: open(AddressFamily::INET6).ok(), link })
     }
 
-    /// As [`RawSender::open`]; each packet carries `mark` within this host (SO_MARK, socket(7)).
+    /// As [`RawSender::open`]; each packet has `mark` within this host (SO_MARK, socket(7)).
     pub fn marked(mark: u32) -> io::Result<Self> {
         let sender = Self::open()?;
         for socket in std::iter::once(&sender.v4).chain(&sender.v6) {
@@ -40,8 +40,9 @@ impl RawSender {
         Ok(sender)
     }
 
-    /// Sends `packet`, a whole IP packet, by the route to `to`. A firewall of this host that drops what belongs to no
-    /// connection it knows (`ct state invalid drop`) is gone around: such packets are its own host's word on a flow.
+    /// Sends `packet`, a whole IP packet, by the route to `to`. If a firewall of this host drops packets of connections
+    /// that it does not know (`ct state invalid drop`), the packet is sent below it: the firewall must not drop this
+    /// host's own resets.
     pub fn send(&self, packet: &[u8], to: IpAddr) -> io::Result<()> {
         let socket = match to {
             IpAddr::V4(_) => &self.v4,

@@ -1,7 +1,7 @@
-//! Where a connection stands, for who may have to reset it when its socket is gone. The kernel resets it once at most: of what
-//! it has given up ETIMEDOUT tells this host's side only (net/ipv4/tcp_timer.c, tcp_write_err), and an end that has sent its
-//! FIN, and closes, sends no RST (net/ipv4/tcp.c, tcp_need_reset). The numbers stay in a closed socket. Needs CAP_NET_ADMIN,
-//! for TCP_REPAIR.
+//! The sequence numbers of a connection, for parts that may have to reset it after its socket is gone. The kernel
+//! resets it at most once: for a connection that it has given up, ETIMEDOUT tells only this host's side
+//! (net/ipv4/tcp_timer.c, tcp_write_err), and an end that has sent its FIN and closes sends no RST (net/ipv4/tcp.c,
+//! tcp_need_reset). A closed socket keeps the numbers. Needs CAP_NET_ADMIN, for TCP_REPAIR.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -12,20 +12,20 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use super::silence::unacknowledged;
 use super::{socket, tcp_info};
 
-/// Ends and numbers of a connection.
+/// The addresses and sequence numbers of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceNumbers {
     /// The port of a closed socket is 0.
     pub local: SocketAddr,
     pub remote: SocketAddr,
-    /// What the far end last acknowledged, and the end of what was sent: it expects a number from the first to the second.
+    /// The far end's last acknowledgement, and the end of the sent bytes: the far end expects a number between the two.
     pub acked: u32,
     pub sent: u32,
-    /// What this end has received.
+    /// The end of the received bytes.
     pub received: u32,
 }
 
-/// Reads it from a socket that is, or was, connected. The connection goes on.
+/// Reads the numbers from a socket that is, or was, connected. The connection goes on.
 pub fn sequence_numbers(fd: impl AsFd) -> io::Result<SequenceNumbers> {
     let fd = fd.as_fd();
     let (written, received) = numbers(fd)?;
@@ -34,13 +34,13 @@ pub fn sequence_numbers(fd: impl AsFd) -> io::Result<SequenceNumbers> {
     Ok(SequenceNumbers { local: socket::local_addr(fd)?.socket_addr(), remote: peer_name(fd)?, acked, sent, received })
 }
 
-/// As [`sequence_numbers`], for half the calls: of a connection with these ends by which nothing was sent yet.
+/// As [`sequence_numbers`], with half the calls, for a connection with these addresses that has sent nothing yet.
 pub fn beginning(fd: impl AsFd, local: SocketAddr, remote: SocketAddr) -> io::Result<SequenceNumbers> {
     let (sent, received) = numbers(fd.as_fd())?;
     Ok(SequenceNumbers { local, remote, acked: sent, sent, received })
 }
 
-/// The ends of what was written and of what was received.
+/// The ends of the written and of the received bytes.
 fn numbers(fd: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     set(&fd, libc::TCP_REPAIR, 1)?;
     let read = |queue| {
@@ -48,7 +48,7 @@ fn numbers(fd: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
         queue_seq(&fd)
     };
     let numbers = read(WRITTEN).and_then(|written| Ok((written, read(RECEIVED)?)));
-    // Without the window probe that turning it off sends otherwise; while it is on, closing is silent.
+    // This value suppresses the window probe that TCP_REPAIR_OFF sends; while TCP_REPAIR is on, closing sends nothing.
     set(&fd, libc::TCP_REPAIR, REPAIR_OFF_NO_PROBE)?;
     numbers
 }
@@ -77,12 +77,12 @@ fn queue_seq(socket: &impl AsRawFd) -> io::Result<u32> {
     if result == 0 { Ok(seq) } else { Err(io::Error::last_os_error()) }
 }
 
-/// getpeername(2) does not tell it of a closed socket, SO_PEERNAME does (net/ipv4/af_inet.c, inet_getname).
+/// For a closed socket getpeername(2) fails, but SO_PEERNAME works (net/ipv4/af_inet.c, inet_getname).
 fn peer_name(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     // SAFETY: plain integers, of which zeros are valid.
     let mut name: libc::sockaddr_in6 = unsafe { mem::zeroed() };
     let mut length = size_of::<libc::sockaddr_in6>() as libc::socklen_t;
-    // The kernel refuses to be asked for more than it has.
+    // The kernel refuses a longer buffer than it fills.
     if rustix::net::sockopt::socket_domain(socket)? == rustix::net::AddressFamily::INET {
         length = size_of::<libc::sockaddr_in>() as libc::socklen_t;
     }

@@ -1,5 +1,5 @@
-//! What it takes to close a connected socket so that no peer notices: how much is still under way in it, a wait until
-//! no packet is on its way into it, and the close itself.
+//! Closes a connected socket without any segment. For that: the bytes that are still in it, and a wait until no packet
+//! is on its way into it.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -13,13 +13,13 @@ pub fn unacknowledged(socket: impl AsFd) -> io::Result<usize> {
     if result == 0 { Ok(bytes.max(0) as usize) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Bytes that came and were not read: SIOCINQ (tcp(7)).
+/// Bytes that have arrived and were not read: SIOCINQ (tcp(7)).
 pub fn unread(socket: impl AsFd) -> io::Result<usize> {
     Ok(rustix::io::ioctl_fionread(socket)? as usize)
 }
 
-/// Waits until every CPU has passed through a quiescent state (membarrier(2), MEMBARRIER_CMD_GLOBAL): a packet whose
-/// look-up in a BPF map came before this call has reached its socket by the end of it. Takes milliseconds.
+/// Waits until every CPU has passed through a quiescent state (membarrier(2), MEMBARRIER_CMD_GLOBAL): every packet that
+/// was looked up in a BPF map before this call has reached its socket when it returns. Takes milliseconds.
 pub fn wait_for_all_cpus() -> io::Result<()> {
     // SAFETY: membarrier(2) takes no pointer.
     let result = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
@@ -27,7 +27,7 @@ pub fn wait_for_all_cpus() -> io::Result<()> {
 }
 
 /// Closes a connected TCP socket without a packet: TCP_REPAIR (net/ipv4/tcp.c, tcp_close). Needs CAP_NET_ADMIN. Other
-/// descriptors of the same socket keep it. If it fails the socket comes back as it was.
+/// descriptors of the same socket keep it open. If it fails, it returns the socket unchanged.
 pub fn close_silently(socket: OwnedFd) -> Result<(), (OwnedFd, io::Error)> {
     let on: libc::c_int = 1;
     // SAFETY: the option takes one int, and `on` is one that outlives the call.
@@ -68,7 +68,7 @@ mod tests {
         near.write_all(&[0; 1000]).unwrap();
         far.peek(&mut [0; 1000]).unwrap();
         assert_eq!(unread(&far).unwrap(), 1000);
-        // Loopback acknowledges at once or after its delay, within the deadline of the read below at most.
+        // Loopback acknowledges at once or after its delay, at the latest within the deadline of the read below.
         assert!(unacknowledged(&near).unwrap() <= 1000);
     }
 

@@ -14,24 +14,25 @@ use super::netlink::ask;
 
 const NO_COOKIE: [u8; 8] = [0xff; 8];
 
-/// What a host still does for a connection.
+/// The state of a connection on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connection {
     /// A process has its socket, or is about to accept it.
     Open,
-    /// No process has it any more: the kernel sends the rest of what was written, and FIN.
+    /// No process has it any more: the kernel sends the rest of the written bytes, and FIN.
     Closing,
-    /// No process has it any more, and all that it sent was acknowledged (FIN_WAIT2, TIME_WAIT): nobody takes what comes.
+    /// No process has it any more, and all sent bytes were acknowledged (FIN_WAIT2, TIME_WAIT): nobody reads further
+    /// bytes.
     Over,
 }
 
-/// Whether a TCP socket of this host has this connection: one that is established, about to be, or on its way out. A
-/// listening socket is none.
+/// Whether a TCP socket of this host has this connection: established, in its handshake, or closing. A listening socket
+/// does not count.
 pub fn has_connection(local: SocketAddr, remote: SocketAddr) -> io::Result<bool> {
     Ok(connection(local, remote)?.is_some())
 }
 
-/// What this host has of a connection. `None`: nothing, or a listening socket.
+/// The state of a connection on this host. `None`: there is no socket, or only a listening one.
 pub fn connection(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<Connection>> {
     let request = InetRequest {
         family: if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 } as u8,
@@ -60,7 +61,7 @@ pub fn connection(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<Co
     }
 }
 
-/// A connection that nobody has accepted yet has no inode either, but it has sent no FIN (net/ipv4/inet_diag.c,
+/// A connection that no process has accepted yet has no inode either, but it has sent no FIN (net/ipv4/inet_diag.c,
 /// inet_diag_msg_common_fill and inet_twsk_diag_fill).
 fn connection_in(state: u8, inode: u32) -> Option<Connection> {
     Some(match (state, inode) {
@@ -123,7 +124,7 @@ mod tests {
         let (mut accepted, from) = listener.accept().unwrap();
         let vip = accepted.local_addr().unwrap();
         accepted.set_nonblocking(true).unwrap();
-        // More than the client's buffer takes.
+        // More than fits into the client's buffer.
         while accepted.write(&[0; 65536]).is_ok() {}
         drop(accepted);
         assert_eq!(connection(vip, from).unwrap(), Some(Connection::Closing));

@@ -15,10 +15,10 @@ use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 /// Connections that the kernel may hold for one listener; net.core.somaxconn caps it.
 const BACKLOG: i32 = 65_535;
 
-/// Of the TCP option, padded.
+/// Length of the TCP option with its padding.
 const TIMESTAMPS_LENGTH: u32 = 12;
 
-/// How a vanished far host is noticed (tcp(7)): keepalive while idle, TCP_USER_TIMEOUT with data in flight.
+/// Detection of a vanished far host (tcp(7)): keepalive while idle, TCP_USER_TIMEOUT with data in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketTimeouts {
     pub keepalive_idle: Duration,
@@ -41,7 +41,7 @@ pub fn listen(address: VipAddr, timeouts: &SocketTimeouts) -> io::Result<OwnedFd
 }
 
 /// Fails with `AddrInUse` if another process serves `address`. SO_REUSEPORT alone would let two instances of one user
-/// share it in silence, each taking half of the connections.
+/// share it unnoticed, each with half of the connections.
 pub fn ensure_unused(address: VipAddr) -> io::Result<()> {
     unbound(address)?.bind(&address.socket_addr().into())
 }
@@ -94,27 +94,27 @@ pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, ClientAddr)> {
 }
 
 /// Starts a non-blocking connect. The socket is writable without error once connected. The last ACK of the handshake
-/// then waits for the first bytes to go with, so write some or call [`acknowledge_now`].
+/// then waits for the first bytes, so write some or call [`acknowledge_now`].
 pub fn connect(address: BackendAddr) -> io::Result<OwnedFd> {
     connect_from(address, From::default()).map_err(io::Error::from)
 }
 
-/// What is asked of a connection's near end; `None` leaves it to the kernel.
+/// The requested near end of a connection; `None` leaves the choice to the kernel.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct From {
     pub ip: Option<IpAddr>,
     pub port: Option<u16>,
-    /// The longest segment that the far end shall send (TCP_MAXSEG), where the route allows no longer one anyway.
+    /// The longest segment that the far end shall send (TCP_MAXSEG), if the route does not limit it to less anyway.
     pub mss: Option<u32>,
 }
 
-/// Why a connect did not even begin.
+/// Why a connect could not begin.
 #[derive(Debug, thiserror::Error)]
 pub enum NoStart {
-    /// The port cannot be had; others may.
+    /// The port is not available; others may be.
     #[error("the source port cannot be had: {0}")]
     Port(#[source] io::Error),
-    /// The address is not this host's.
+    /// The address is not on this host.
     #[error("the source address cannot be had: {0}")]
     Address(#[source] io::Error),
     #[error(transparent)]
@@ -129,7 +129,7 @@ impl std::convert::From<NoStart> for io::Error {
     }
 }
 
-/// As [`connect`], but from the near end that is asked for, also if that is in TIME_WAIT towards `address`.
+/// As [`connect`], but from the requested near end, even if that is in TIME_WAIT towards `address`.
 pub fn connect_from(address: BackendAddr, from: From) -> Result<OwnedFd, NoStart> {
     let address = address.socket_addr();
     let socket = leg_socket(address, from).map_err(NoStart::Other)?;
@@ -156,11 +156,11 @@ fn leg_socket(address: SocketAddr, from: From) -> io::Result<OwnedFd> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = net::socket_with(domain, net::SocketType::STREAM, flags, Some(net::ipproto::TCP))?;
     sockopt::set_tcp_nodelay(&socket, true)?;
-    // A packet less per connection. For how long it waits otherwise: TCP_DELACK_MAX, 200 ms
-    // (net/ipv4/tcp_input.c, tcp_rcv_synsent_state_process).
+    // This saves a packet per connection. The ACK then waits for TCP_DELACK_MAX, 200 ms (net/ipv4/tcp_input.c,
+    // tcp_rcv_synsent_state_process).
     sockopt::set_tcp_quickack(&socket, false)?;
     if let Some(mss) = from.mss {
-        // Refused beyond what fits into a window, as on loopback, where it does not matter.
+        // Refused beyond the window's size, as on loopback, where it does not matter.
         let _ = socket2::SockRef::from(&socket).set_tcp_mss(mss);
     }
     match (from.ip, from.port) {
@@ -171,18 +171,18 @@ fn leg_socket(address: SocketAddr, from: From) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The longest segment that the far end of a connection takes, as it announced it, or as the way there allows.
+/// The longest segment that the far end of a connection accepts, by its own announcement or by the path's limit.
 pub fn segment_max(socket: impl AsFd) -> io::Result<u32> {
-    // The kernel has taken off what timestamps need (net/ipv4/tcp_output.c, tcp_current_mss).
+    // The kernel has subtracted the length of timestamps (net/ipv4/tcp_output.c, tcp_current_mss).
     Ok(socket2::SockRef::from(&socket.as_fd()).tcp_mss()? + TIMESTAMPS_LENGTH)
 }
 
-/// Sends an ACK that waits for company.
+/// Sends a delayed ACK now.
 pub fn acknowledge_now(socket: impl AsFd) {
     let _ = sockopt::set_tcp_quickack(socket, true);
 }
 
-/// The pending error of a socket, which is cleared: SO_ERROR.
+/// Returns and clears the pending error of a socket: SO_ERROR.
 pub fn take_error(socket: impl AsFd) -> Option<io::Error> {
     match sockopt::socket_error(socket) {
         Ok(Ok(())) => None,
@@ -201,12 +201,12 @@ pub fn peer_addr(socket: impl AsFd) -> io::Result<SocketAddr> {
     plain(address)
 }
 
-/// Tells a socket from all others, however many descriptors it has.
+/// Identifies a socket, however many descriptors it has.
 pub fn identity(socket: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::fstat(socket)?.st_ino)
 }
 
-/// Where a TCP socket listens; `None` if `fd` is something else.
+/// The address on which a TCP socket listens; `None` if `fd` is something else.
 pub fn listening_address(fd: impl AsFd) -> Option<VipAddr> {
     let is_stream = sockopt::socket_type(&fd).ok()? == net::SocketType::STREAM;
     if !is_stream || !sockopt::socket_acceptconn(&fd).ok()? {
@@ -215,7 +215,7 @@ pub fn listening_address(fd: impl AsFd) -> Option<VipAddr> {
     Some(VipAddr::new(plain(net::getsockname(fd).ok()?).ok()?))
 }
 
-/// Lets the source port be taken by name while this connection is in TIME_WAIT: both sockets must ask for SO_REUSEADDR.
+/// Lets another socket bind the source port while this connection is in TIME_WAIT: both sockets must set SO_REUSEADDR.
 /// Returns the port.
 pub fn share_port(socket: impl AsFd) -> io::Result<u16> {
     let socket = socket.as_fd();
@@ -223,37 +223,37 @@ pub fn share_port(socket: impl AsFd) -> io::Result<u16> {
     Ok(local_addr(socket)?.port())
 }
 
-/// Reads what is there. `Ok(0)`: EOF.
+/// Reads the available bytes. `Ok(0)`: EOF.
 pub fn read(socket: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
     let (read, _) = retry_on_intr(|| net::recv(&socket, &mut *into, RecvFlags::empty()))?;
     Ok(read)
 }
 
-/// As [`read`], but what is read stays.
+/// As [`read`], but leaves the bytes in the socket.
 pub fn peek(socket: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
     let (read, _) = retry_on_intr(|| net::recv(&socket, &mut *into, RecvFlags::PEEK))?;
     Ok(read)
 }
 
-/// Writes what fits.
+/// Writes as many bytes as fit.
 pub fn write(socket: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
     Ok(retry_on_intr(|| net::send(&socket, bytes, SendFlags::NOSIGNAL))?)
 }
 
-/// Sends FIN after what was written; reading goes on.
+/// Sends FIN after the written bytes; reading goes on.
 pub fn finish_writing(socket: impl AsFd) -> io::Result<()> {
     Ok(net::shutdown(socket, net::Shutdown::Write)?)
 }
 
-/// Closes with RST (SO_LINGER with time 0, socket(7)): the far end learns at once that the connection is gone.
-/// What was not yet sent is thrown away. A socket still in SYN_SENT is closed in silence.
+/// Closes with RST (SO_LINGER with time 0, socket(7)): the far end learns at once that the connection is gone. Unsent
+/// bytes are dropped. A socket still in SYN_SENT is closed without a segment.
 pub fn reset(socket: OwnedFd) {
     let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
     drop(socket);
 }
 
-/// Resets the connection, also if other processes have descriptors of it: connect(2) with AF_UNSPEC, which the kernel
-/// answers with RST where one is due (net/ipv4/tcp.c, tcp_disconnect).
+/// Resets the connection even if other processes have descriptors of it: connect(2) with AF_UNSPEC, for which the
+/// kernel sends RST where one is due (net/ipv4/tcp.c, tcp_disconnect).
 pub fn disconnect(socket: impl AsFd) {
     let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
     let _ = net::connect_unspec(&socket);
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(read(&near, &mut [0; 8]).unwrap(), 0);
         reset(accepted);
         wait_for(&near, PollFlags::HUP);
-        // In CLOSE_WAIT the kernel calls the same RST EPIPE (net/ipv4/tcp_input.c, tcp_reset).
+        // In CLOSE_WAIT the kernel reports the same RST as EPIPE (net/ipv4/tcp_input.c, tcp_reset).
         assert_eq!(take_error(&near).unwrap().kind(), io::ErrorKind::BrokenPipe);
     }
 

@@ -1,4 +1,4 @@
-//! Where connections of this host come from: its addresses, and its ports for outgoing connections.
+//! Source addresses of this host's connections, and its ports for outgoing connections.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -9,21 +9,21 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use crate::addr::BackendAddr;
 
-/// What the kernel gives when nobody says otherwise (Documentation/networking/ip-sysctl.rst).
+/// The kernel's default (Documentation/networking/ip-sysctl.rst).
 const DEFAULT_RANGE: RangeInclusive<u16> = 32768..=60999;
 
-/// Ports for outgoing connections in this network namespace, without those that an administrator keeps.
+/// Ports for outgoing connections in this network namespace, without those that an administrator has reserved.
 pub fn local_ports() -> Vec<u16> {
     let read = |name: &str| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default();
     free_ports(&read("ip_local_port_range"), &read("ip_local_reserved_ports"))
 }
 
-/// From the first to the last of those ports.
+/// The first and the last of those ports.
 pub fn local_port_range() -> RangeInclusive<u16> {
     parse_ends(&fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default())
 }
 
-/// The address that the kernel's routes choose towards `backend`. Sends nothing.
+/// The source address that the kernel's routes choose towards `backend`. Sends nothing.
 pub fn by_route(backend: BackendAddr) -> io::Result<IpAddr> {
     let any: SocketAddr = match backend.ip() {
         IpAddr::V4(_) => ([0, 0, 0, 0], 0).into(),

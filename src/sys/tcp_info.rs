@@ -1,4 +1,4 @@
-//! TCP_INFO (tcp(7), include/uapi/linux/tcp.h): what the kernel knows of one connection's other end.
+//! TCP_INFO (tcp(7), include/uapi/linux/tcp.h): the kernel's knowledge of a connection's far end.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -13,16 +13,16 @@ pub struct PeerSigns {
     pub backoff: u8,
     /// Segments sent and not acknowledged.
     pub unacked: u32,
-    /// Since the last segment with bytes came, in whole milliseconds; read or not, they may still wait in the socket.
+    /// Time since the last segment with bytes, in whole milliseconds; the bytes may still be unread in the socket.
     pub since_data: Duration,
 }
 
-/// What the far host takes of what is sent to it.
+/// Whether the far end accepts the bytes sent to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
     /// All was acknowledged.
     Done,
-    /// It is on its way, and nothing is amiss. Bytes acknowledged so far.
+    /// Bytes are in flight, without any sign of a fault. Bytes acknowledged so far.
     UnderWay { acked: u64 },
     /// Bytes wait, and the kernel counts the time until TCP_USER_TIMEOUT.
     Stuck(Stuck),
@@ -31,24 +31,24 @@ pub enum Delivery {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stuck {
     pub by: StuckBy,
-    /// Since the last segment that came from the far host.
+    /// Time since the last segment from the far host.
     pub silence: Duration,
     /// Bytes acknowledged so far.
     pub acked: u64,
 }
 
-/// What the kernel does meanwhile.
+/// What keeps the bytes in the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StuckBy {
-    /// The far host has no room: so many window probes in a row were not answered.
+    /// The far host has no room: it has left so many window probes in a row unanswered.
     Probes(u8),
-    /// It has no room, and a segment that was under way is sent again and again in place of window probes.
+    /// It has no room, and the kernel repeats a segment in flight instead of window probes.
     ClosedWindow,
-    /// Segments were lost, or are not acknowledged, and are sent again.
+    /// Segments were lost, or are not acknowledged, and are repeated.
     Loss,
 }
 
-/// `struct tcp_info` as far as Linux 5.4 has it; libc's ends before the byte counters.
+/// `struct tcp_info` as of Linux 5.4; libc's ends before the byte counters.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct KernelInfo {
@@ -94,7 +94,7 @@ pub fn peer_signs(socket: impl AsFd) -> io::Result<PeerSigns> {
     Ok(PeerSigns { backoff: info.bytes[BACKOFF], unacked: info.words[UNACKED], since_data })
 }
 
-/// Reads what becomes of the bytes that were written to a connected TCP socket.
+/// Reads the state of the bytes written to a connected TCP socket.
 pub fn delivery(socket: impl AsFd) -> io::Result<Delivery> {
     let info = read(socket)?;
     let (unacked, unsent) = (info.words[UNACKED], info.counts[UNSENT_BYTES]);
@@ -110,35 +110,35 @@ pub fn delivery(socket: impl AsFd) -> io::Result<Delivery> {
     Ok(Delivery::Stuck(Stuck { by, silence, acked: info.bytes_acked }))
 }
 
-/// Bytes that were written and never sent, FIN among them.
+/// Bytes that were written and never sent; FIN counts as one.
 pub fn unsent(socket: impl AsFd) -> io::Result<u32> {
     Ok(read(socket)?.counts[UNSENT_BYTES])
 }
 
-/// Bytes that came and were acknowledged, FIN among them.
+/// Bytes that were received and acknowledged; FIN counts as one.
 pub fn bytes_received(socket: impl AsFd) -> io::Result<u64> {
     Ok(read(socket)?.bytes_received)
 }
 
-/// Segments that came.
+/// Number of received segments.
 pub fn segments_in(socket: impl AsFd) -> io::Result<u32> {
     Ok(read(socket)?.counts[SEGMENTS_IN])
 }
 
-/// Whether the far end's FIN came, given the bytes that were read from it to the end: the kernel counts a FIN as one byte
-/// received (net/ipv4/tcp_input.c, tcp_rcv_nxt_update). It still knows this after a reset, when a read says EOF either
-/// way once the error was told to somebody else.
+/// Whether the far end's FIN has arrived, given the number of bytes read until the end: the kernel counts a FIN as one
+/// received byte (net/ipv4/tcp_input.c, tcp_rcv_nxt_update). It still knows this after a reset, when a read returns EOF
+/// in both cases once another call has taken the error.
 pub fn fin_came(socket: impl AsFd, bytes_read: u64) -> bool {
     read(socket).is_ok_and(|info| info.bytes_received == bytes_read + 1)
 }
 
-/// Whether the connection is over, and its socket only there to be read from or closed.
+/// Whether the connection is over, so that its socket can only be read and closed.
 pub fn is_closed(socket: impl AsFd) -> io::Result<bool> {
     Ok(read(socket)?.bytes[STATE] == TCP_CLOSE)
 }
 
 fn read(socket: impl AsFd) -> io::Result<KernelInfo> {
-    // A kernel that does not know the window leaves it as it is.
+    // A kernel that does not report the window leaves this value unchanged.
     let mut info = KernelInfo { send_window: u32::MAX, ..KernelInfo::default() };
     let mut length = mem::size_of::<KernelInfo>() as libc::socklen_t;
     // SAFETY: the pointers are to `info`, plain integers of which any are valid, and to its length, both alive during the
@@ -177,7 +177,7 @@ mod tests {
         let mut four = [0; 4];
         near.read_exact(&mut four).unwrap();
         near.write_all(b"unread").unwrap();
-        // Closing with bytes unread resets.
+        // Closing with unread bytes resets.
         drop(far);
         near
     }

@@ -1,14 +1,14 @@
 //! The port between failover and offload engine: flows of other instances.
 //!
 //! ```text
-//!   failover                                          path
-//!     │  Hold: a flow without sockets ──────────────▶ │  carries its packets if they come
-//!     │  Forward, Refuse, Forget: its packets ──────▶ │  sends them on, answers RST, knows them no more
-//!     │ ◀────────────── Touched: packets have come    │
-//!     │  Inherit: it is this instance's ──────────────▶ │  finds it a worker
-//!     │  Release: it is another's ──────────────────▶ │  tells its worker, and holds it
-//!     │  Unknown, PortRanges: what nobody knows ────────▶ │
-//!     │ ◀────────────── UnknownPackets: what nobody knew      │
+//!   failover                                    offload engine
+//!     │  Hold: an offloaded flow ────────────────────▶ │  carries its packets if they come
+//!     │  Forward, Refuse, Forget: its packets ───────▶ │  sends them on, answers RST, forgets them
+//!     │ ◀───────── Touched: packets have come          │
+//!     │  Inherit: it is this instance's ─────────────▶ │  gives it to a worker
+//!     │  Release: it is another's ───────────────────▶ │  tells its worker, and holds it
+//!     │  Unknown, PortRanges: rules ─────────────────▶ │
+//!     │ ◀───────── UnknownPackets                      │
 //! ```
 
 use std::io;

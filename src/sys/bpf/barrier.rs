@@ -1,4 +1,4 @@
-//! Waiting until no packet is on its way past what was entered in a map.
+//! Waits until every packet that read a map before a change has left the program.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -6,13 +6,13 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use super::{BpfCommand, Map, Update, call};
 use crate::sys::silence::wait_for_all_cpus;
 
-/// One of the kernel's ways to wait for an RCU grace period: a packet whose look-up in a map came before [`Barrier::wait`] has
-/// reached its socket by the end of it. Takes milliseconds.
+/// One of the kernel's ways to wait for an RCU grace period: every packet that was looked up in a map before
+/// [`Barrier::wait`] has reached its socket when that returns. Takes milliseconds.
 #[derive(Debug)]
 pub enum Barrier {
-    /// membarrier(2). Refused where CPUs run without a tick (nohz_full; kernel/sched/membarrier.c).
+    /// membarrier(2). The kernel refuses it where CPUs run without a tick (nohz_full; kernel/sched/membarrier.c).
     Membarrier,
-    /// An update of a map of maps waits for all programs that may still use what was there (kernel/bpf/syscall.c,
+    /// An update of a map of maps waits for all programs that may still use the old map (kernel/bpf/syscall.c,
     /// maybe_wait_bpf_programs). Needs CAP_BPF.
     Update { outer: Map, inner: OwnedFd },
 }
@@ -33,12 +33,12 @@ const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
 
 impl Barrier {
-    /// The first way that this kernel has. An error names both.
+    /// The first way that this kernel supports. An error names both.
     pub fn open() -> io::Result<Self> {
         Self::of(wait_for_all_cpus, Self::update)
     }
 
-    /// `first` waits once; `other` is tried where it cannot.
+    /// Calls `first`, which waits once; if that fails, tries `other`.
     fn of(first: impl Fn() -> io::Result<()>, other: impl Fn() -> io::Result<Self>) -> io::Result<Self> {
         let Err(refused) = first() else { return Ok(Self::Membarrier) };
         let other = other().and_then(|other| other.wait().map(|()| other));

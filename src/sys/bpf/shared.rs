@@ -6,7 +6,8 @@ use std::sync::atomic::AtomicU64;
 
 use super::Map;
 
-/// All values of an array map that was made with BPF_F_MMAPABLE, one after another, as words. Programs write them at any time.
+/// All values of an array map that was made with BPF_F_MMAPABLE, one after another, as words. BPF programs may write
+/// them at any time.
 #[derive(Debug)]
 pub struct SharedWords {
     words: *const AtomicU64,
@@ -19,7 +20,7 @@ unsafe impl Send for SharedWords {}
 unsafe impl Sync for SharedWords {}
 
 impl SharedWords {
-    /// Fails if the kernel has not made the map to be shared.
+    /// Fails if the map was not made with BPF_F_MMAPABLE.
     pub fn of(map: &Map) -> io::Result<Self> {
         // The kernel keeps each element of an array at a multiple of eight bytes (kernel/bpf/arraymap.c).
         let count = map.value_size.div_ceil(8) * map.max_entries as usize;

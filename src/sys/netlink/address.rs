@@ -1,4 +1,4 @@
-//! Addresses on the loopback interface: an address that left its interface stays this host's that way.
+//! Addresses on the loopback interface: one that has left its interface stays this host's in this way.
 
 use std::io;
 use std::net::IpAddr;
@@ -9,10 +9,10 @@ use netlink_packet_route::address::{AddressAttribute, AddressHeader, AddressHead
 use super::{ask, attributes};
 
 const LOOPBACK: u32 = 1;
-/// Who has added the address (IFA_PROTO, since Linux 5.18): Baton has. The kernel's own numbers are below 4.
+/// The origin of the address (IFA_PROTO, since Linux 5.18): Baton. The kernel's own numbers are below 4.
 const BY_BATON: AddressProtocol = AddressProtocol::Other(0xba);
 
-/// Adds `ip` alone (/32, /128) to `lo`; true if it was not there.
+/// Adds `ip` alone (/32, /128) to `lo`. Returns whether it was missing.
 pub fn add_to_loopback(ip: IpAddr) -> io::Result<bool> {
     let (header, attributes) = alone(ip);
     let request: &[&dyn Emitable] = &[&header, &attributes.as_slice(), &AddressAttribute::Protocol(BY_BATON)];
@@ -22,7 +22,7 @@ pub fn add_to_loopback(ip: IpAddr) -> io::Result<bool> {
     }
 }
 
-/// Removes it; true if it was there.
+/// Removes it. Returns whether it was there.
 pub fn remove_from_loopback(ip: IpAddr) -> io::Result<bool> {
     let (header, attributes) = alone(ip);
     match ask(None, libc::RTM_DELADDR, NLM_F_ACK, &[&header, &attributes.as_slice()], |_| {}) {
@@ -54,7 +54,7 @@ pub(super) fn read(message: &[u8]) -> Option<(u32, Vec<AddressAttribute>)> {
     ))
 }
 
-/// `ip` on the loopback interface, with nothing else in its network.
+/// `ip` on the loopback interface, with the longest prefix.
 fn alone(ip: IpAddr) -> (AddressHeader, [AddressAttribute; 2]) {
     let header = AddressHeader {
         family: ip.into(),
@@ -71,7 +71,8 @@ mod tests {
     use super::super::bytes;
     use super::*;
 
-    /// As an earlier Baton, which had its own code for it, and `ip address add 10.0.0.1/32 dev lo nodad proto 0xba` send it.
+    /// The bytes that an earlier Baton with its own code sent, and that `ip address add 10.0.0.1/32 dev lo nodad proto
+    /// 0xba` sends.
     #[test]
     fn the_kernel_is_asked_for_one_address_that_bears_baton_s_number() {
         let ip = "10.0.0.1".parse().unwrap();

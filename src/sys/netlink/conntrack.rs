@@ -1,5 +1,5 @@
-//! What connection tracking remembers (ctnetlink: include/uapi/linux/netfilter/nfnetlink_conntrack.h, net/netfilter/
-//! nf_conntrack_netlink.c), taken out by name, and how full its table is.
+//! Removes single entries from connection tracking, and reads how full its table is (ctnetlink:
+//! include/uapi/linux/netfilter/nfnetlink_conntrack.h, net/netfilter/nf_conntrack_netlink.c).
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 
 use super::{bytes, messages};
 
-/// How full the table of this thread's network namespace is.
+/// The load of the table of this thread's network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableLoad {
     pub entries: u64,
@@ -21,13 +21,13 @@ pub struct TableLoad {
     pub entries_max: u64,
 }
 
-/// What became of what was to be forgotten.
+/// The results of removals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Forgotten {
     pub removed: u64,
-    /// They were not tracked.
+    /// Connections that were not tracked.
     pub unknown: u64,
-    /// An error number, of those that were refused.
+    /// An errno of the connections whose removal the kernel refused.
     pub refused: Option<i32>,
 }
 
@@ -57,7 +57,7 @@ pub fn load() -> io::Result<Option<TableLoad>> {
     }
 }
 
-/// Whether connections may be tracked here. Asking ctnetlink would load it where it is not.
+/// Whether connections may be tracked here. A request to ctnetlink would load conntrack where it is not loaded.
 pub fn is_there() -> bool {
     std::path::Path::new(COUNT).exists()
 }
@@ -70,8 +70,8 @@ impl Tracking {
             .map_err(Into::into)
     }
 
-    /// Removes TCP connections, at most [`BATCH`], by source and destination as either direction's packets have them, in the
-    /// zone that has no number. The kernel has done it when this returns, and the next packet of one is that of a stranger.
+    /// Removes at most [`BATCH`] TCP connections, given by source and destination of either direction's packets, in
+    /// zone 0. When this returns, the kernel has removed them, and treats the next packet of each as untracked.
     pub fn forget(&self, connections: &[(SocketAddr, SocketAddr)]) -> io::Result<Forgotten> {
         let wanted = connections.len().min(BATCH);
         let mut request = Vec::new();
@@ -84,9 +84,9 @@ impl Tracking {
         while answers < wanted {
             match recv(&self.0, &mut buffer[..], RecvFlags::empty()) {
                 Ok((length, _)) => answers += count(&buffer[..length], &mut forgotten),
-                // All answers that there will be are there already.
+                // All answers have arrived.
                 Err(rustix::io::Errno::WOULDBLOCK) => break,
-                // Some did not fit; what they tell of is done nevertheless.
+                // Some answers did not fit; their removals are done nevertheless.
                 Err(rustix::io::Errno::NOBUFS | rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -95,12 +95,12 @@ impl Tracking {
     }
 }
 
-/// One message. It must have its tuple: without one it would empty the table.
+/// One message. It must contain its tuple: without one it would empty the table.
 fn removal(number: u32, from: SocketAddr, to: SocketAddr) -> Vec<u8> {
     bytes(CT_DELETE, NLM_F_ACK, number, &[&header(from), &tuple(from, to)])
 }
 
-/// Of a message about a connection of the family of `end`.
+/// The header of a message about a connection of the family of `end`.
 pub(super) fn header(end: SocketAddr) -> NetfilterHeader {
     let family = if end.is_ipv4() { NetfilterProtoFamily::IPv4 } else { NetfilterProtoFamily::IPv6 };
     NetfilterHeader::new(family, 0, 0)
@@ -133,8 +133,8 @@ fn count(raw: &[u8], forgotten: &mut Forgotten) -> usize {
 mod tests {
     use super::*;
 
-    /// As an earlier Baton, which had its own code for it, sent it, and `conntrack -D -p tcp -s 10.0.0.1 -d 10.0.0.2 --sport 1000
-    /// --dport 6443` does; never without a tuple.
+    /// The bytes that an earlier Baton with its own code sent, and that `conntrack -D -p tcp -s 10.0.0.1 -d 10.0.0.2
+    /// --sport 1000 --dport 6443` sends; never without a tuple.
     #[test]
     fn a_removal_names_one_connection() {
         // struct nlmsghdr with IPCTNL_MSG_CT_DELETE and number 7, struct nfgenmsg.

@@ -1,4 +1,4 @@
-//! Interfaces that stand on others: bonds, bridges, VLANs, macvlans.
+//! Interfaces that are built on others: bonds, bridges, VLANs, macvlans.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -21,21 +21,21 @@ const IFLA_LINK_NETNSID: u16 = 37;
 struct NetLink {
     index: u32,
     name: String,
-    /// What it stands on.
+    /// The interface that it is built on.
     lower: Option<u32>,
-    /// What it is a part of.
+    /// The interface that it is a part of.
     master: Option<u32>,
 }
 
-/// Interfaces whose packets may have been merged by a card for good (large receive offload): those that do it, and all that
-/// stand on one.
+/// Interfaces whose packets a card may have merged irreversibly (large receive offload): those that merge, and all that
+/// are built on one.
 pub fn merging() -> io::Result<HashSet<u32>> {
     let links = links()?;
-    // What does not know the question merges nothing.
+    // An interface that does not support the request merges nothing.
     Ok(health_on(&links, |link| netdev::merges_for_good(&link.name).unwrap_or(false)))
 }
 
-/// How often the carrier of an interface has come or gone since it was made.
+/// Number of changes of an interface's carrier since it was made.
 pub fn carrier_changes(index: u32) -> io::Result<u32> {
     let mut changes = None;
     ask(None, libc::RTM_GETLINK, 0, &[&header(index)], |message| {
@@ -45,13 +45,13 @@ pub fn carrier_changes(index: u32) -> io::Result<u32> {
     changes.ok_or(io::ErrorKind::InvalidData.into())
 }
 
-/// Of a question about one interface, or with 0 about all.
+/// The header of a request about one interface, or with 0 about all.
 pub(super) fn header(index: u32) -> LinkHeader {
     LinkHeader { index, ..LinkHeader::default() }
 }
 
-/// The attributes of an interface. `LinkAttribute` of the crate, which would read them, reads those of each kind of interface too,
-/// and panics if one is shorter than it expects (in 0.34: IFLA_BAREUDP_SRCPORT_MIN).
+/// The attributes of an interface. The crate's `LinkAttribute` would read them, but it also reads the attributes of
+/// each kind of interface, and panics if one is shorter than it expects (in 0.34: IFLA_BAREUDP_SRCPORT_MIN).
 pub(super) fn attributes(message: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
     super::attributes(message.get(LinkHeader::default().buffer_len()..).unwrap_or_default())
 }
@@ -62,7 +62,7 @@ fn links() -> io::Result<Vec<NetLink>> {
     Ok(links)
 }
 
-/// `None`: it is cut off.
+/// `None`: the message is truncated.
 fn link(message: &[u8]) -> Option<NetLink> {
     let mut link = NetLink { index: LinkHeader::parse(message).ok()?.index, ..NetLink::default() };
     let mut is_of_other_namespace = false;
@@ -80,7 +80,7 @@ fn link(message: &[u8]) -> Option<NetLink> {
     Some(link)
 }
 
-/// Those for which it holds, and all that stand on one of these.
+/// The interfaces for which `holds` returns true, and all that are built on one of these.
 fn health_on(links: &[NetLink], holds: impl Fn(&NetLink) -> bool) -> HashSet<u32> {
     let mut uppers: HashMap<u32, Vec<u32>> = HashMap::new();
     for link in links {
@@ -118,7 +118,7 @@ mod tests {
             one(7, Some(3), None),
         ];
         assert_eq!(health_on(&links, |link| link.index == 2), HashSet::from([2, 4, 5, 6]));
-        // A veth pair in one namespace: each stands on the other.
+        // A veth pair in one namespace: each is built on the other.
         let pair = [one(2, Some(3), None), one(3, Some(2), None)];
         assert_eq!(health_on(&pair, |link| link.index == 3), HashSet::from([2, 3]));
         assert_eq!(health_on(&pair, |_| false), HashSet::new());

@@ -1,4 +1,4 @@
-//! Where packets leave this host, and the link-layer address of a neighbour.
+//! The route of packets that leave this host, and the link-layer address of a neighbour.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,19 +10,18 @@ use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteHeader, Rou
 
 use super::{ask, attributes};
 
-/// What the kernel's routes say of one destination.
+/// The kernel's route to one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// Index of the interface that packets leave through.
     pub interface: u32,
-    /// The destination is this host.
+    /// Whether the destination is this host.
     pub is_local: bool,
     /// `None`: the destination is a neighbour.
     pub gateway: Option<IpAddr>,
 }
 
-/// Asks the routes of this thread's network namespace, whoever the packet comes from. An error: the destination cannot be
-/// reached.
+/// Looks up the route in this thread's network namespace, for any source. An error: the destination cannot be reached.
 pub fn route(to: IpAddr) -> io::Result<Route> {
     look_up(None, to)
 }
@@ -32,8 +31,8 @@ pub fn is_local(ip: IpAddr) -> io::Result<bool> {
     route(ip).map(|route| route.is_local)
 }
 
-/// The interface by which a packet from `from` to `to` would leave; both are of one family. A source that is not, or not
-/// now, an address of this host does not count.
+/// The interface by which a packet from `from` to `to` would leave; both are of one family. If `from` is not an address
+/// of this host, it is ignored.
 pub fn leaves_by(from: IpAddr, to: IpAddr) -> io::Result<u32> {
     if from.is_ipv4() != to.is_ipv4() {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -55,7 +54,7 @@ fn look_up(from: Option<IpAddr>, to: IpAddr) -> io::Result<Route> {
     found.filter(|route| route.interface != 0).ok_or(io::ErrorKind::NetworkUnreachable.into())
 }
 
-/// `None`: it is cut off.
+/// `None`: the message is truncated.
 fn read(message: &[u8]) -> Option<Route> {
     let header = RouteHeader::parse(message).ok()?;
     let mut route = Route { interface: 0, is_local: header.kind == RouteType::Local, gateway: None };
@@ -72,7 +71,7 @@ fn read(message: &[u8]) -> Option<Route> {
     Some(route)
 }
 
-/// The Ethernet address of a neighbour, if this host has talked with it lately.
+/// The Ethernet address of a neighbour, if the kernel has one.
 pub fn neighbour(interface: u32, of: IpAddr) -> io::Result<Option<[u8; 6]>> {
     let header = NeighbourHeader { family: of.into(), ifindex: interface, ..NeighbourHeader::default() };
     let destination = NeighbourAttribute::Destination(of.into());
@@ -83,7 +82,7 @@ pub fn neighbour(interface: u32, of: IpAddr) -> io::Result<Option<[u8; 6]>> {
     }
 }
 
-/// `None`: the neighbour has none yet, or none of Ethernet.
+/// `None`: the neighbour has none yet, or is not on Ethernet.
 fn link_layer_address(message: &[u8]) -> Option<[u8; 6]> {
     let rest = message.get(NeighbourHeader::default().buffer_len()..)?;
     let mut all =

@@ -18,9 +18,9 @@ const CT_GET: u16 = 1 << 8 | 1;
 /// struct nfgenmsg.
 const NETFILTER_HEADER_BYTES: usize = 4;
 
-/// Whether packets from `from` to `to`, of one family, belong to a TCP connection that the kernel translates: what comes
-/// back goes elsewhere than to `from`, or comes from elsewhere than `to`. Needs CAP_NET_ADMIN; without connection tracking
-/// it is an error, or false.
+/// Whether packets from `from` to `to`, of one family, belong to a TCP connection that the kernel translates: its
+/// replies do not go to `from`, or do not come from `to`. Needs CAP_NET_ADMIN; without connection tracking it is an
+/// error, or false.
 pub fn is_translated(from: SocketAddr, to: SocketAddr) -> io::Result<bool> {
     if !conntrack::is_there() {
         return Ok(false);
@@ -35,7 +35,7 @@ pub fn is_translated(from: SocketAddr, to: SocketAddr) -> io::Result<bool> {
     Ok(matches!((there, back), (Some((from, to)), Some(back)) if back != (to, from)))
 }
 
-/// Source and destination of the connection's packets, and of those that come back.
+/// Source and destination of the connection's packets, and of the replies.
 fn both(message: &[u8]) -> (Option<TupleEnds>, Option<TupleEnds>) {
     let (mut there, mut back) = (None, None);
     let rest = message.get(NETFILTER_HEADER_BYTES..).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Hearing of addresses that come and go, and of routes that move.
+//! Notifications of changed addresses and routes.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -12,7 +12,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::{address, messages};
 
-/// What has changed.
+/// A change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changed {
     /// An interface has an address, which may not be new.
@@ -24,17 +24,17 @@ pub enum Changed {
         interface: u32,
         ip: IpAddr,
     },
-    /// A route, or an interface went up or down.
+    /// A route has changed, or an interface went up or down.
     Routes,
-    /// More happened than could be kept: look at everything.
+    /// The kernel dropped notifications: look at everything.
     Lost,
 }
 
-/// A socket that is told of changes in its network namespace; readable when there are some.
+/// A socket for notifications of changes in its network namespace; readable while there are some.
 #[derive(Debug)]
 pub struct Watch(OwnedFd);
 
-/// A link that goes down takes its routes with it, of which nothing else is said.
+/// An interface that goes down takes its routes with it, without further notifications.
 const GROUPS: u32 = LINK | IPV4_ADDRESS | IPV4_ROUTE | IPV6_ADDRESS | IPV6_ROUTE;
 const LINK: u32 = 0x1;
 const IPV4_ADDRESS: u32 = 0x10;
@@ -50,7 +50,7 @@ impl Watch {
         Ok(Self(socket))
     }
 
-    /// Has the runtime tell when it is readable.
+    /// Has the runtime watch the socket.
     pub fn register(self) -> io::Result<AsyncFd<Self>> {
         // SAFETY: `as_fd` and `as_raw_fd` give the one descriptor that `self` owns, and nothing takes it out of `self`.
         unsafe { AsyncFd::register(self) }.map_err(io::Error::from)
@@ -69,7 +69,7 @@ impl Watch {
         }
     }
 
-    /// What has come. `WouldBlock`: nothing.
+    /// The changes that have arrived. `WouldBlock`: none.
     pub fn take(&self) -> io::Result<Vec<Changed>> {
         let mut buffer = vec![0; 32 * 1024];
         let length = match recv(&self.0, &mut buffer[..], RecvFlags::empty()) {
@@ -81,7 +81,7 @@ impl Watch {
     }
 }
 
-/// Only addresses are read; a host with all routes of the Internet tells of many others.
+/// Reads only addresses; a host with a full routing table gets many other notifications.
 fn decode(raw: &[u8]) -> Vec<Changed> {
     let mut changes = Vec::new();
     for message in messages(raw).map_while(Result::ok) {
@@ -95,7 +95,7 @@ fn decode(raw: &[u8]) -> Vec<Changed> {
     changes
 }
 
-/// IFA_ADDRESS is the far end's on a point-to-point interface, which has its own in IFA_LOCAL.
+/// On a point-to-point interface IFA_ADDRESS is the far end's address, and IFA_LOCAL its own.
 fn own(message: &[u8]) -> Option<(u32, IpAddr)> {
     let (interface, all) = address::read(message)?;
     let local = all.iter().find_map(|it| if let AddressAttribute::Local(ip) = it { Some(*ip) } else { None });

@@ -1,4 +1,5 @@
-//! IPsec policies (include/uapi/linux/xfrm.h, net/xfrm/xfrm_user.c): whether a connection's packets may go and come as they are.
+//! IPsec policies (include/uapi/linux/xfrm.h, net/xfrm/xfrm_user.c): whether a connection's packets may pass
+//! unencrypted.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -27,7 +28,7 @@ pub struct XfrmPolicy {
     protocol: u8,
     /// The lowest number wins.
     priority: u32,
-    /// Packets are to be transformed, or dropped; otherwise they pass as they are.
+    /// Packets must be transformed, or are dropped; otherwise they pass unchanged.
     demands: bool,
 }
 
@@ -49,17 +50,17 @@ struct Port {
     mask: u16,
 }
 
-/// Of XFRMGRP_EXPIRE and XFRMGRP_POLICY.
+/// XFRMGRP_EXPIRE and XFRMGRP_POLICY.
 const GROUPS: u32 = 2 | 8;
 const IPPROTO_TCP: u8 = 6;
 
-/// Hears of policies that come and go, and knows those that are there. Needs CAP_NET_ADMIN.
+/// Watches policies, and keeps those that exist. Needs CAP_NET_ADMIN.
 #[derive(Debug)]
 pub struct Policies {
     /// `None`: this kernel has no IPsec.
     watch: Option<OwnedFd>,
     known: Vec<XfrmPolicy>,
-    /// Something was heard of, and has not been read yet.
+    /// A change was notified, and has not been read yet.
     stale: bool,
 }
 
@@ -72,18 +73,18 @@ impl Policies {
             Err(error) => return Err(error.into()),
         };
         bind(&watch, &SocketAddrNetlink::new(0, GROUPS))?;
-        // First the watch: what comes in between is heard of.
+        // The watch first: changes in between are notified.
         Ok(Self { watch: Some(watch), known: read()?, stale: false })
     }
 
-    /// Takes note of what has changed; true if there are other policies than before. An error: what was known before counts,
-    /// and the next call tries again.
+    /// Reads the policies if they have changed. Returns whether they are others than before. An error: the earlier ones
+    /// still count, and the next call tries again.
     pub fn refresh(&mut self) -> io::Result<bool> {
         let Some(watch) = &self.watch else { return Ok(false) };
         let mut buffer = [0; 4096];
         loop {
             match recv(watch, &mut buffer[..], RecvFlags::TRUNC) {
-                // More than could be kept, too.
+                // Also if the kernel dropped notifications.
                 Ok(_) | Err(Errno::NOBUFS) => self.stale = true,
                 Err(Errno::INTR) => {}
                 Err(_) => break,
@@ -99,12 +100,12 @@ impl Policies {
         Ok(changed)
     }
 
-    /// Whether a TCP connection between `own` and `far` must not go as it is.
+    /// Whether packets of a TCP connection between `own` and `far` must not pass unchanged.
     pub fn cover(&self, own: SocketAddr, far: SocketAddr) -> bool {
         let demanded = |direction, from, to| {
             let matching = || self.known.iter().filter(|it| it.direction == direction && it.matches(from, to));
             let first = matching().map(|policy| policy.priority).min();
-            // Which of two of one priority came first is not told.
+            // The kernel does not report which of two policies of one priority came first.
             matching().any(|policy| Some(policy.priority) == first && policy.demands)
         };
         demanded(PolicyDirection::Out, own, far) || demanded(PolicyDirection::In, far, own)
@@ -126,7 +127,8 @@ fn read() -> io::Result<Vec<XfrmPolicy>> {
     Ok(policies)
 }
 
-/// `None`: it concerns no connection of this host, or only those by an interface of its own kind, which has no Ethernet header.
+/// `None`: it applies to no connection of this host, or only to those by an interface of its own kind, without an
+/// Ethernet header.
 fn policy(message: &[u8]) -> Option<XfrmPolicy> {
     let info = UserPolicyInfo::parse(message).ok()?;
     let rest = &message[info.buffer_len()..];
@@ -187,7 +189,7 @@ mod tests {
 
     use super::*;
 
-    /// As the kernel tells of `ip xfrm policy add dir out src FROM dst TO priority P [tmpl ...]`.
+    /// The kernel's notification for `ip xfrm policy add dir out src FROM dst TO priority P [tmpl ...]`.
     fn message(direction: u8, from: &str, to: &str, to_port: u16, priority: u32, template: bool) -> Vec<u8> {
         let mut info = UserPolicyInfo { direction, priority, ..UserPolicyInfo::default() };
         let [(from, from_bits), (to, to_bits)] = [from, to].map(|net| {

@@ -1,5 +1,5 @@
-//! The doors for people and their tools: a read-only HTTP door and a Unix socket for everything that changes something.
-//! Besides, what is told without being asked: the log of ended flows and the watchdog.
+//! The admin servers: a read-only HTTP server, and a Unix socket for everything that changes the instance. Also the log
+//! of ended flows and the watchdog.
 //!
 //! ```text
 //!   page, /status.json, /metrics, /livez, /readyz ── http ──┐
@@ -45,20 +45,20 @@ use control::Control;
 use rates::{Sample, Samples};
 use status::Status;
 
-/// Whom the doors tell something, or ask.
+/// The ports that the admin servers use.
 #[derive(Clone, Debug)]
 pub struct AdminPorts {
     /// To end flows.
     pub orders: Part<Orders>,
-    /// Whether there are peers, and this instance may take a VIP.
+    /// To learn whether there are peers, and whether this instance may take a VIP.
     pub fleet: Part<Fleet>,
 }
 
-/// What the doors serve: the instance's shared state, and its [`Control`].
+/// The content of the admin servers: the instance's shared state, and its [`Control`].
 pub struct Admin {
     pub table: Arc<Table>,
     pub ports: AdminPorts,
-    /// The configuration that runs now.
+    /// The running configuration.
     pub config: Arc<ArcSwap<Config>>,
     pub metrics: Arc<Metrics>,
     pub control: Arc<dyn Control>,
@@ -94,7 +94,7 @@ impl Admin {
         Arc::new(Self { table, ports, config, metrics, control, phase, started_at_ns, census, samples })
     }
 
-    /// Gathers the status on a thread where a walk over the table holds nothing up.
+    /// Gathers the status on a blocking thread, where a walk over the table delays nothing.
     pub async fn status(self: &Arc<Self>) -> Status {
         self.aside(|admin| Status::gather(admin, now_ns())).await
     }
@@ -116,7 +116,7 @@ impl Admin {
         reasons
     }
 
-    /// Samples the counters once a second, for as long as it is polled: the source of all rates.
+    /// Samples the counters once a second, as long as it is polled: the source of all rates.
     pub async fn sample_rates(self: Arc<Self>) {
         let mut ticks = tokio::time::interval(Duration::from_secs(1));
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -134,7 +134,7 @@ impl Admin {
             Ok(done) => done,
             Err(failed) => match failed.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime is shutting down, and whoever waits here with it.
+                // The runtime is shutting down, and with it the caller.
                 Err(_) => std::future::pending().await,
             },
         }

@@ -1,4 +1,4 @@
-//! The wiring: makes the parts, joins them, and takes them down again. Nothing else knows all of them.
+//! The wiring: makes the parts, connects them, and takes them down again. Only this module knows all of them.
 //!
 //! ```text
 //!   start   listeners bound ─▶ first probes ─▶ serving
@@ -87,7 +87,7 @@ pub enum StartError {
 
 /// A running instance. Dropping it without [`Bound::stop`] closes its flows at once.
 pub struct Bound {
-    /// Where the HTTP door listens, if it is open.
+    /// The address of the HTTP server, if it runs.
     pub http: Option<SocketAddr>,
     pub socket: PathBuf,
     pub workers: usize,
@@ -95,10 +95,10 @@ pub struct Bound {
     reloader: Arc<Reloader>,
     doors: Arc<OpenDoors>,
     upgrader: Arc<Upgrader>,
-    /// What becomes of the upgrade that this process began with.
+    /// The result of the upgrade that this process began with.
     outcome: Option<latest::Receiver<Option<Outcome>>>,
     tasks: Tasks,
-    /// Takes what the last flows leave, and so ends after everything else.
+    /// Logs the last ended flows, and so ends after everything else.
     flow_log: Tasks,
 }
 
@@ -115,15 +115,15 @@ pub struct Core {
     latest: latest::Sender<Arc<Config>>,
     drain: Drain,
     hasten: Notify,
-    /// An operator wants the flows spread again, though the configuration may not.
+    /// Wakes a rebalance that an operator has ordered, even if the configuration has none.
     rebalance_now: Arc<Notify>,
-    /// Somebody else keeps the listening sockets open beyond this process's life.
+    /// Whether systemd keeps the listening sockets open after this process's end.
     listeners_kept: AtomicBool,
     succession: latest::Sender<Succession>,
     replacement: latest::Sender<Option<Replacement>>,
 }
 
-/// The parts of an instance that serves nobody yet.
+/// The parts of an instance that serves no client yet.
 struct Parts {
     config: Arc<Config>,
     core: Arc<Core>,
@@ -158,8 +158,8 @@ pub async fn build(config: Config, path: &Path, inherited: Vec<(VipAddr, OwnedFd
     Ok(bound)
 }
 
-/// Starts an instance that takes over from the process at the other end of `channel`. It serves when that one is done;
-/// see [`Bound::dismissed`].
+/// Starts an instance that takes over from the process at the other end of `channel`. It serves once that process is
+/// done; see [`Bound::dismissed`].
 pub async fn upgrade_from(config: Config, path: &Path, channel: Channel) -> Result<Bound, StartError> {
     let hello = Hello::here().reading(ProgramReader { layout: LAYOUT, pins: Some(config.offload.pins.clone()) });
     let met = move || (destination::meet(&channel, hello, upgrade::new::PATIENCE), channel);
@@ -214,7 +214,8 @@ fn assemble(
     let (table, ports) = (Table::new(workers), AllPorts::new(workers).map_err(StartError::Ports)?);
     table.flows.begin_ids_at(state.next_flow_id);
     if config.peers.is_some() {
-        // Peers hold flows that this host may have forgotten. Where the clock is wrong, they tell which.
+        // Peers hold flows that this host may have forgotten. If the clock is wrong, the peers' records show which ids
+        // are in use.
         table.flows.begin_ids_at(FlowId::first_count(unix_ns() / 1_000_000_000));
     }
     peers::PeerLinks::expect(&config, &ports.fleet, &table.flows);
@@ -324,13 +325,13 @@ impl Bound {
         Self { http, socket, workers, core, reloader, doors, upgrader, outcome: None, tasks, flow_log }
     }
 
-    /// What replaces this process.
+    /// The part that replaces this process.
     pub fn upgrader(&self) -> Arc<Upgrader> {
         self.upgrader.clone()
     }
 
-    /// What lends a second descriptor of each listening socket to whoever keeps them beyond this process's life; a stop
-    /// then resets newcomers, who would otherwise wait there. It blocks for a moment.
+    /// Duplicates each listening socket, for a keeper that holds it after this process's end; a stop then resets new
+    /// clients, which would otherwise wait there. It blocks for a moment.
     pub fn listeners_to_keep(&self) -> impl Fn() -> io::Result<Vec<(VipAddr, OwnedFd)>> + Clone + Send + 'static {
         let core = self.core.clone();
         move || {
@@ -339,18 +340,18 @@ impl Bound {
         }
     }
 
-    /// Returns once a new process serves everything: nothing is left here but to [`Bound::leave`].
+    /// Returns once a new process serves everything: the caller must then call [`Bound::leave`].
     pub async fn replaced(&self) -> Replacement {
         let mut replacement = self.core.replacement.subscribe();
         let _ = replacement.wait_for(Option::is_some).await;
-        // Somebody else may have taken it; then it is never done twice.
+        // Another caller may have taken it; it must not be used twice.
         match self.core.replacement.send_replace(None) {
             Some(replacement) => replacement,
             None => std::future::pending().await,
         }
     }
 
-    /// Returns if the process that this one was to take over from goes on; its listeners are closed here then.
+    /// Returns if the process that this one should take over from continues; then this one's listeners are closed.
     pub async fn dismissed(&self) {
         let Some(mut outcome) = self.outcome.clone() else { return std::future::pending().await };
         let stepped_back = |outcome: &Option<Outcome>| matches!(outcome, Some(Outcome::SteppedBack { .. }));
@@ -364,7 +365,7 @@ impl Bound {
         stop::gone(&self.core).await;
     }
 
-    /// Ends at once and leaves the listeners' and doors' names to the process that has them now.
+    /// Ends at once, and leaves the listeners' addresses and the admin socket's file to the process that has them now.
     pub async fn leave(self) {
         if let Some(doors) = self.doors.take() {
             doors.leave();
@@ -375,7 +376,7 @@ impl Bound {
     async fn end(self) {
         self.tasks.stop().await;
         let core = self.core.clone();
-        // Joining threads may take a moment, which is not this runtime's to wait.
+        // Joining threads may take a moment, for which the runtime must not wait.
         let exit = move || {
             core.proxy.exit();
             core.offload.stop();
@@ -389,23 +390,23 @@ impl Bound {
         self.core.drain.watch()
     }
 
-    /// The configuration as it runs, now and after each reload.
+    /// The running configuration, now and after each reload.
     pub fn config(&self) -> latest::Receiver<Arc<Config>> {
         self.core.latest.subscribe()
     }
 
-    /// Why this process should be started anew: what does not turn any more, one sentence each.
+    /// Why this process should be restarted: the loops that hang, one sentence each.
     pub fn complaints(&self) -> impl Fn() -> Vec<String> + Send + 'static {
         let core = self.core.clone();
         move || watchdog::complaints(&core.table.workers, &core.table.beats, core.drain.watch().phase(), now_ns())
     }
 
-    /// What reads the configuration again.
+    /// The part that reads the configuration again.
     pub fn reloader(&self) -> Arc<Reloader> {
         self.reloader.clone()
     }
 
-    /// What makes a stop that is under way go to its next phase at once.
+    /// A function that makes a stop that is under way go to its next phase at once.
     pub fn hasten(&self) -> impl Fn() + Send + 'static {
         let core = self.core.clone();
         move || core.hasten.notify_one()
@@ -424,7 +425,7 @@ impl Bound {
 }
 
 impl Core {
-    /// Links up with the peers, if there are any. Own flows must be on their way to be imported. Needs a tokio runtime.
+    /// Links up with the peers, if there are any. The recovery of own flows must have begun. Needs a tokio runtime.
     fn link_up(&self) {
         let (table, ports) = (&self.table, &self.ports);
         let parts = PeerLinkParts {
@@ -457,7 +458,7 @@ async fn once_serving(mut phase: DrainWatch, work: impl Future<Output = ()>) {
     work.await;
 }
 
-/// Serving begins when every backend has been looked at once.
+/// Serving begins when every backend has been probed once.
 async fn announce(core: Arc<Core>) {
     core.checker.first_round().await;
     core.drain.advance(LifePhase::Serving);

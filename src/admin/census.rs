@@ -1,4 +1,4 @@
-//! How many flows are in which state: a walk over the whole table, and so rationed.
+//! Counts flows by state: a walk over the whole table, and so limited in rate.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,8 +11,8 @@ use crate::table::flows::FlowTable;
 /// Flows by frontend and state.
 pub type Counts = HashMap<FrontendId, FlowCounts>;
 
-/// Counts anew only after a pause of this many times what the last walk took: with a million flows, readers that
-/// come every second must not cost a noticeable part of a core.
+/// Pause between two counts, as a multiple of the duration of the last walk: with a million flows, readers that come
+/// every second must not use a noticeable part of a core.
 const PAUSE: u64 = 20;
 
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ struct Taken {
 }
 
 impl Census {
-    /// The counts, perhaps a little old. Call it off the control runtime: it may walk the table.
+    /// The counts, perhaps a little old. Call it on a blocking thread: it may walk the table.
     pub fn counts(&self, flows: &FlowTable) -> Arc<Counts> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let begin = now_ns();

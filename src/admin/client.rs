@@ -1,4 +1,4 @@
-//! The other end of the admin socket, for command lines: blocking.
+//! The client of the admin socket, for the command line: blocking.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::ops::ControlFlow;
@@ -11,10 +11,10 @@ use thiserror::Error;
 
 use super::protocol::{Command, Line, Refusal};
 
-/// Longer than anything an instance lets a command take.
+/// Longer than an instance lets any command take.
 const REPLY_LIMIT: Duration = Duration::from_secs(60);
 
-/// Why a command brought no result.
+/// Why a command has no result.
 #[derive(Debug, Error)]
 pub enum ClientError {
     #[error("no instance can be reached at {path}: {source}", path = .path.display())]
@@ -50,7 +50,7 @@ impl Client {
         listed.ok_or(ClientError::Cut)
     }
 
-    /// One command and its listing: each item goes to `take`, which may break off; then there is no result.
+    /// One command and its listing: `take` gets each item and may end the listing; then there is no result.
     pub fn list<I: DeserializeOwned, T: DeserializeOwned>(
         &mut self,
         command: &Command,
@@ -70,14 +70,14 @@ impl Client {
         }
     }
 
-    /// Waits for lines no longer than `limit`.
+    /// Limits the wait for each line.
     pub fn with_limit(self, limit: Duration) -> Result<Self, ClientError> {
         self.stream.get_ref().set_read_timeout(Some(limit))?;
         self.stream.get_ref().set_write_timeout(Some(limit))?;
         Ok(self)
     }
 
-    /// Waits for lines without a limit, as one that follows events must.
+    /// Removes the limit, for a listing that follows events.
     pub fn without_limit(self) -> Result<Self, ClientError> {
         self.stream.get_ref().set_read_timeout(None)?;
         Ok(self)
@@ -85,7 +85,7 @@ impl Client {
 
     fn send(&mut self, command: &Command) -> Result<(), ClientError> {
         match self.stream.get_mut().write_all(&command.to_line()) {
-            // An instance that refuses us answers before it has read anything, and hangs up: hear it out.
+            // An instance that refuses us answers before it has read anything, and closes: read its answer.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
             _ => Ok(()),
         }

@@ -30,7 +30,7 @@ use crate::table::offload::OffloadCensus;
 use crate::table::worker::WorkerState;
 use crate::table::{FlowLogCensus, Part};
 
-/// What the metrics are read from.
+/// The sources of the metrics.
 #[derive(Debug)]
 pub struct CollectorParts {
     pub registry: Part<Registry>,
@@ -42,7 +42,7 @@ pub struct CollectorParts {
     pub flow_log: Part<FlowLogCensus>,
 }
 
-/// Makes `metrics` show what `table` counts, and how much of it `config` allows. Call it once for each pair.
+/// Adds the counters of `table` and the limits of `config` to `metrics`. Call it once for each pair.
 pub fn register(metrics: &Metrics, table: CollectorParts, config: Arc<ArcSwap<Config>>, census: Arc<Census>) {
     metrics.with_registry(|registry| registry.register_collector(Box::new(TableCollector { table, config, census })));
 }
@@ -102,13 +102,13 @@ impl TableCollector {
         Ok(())
     }
 
-    /// Which addresses are here, and what new connections to them meet: two facts.
+    /// Two facts: the addresses on this host, and the service of new connections to them.
     fn encode_service(&self, families: &mut Families<'_>) -> fmt::Result {
         let (config, now) = (self.config.load(), now_ns());
         let help = "1 for the best kind of backend that a frontend has for new connections, else 0: ready, full, draining or none";
         let mut family = families.gauge("frontend_state", help)?;
         for frontend in self.table.registry.frontends() {
-            // One that a reload removed has no new connections.
+            // A removed frontend gets no new connections.
             if !config.frontends.iter().any(|it| it.name == frontend.name) {
                 continue;
             }
@@ -150,7 +150,7 @@ impl TableCollector {
             f64::from(it.share(now)) / 1024.0
         })?;
 
-        // What is counted is the name's, wherever it is.
+        // The counters belong to the name, whatever its address.
         let backends: Vec<_> = backends.into_iter().filter(|(entry, _)| !entry.is_former()).collect();
         let mut family = families.counter("flow", "Bytes forwarded, by direction", Some(&Unit::Bytes))?;
         for (backend, label) in &backends {
@@ -188,7 +188,7 @@ impl TableCollector {
         Ok(())
     }
 
-    /// Only those that are set: what has no limit cannot come near it.
+    /// Only for limits that are set.
     fn encode_limits(&self, families: &mut Families<'_>) -> fmt::Result {
         let config = self.config.load();
         if let Some(max) = config.process.max_connections {
@@ -289,7 +289,7 @@ impl TableCollector {
         members.iter().try_for_each(|it| family.encode_family(&[("peer", &*it.name.0)])?.counter(it.resyncs))
     }
 
-    /// Of packets that came for flows of other instances, and of instances that died.
+    /// Packets for flows of other instances, and of instances that died.
     fn encode_failover(&self, families: &mut Families<'_>) -> fmt::Result {
         if !self.table.fleet.is_enabled() {
             return Ok(());
@@ -410,7 +410,7 @@ impl Values for MetricEncoder<'_> {
     }
 }
 
-/// Every backend, and as what it is shown.
+/// Every backend, with its label.
 fn shown(registry: &Registry) -> Vec<(Arc<BackendEntry>, String)> {
     let label = |entry: Arc<BackendEntry>| {
         let label = entry.label().into_owned();

@@ -1,4 +1,4 @@
-//! What each command of the admin socket does.
+//! The commands of the admin socket.
 
 mod evacuate;
 mod events;

@@ -1,4 +1,4 @@
-//! The doors as they stand open: opened at the start, and moved by a reload without shutting out anyone who is inside.
+//! The running admin servers: opened at the start, and moved by a reload without an interruption of their connections.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use super::unix::{self, OpenSocketError, SocketFile};
 use crate::config;
 use crate::essential::Tasks;
 
-/// Why a door cannot be opened.
+/// Why an admin server cannot be opened.
 #[derive(Debug, Error)]
 pub enum OpenDoorError {
     #[error("admin.http: cannot listen on {address}: {source}")]
@@ -25,7 +25,7 @@ pub enum OpenDoorError {
     Socket(#[from] OpenSocketError),
 }
 
-/// Both doors. Dropping it shuts them and removes the socket's file; connections that were begun go on to their end.
+/// Both servers. Dropping it closes them and removes the socket's file; connections that were accepted complete.
 #[derive(Debug)]
 pub struct Doors {
     admin: Arc<Admin>,
@@ -33,22 +33,22 @@ pub struct Doors {
     socket: SocketDoor,
 }
 
-/// New doors that are open but not yet served: what a reload gets ready before it changes anything.
+/// New listening sockets that are open but not served yet: a reload opens them before it changes anything.
 #[derive(Debug)]
 pub struct Prepared {
-    /// `None`: stays as it is.
+    /// `None`: unchanged.
     http: Option<Option<(TcpListener, SocketAddr)>>,
     socket: Option<(UnixListener, SocketFile)>,
 }
 
 #[derive(Debug)]
 struct HttpDoor {
-    /// As configured: its port may be 0.
+    /// As configured: the port may be 0.
     asked: SocketAddr,
     bound: SocketAddr,
-    /// Another descriptor of the listening socket: what another process may be given.
+    /// A duplicate of the listening socket's descriptor, for another process.
     spare: OwnedFd,
-    /// `None` while it is shut.
+    /// `None` while it is closed.
     task: Option<Tasks>,
 }
 
@@ -59,7 +59,7 @@ struct SocketDoor {
     task: Option<Tasks>,
 }
 
-/// A door's listening socket on its way to another process.
+/// An admin server's listening socket on its way to another process.
 #[derive(Debug)]
 pub enum LentListener {
     /// The address as configured.
@@ -67,8 +67,8 @@ pub enum LentListener {
     Socket(PathBuf, OwnedFd),
 }
 
-/// Doors of this process-to-be: opened, or inherited from one that serves them still. Dropping it leaves the
-/// inherited ones as they are.
+/// The servers of a process that does not serve yet: opened, or inherited from a process that still serves them.
+/// Dropping it leaves the inherited ones unchanged.
 #[derive(Debug)]
 pub struct WaitingDoors {
     http: Option<(TcpListener, SocketAddr)>,
@@ -78,17 +78,17 @@ pub struct WaitingDoors {
 #[derive(Debug)]
 enum WaitingSocket {
     Opened(UnixListener, SocketFile),
-    /// The file is the other process's until this one serves.
+    /// The file belongs to the other process until this one serves.
     Inherited(UnixListener, PathBuf),
 }
 
 impl Doors {
-    /// Opens both doors and serves them. Needs a tokio runtime.
+    /// Opens both servers and serves them. Needs a tokio runtime.
     pub fn open(admin: Arc<Admin>, config: &config::Admin) -> Result<Self, OpenDoorError> {
         Self::serve(admin, Self::wait(config, Vec::new())?)
     }
 
-    /// Opens both doors, or takes them from what was `lent`, without serving them. Needs a tokio runtime.
+    /// Opens both servers, or takes them from `lent`, without serving them. Needs a tokio runtime.
     pub fn wait(config: &config::Admin, lent: Vec<LentListener>) -> Result<WaitingDoors, OpenDoorError> {
         let (mut http, mut socket) = (None, None);
         for door in lent {
@@ -113,7 +113,7 @@ impl Doors {
         Ok(WaitingDoors { http, socket })
     }
 
-    /// Serves doors that have waited.
+    /// Serves the waiting servers.
     pub fn serve(admin: Arc<Admin>, waiting: WaitingDoors) -> Result<Self, OpenDoorError> {
         let opened = match waiting.socket {
             WaitingSocket::Opened(listener, file) => (listener, file),
@@ -132,7 +132,8 @@ impl Doors {
         http.into_iter().chain([Ok(socket)]).collect()
     }
 
-    /// Takes no more connections, which then wait, or (not `shut`) takes them again. Needs a tokio runtime.
+    /// Accepts no more connections, which then wait in the backlog, or (not `shut`) accepts them again. Needs a tokio
+    /// runtime.
     pub fn set_shut(&mut self, shut: bool) -> io::Result<()> {
         if shut {
             self.socket.task = None;
@@ -148,12 +149,12 @@ impl Doors {
         Ok(())
     }
 
-    /// Leaves the socket's file to the process that serves it now.
+    /// Leaves the socket's file to the process that now serves it.
     pub fn leave(mut self) {
         self.socket.file.leave();
     }
 
-    /// Opens what `config` moves to another place. On an error everything stays as it was.
+    /// Opens the sockets that `config` moves. On an error everything stays as it was.
     pub fn prepare(&self, config: &config::Admin) -> Result<Prepared, OpenDoorError> {
         let same_http = self.http.as_ref().map(|door| door.asked) == config.http;
         let http = match config.http {
@@ -166,7 +167,7 @@ impl Doors {
         Ok(Prepared { http, socket })
     }
 
-    /// Serves what was prepared and shuts what it replaces.
+    /// Serves the prepared sockets and closes those that they replace.
     pub fn change(&mut self, prepared: Prepared) -> Result<(), OpenDoorError> {
         if let Some(http) = prepared.http {
             self.http = http.map(|opened| serve_http(&self.admin, opened)).transpose()?;
@@ -177,7 +178,7 @@ impl Doors {
         Ok(())
     }
 
-    /// Where the HTTP door is, if there is one.
+    /// The address of the HTTP server, if there is one.
     pub fn http_address(&self) -> Option<SocketAddr> {
         self.http.as_ref().map(|door| door.bound)
     }
@@ -188,7 +189,7 @@ impl Doors {
 }
 
 impl WaitingDoors {
-    /// Where the HTTP door will be, if there is to be one.
+    /// The future address of the HTTP server, if there will be one.
     pub fn http_address(&self) -> Option<SocketAddr> {
         self.http.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
     }

@@ -1,4 +1,4 @@
-//! What `baton evacuate` asks for and is told.
+//! Requests and reports of `baton evacuate`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,10 +12,10 @@ use crate::model::fleet::InstanceName;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EvacuationRequest {
-    /// Absent: any instance that lives.
+    /// Absent: to any live instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<InstanceName>,
-    /// From now until flows that are left are reset.
+    /// Time from now until the flows that are left are reset.
     pub deadline_ms: u64,
 }
 
@@ -23,18 +23,18 @@ pub struct EvacuationRequest {
 #[derive(Clone, Debug)]
 pub struct Evacuating {
     pub progress: watch::Receiver<EvacuationProgress>,
-    /// `None` until it is over.
+    /// `None` until the evacuation is over.
     pub report: watch::Receiver<Option<EvacuationReport>>,
 }
 
-/// Where an evacuation is.
+/// The step of an evacuation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EvacuationStep {
-    /// The peers acknowledge what they have been told.
+    /// The peers acknowledge all changes so far.
     #[default]
     Telling,
-    /// The VIP leaves this host and is seen at a peer.
+    /// The VIP leaves this host, and a peer reports it.
     LettingGo,
     /// Flows are offloaded, or end by themselves.
     Emptying,
@@ -49,26 +49,26 @@ pub struct EvacuationProgress {
     pub step: EvacuationStep,
     pub vips: Vec<IpAddr>,
     pub flows: EvacuationFlows,
-    /// Until what is left is reset.
+    /// Time until the flows that are left are reset.
     pub deadline_in_ms: u64,
 }
 
-/// Flows of this instance. All but the first two and the last two are counted from the beginning of the evacuation on.
+/// Flows of this instance. All but the first two and the last two are counted from the beginning of the evacuation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvacuationFlows {
     pub proxied_before: u64,
     pub offloaded_before: u64,
-    /// Connections that still came here.
+    /// Connections that this host still accepted.
     pub accepted: u64,
     pub offloaded: u64,
-    /// Offloaded ones that another instance looks after by now.
+    /// Offloaded flows that another instance now owns.
     pub moved: u64,
-    /// By themselves, for any other reason than the evacuation.
+    /// Flows that ended for any other reason than the evacuation.
     pub ended: u64,
     pub reset: u64,
-    /// In sockets now: they end with this process.
+    /// Present number of proxied flows: they end with this process.
     pub proxied_left: u64,
-    /// Without sockets now: they go on wherever their packets come.
+    /// Present number of offloaded flows: they go on at the host that gets their packets.
     pub offloaded_left: u64,
 }
 
@@ -78,49 +78,49 @@ pub struct EvacuationReport {
     pub vips: Vec<VipPlace>,
     pub flows: EvacuationFlows,
     pub took_ms: u64,
-    /// Peers that had not acknowledged the last changes in time: flows without sockets may be unknown there.
+    /// Peers that had not acknowledged the last changes in time: they may not know all offloaded flows.
     pub unconfirmed: Vec<InstanceName>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EvacuationOutcome {
-    /// This host may be switched off.
+    /// An operator may switch this host off.
     Away,
-    /// This host may have the VIP again, because of this.
+    /// This host may have the VIP again, for this reason.
     TakenBack(String),
-    /// This host may have the VIP again, as an operator wanted.
+    /// This host may have the VIP again, because an operator cancelled the evacuation.
     Cancelled,
 }
 
-/// Who has an address that left.
+/// The hosts with an address that left.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VipPlace {
     pub address: IpAddr,
-    /// On this host.
+    /// Whether it is on this host.
     pub here: bool,
-    /// Live peers.
+    /// Live peers that have it.
     pub at: Vec<InstanceName>,
 }
 
-/// What an evacuation would do.
+/// The effects of an evacuation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvacuationCheck {
     /// Why it would be refused; empty: it would not.
     pub obstacles: Vec<String>,
-    /// Why it would begin, and then come to nothing: addresses that nothing would move, as far as this host can tell.
+    /// Why it would begin and then fail: addresses that no program would move, as far as this host can tell.
     #[serde(default)]
     pub unmoved: Vec<String>,
     pub vips: Vec<VipPlace>,
-    /// They go on without this host.
+    /// Flows that go on without this host.
     pub offloaded: u64,
-    /// They are offloaded, or end, or are reset at the deadline.
+    /// Flows that are offloaded, or end, or are reset at the deadline.
     pub proxied: u64,
-    /// Of them by why they had not offloaded when it was last tried; `""`: it was not tried yet.
+    /// Number of these by the reason that the last try to offload them failed; `""`: not tried yet.
     pub stays: BTreeMap<String, u64>,
 }
 
-/// Nothing has happened.
+/// Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[error("the evacuation has not begun: {why}")]
 pub struct EvacuationFailed {
@@ -128,7 +128,7 @@ pub struct EvacuationFailed {
 }
 
 impl EvacuationReport {
-    /// No client was reset, and the host may be switched off.
+    /// Whether no client was reset, and an operator may switch the host off.
     pub fn is_clean(&self) -> bool {
         self.outcome == EvacuationOutcome::Away
             && self.flows.reset == 0

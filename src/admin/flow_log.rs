@@ -1,4 +1,4 @@
-//! The log of ended flows: one line and one event each, as far as the configuration wants them.
+//! The log of ended flows: one line and one event each, if the configuration asks for them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,18 +14,18 @@ use crate::table::backend::Registry;
 use crate::table::journal::{Journal, What};
 use crate::table::{FlowLogCensus, Part};
 
-/// What the flow log may touch.
+/// The parts of the table that the flow log may touch.
 #[derive(Clone, Debug)]
 pub struct FlowLogParts {
-    /// Where ended flows come from.
+    /// The source of ended flows.
     pub ended: Part<EndedFlows>,
-    /// For their names.
+    /// To find their names.
     pub registry: Part<Registry>,
     pub journal: Part<Journal>,
     pub census: Part<FlowLogCensus>,
 }
 
-/// Takes ended flows from all workers, in batches, until `stop` is done; then takes what is left and returns.
+/// Takes ended flows of all workers, in batches, until `stop` completes; then takes those that are left and returns.
 pub async fn run(table: FlowLogParts, config: Arc<ArcSwap<Config>>, stop: impl Future<Output = ()>) {
     let mut writer = FlowLogWriter::new(table, &config.load().log, now_ns());
     let mut stop = std::pin::pin!(stop);
@@ -41,7 +41,7 @@ pub async fn run(table: FlowLogParts, config: Arc<ArcSwap<Config>>, stop: impl F
             if stopping {
                 return writer.say_left_out();
             }
-            // At most this often, so that many short flows cost one wake-up together.
+            // At most this often, so that many short flows share one wake.
             stopping = tokio::select! {
                 () = tokio::time::sleep(BATCH_EVERY) => false,
                 () = &mut stop => true,
@@ -58,7 +58,7 @@ struct FlowLogWriter {
     table: FlowLogParts,
     bucket: TokenBucket,
     per_second: u32,
-    /// Since they were last spoken of.
+    /// Number since the last line about it.
     left_out: u64,
     said_at_ns: u64,
 }
@@ -69,7 +69,8 @@ impl FlowLogWriter {
         Self { table, bucket, per_second: log.flows_per_second, left_out: 0, said_at_ns: now_ns }
     }
 
-    /// Writes what has gathered. True if there may be more: one batch is bounded, as others share this thread.
+    /// Writes the flows of one batch. Returns whether there may be more: a batch is bounded, because others share this
+    /// thread.
     fn write(&mut self, log: &Log, now_ns: u64) -> bool {
         if log.flows_per_second != self.per_second {
             self.per_second = log.flows_per_second;

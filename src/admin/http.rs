@@ -1,4 +1,4 @@
-//! The read-only HTTP door: the page, `/status.json`, `/metrics`, `/livez` and `/readyz`.
+//! The read-only HTTP server: the page, `/status.json`, `/metrics`, `/livez` and `/readyz`.
 
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
@@ -22,18 +22,18 @@ use super::{Admin, page};
 use crate::metrics::Exposition;
 use crate::sys::clock::now_ns;
 
-/// Limits of the HTTP door; the tests make them small.
+/// Limits of the HTTP server; the tests make them small.
 #[derive(Clone, Copy, Debug)]
 pub struct HttpLimits {
     pub connections: usize,
-    /// Of one source. What comes beyond either number has `hasty_head`, and the oldest such connection is closed for the next: a
-    /// crowd that keeps silent must not make a probe wait.
+    /// Connections of one source. Connections beyond either number have only `hasty_head`, and the oldest of them is
+    /// closed for the next: silent connections must not delay a probe.
     pub connections_of_source: usize,
     pub hasty_connections: usize,
     pub hasty_head: Duration,
-    /// For a request's head to come, the wait for a further request included.
+    /// Time for a request's head, including the wait for a further request.
     pub head: Duration,
-    /// For a whole connection. A client that does not read is let go then; all others may connect again.
+    /// Time for a whole connection. It then ends even if the client does not read; clients may connect again at once.
     pub connection: Duration,
 }
 
@@ -50,14 +50,14 @@ impl Default for HttpLimits {
     }
 }
 
-/// Opens the door. `SO_REUSEADDR` is set, so that a restart need not wait.
+/// Opens the listening socket. `SO_REUSEADDR` is set, so that a restart need not wait.
 pub fn open(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = std::net::TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     TcpListener::from_std(listener)
 }
 
-/// Serves `listener` for as long as it is polled; connections that were begun end by themselves.
+/// Serves `listener` as long as it is polled; accepted connections complete.
 pub async fn serve(admin: Arc<Admin>, listener: TcpListener, limits: HttpLimits) {
     let room = Arc::new(Semaphore::new(limits.connections));
     let sources = DoorSources::default();
@@ -95,16 +95,16 @@ pub async fn serve(admin: Arc<Admin>, listener: TcpListener, limits: HttpLimits)
     }
 }
 
-/// How many connections each source has.
+/// Number of connections per source.
 #[derive(Clone, Debug, Default)]
 struct DoorSources(Arc<Mutex<HashMap<IpAddr, usize>>>);
 
-/// One of them; dropped, it is counted out.
+/// Counts one of them, as long as it exists.
 #[derive(Debug)]
 struct DoorPermit(DoorSources, IpAddr);
 
 impl DoorSources {
-    /// `None`: it has `max` already.
+    /// `None`: the source already has `max`.
     fn enter(&self, ip: IpAddr, max: usize) -> Option<DoorPermit> {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(ip).or_default();

@@ -1,5 +1,5 @@
-//! The status page: rendered here alone, so that it works without scripts. The script only fetches it again and swaps
-//! the part that changes, and says when the instance does not answer.
+//! The status page, rendered entirely on the server, so that it works without scripts. The script only fetches it
+//! again, replaces the changing part, and shows when the instance does not answer.
 
 use std::fmt::{self, Display, Write};
 
@@ -23,7 +23,7 @@ pub fn render(status: &Status) -> String {
         (_, Some((weight, what))) => (*weight, what.as_str()),
         (well, None) => well,
     };
-    // In a row of tabs these two are all that shows.
+    // In a row of browser tabs only these two are visible.
     let title = match weight {
         Weight::Good => format!("Baton on {}", status.instance.host),
         _ => format!("{word}: Baton on {}", status.instance.host),
@@ -55,7 +55,7 @@ pub fn render(status: &Status) -> String {
 fn header(page: &mut String, instance: &Instance, shortfall: Option<&(Weight, String)>) {
     let (weight, word) = words::instance(instance);
     let ready = match shortfall {
-        // Green is for when all is well.
+        // Green only if everything is well.
         Some(_) if weight == Weight::Good => Pill("plain", "ready for the VIP").to_string(),
         _ => Pill(tone(weight), word).to_string(),
     };
@@ -323,7 +323,7 @@ fn write(page: &mut String, what: fmt::Arguments<'_>) {
     page.write_fmt(what).expect("a string takes everything");
 }
 
-/// A state as a coloured mark and a word, so that it can be told without colour.
+/// A state as a coloured mark and a word, so that it is readable without colour.
 struct Pill<'a>(&'a str, &'a str);
 
 impl Display for Pill<'_> {
@@ -332,7 +332,7 @@ impl Display for Pill<'_> {
     }
 }
 
-/// Text that comes from elsewhere, made harmless for HTML text and quoted attributes.
+/// Foreign text, escaped for HTML text and quoted attributes.
 struct Escaped<T>(T);
 
 impl<T: Display> Display for Escaped<T> {
@@ -363,7 +363,7 @@ const EVENTS: usize = 14;
 const STYLE: &str = include_str!("page/page.css");
 const SCRIPT: &str = include_str!("page/page.js");
 
-/// A relay baton; upright, and of another colour, while all is not well.
+/// A relay baton; upright and in another colour while not everything is well.
 fn icon(weight: Weight) -> String {
     let (colour, turned) = match weight {
         Weight::Good => ("2f6f5e", -35),

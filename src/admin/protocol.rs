@@ -1,11 +1,11 @@
-//! What travels over the admin socket: one JSON object a line.
+//! The protocol of the admin socket: one JSON object per line.
 //!
 //! ```text
 //! request   {"version": 1, "command": "drain", "backend": "cp1"}
 //! reply     {"ok": ...}  or  {"error": {"kind": "...", "message": "...", ...}}
 //! listing   {"item": ...} any number of times, then the reply
 //! ```
-//! A connection may send one request after the other. `version` may be left out.
+//! A connection may send several requests, one after the other. `version` may be left out.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -24,10 +24,10 @@ use crate::table::flows::FlowState;
 
 pub const VERSION: u32 = 1;
 
-/// Bytes of one request line at most, its newline included.
+/// Limit for one request line, including its newline.
 pub const REQUEST_MAX: usize = 64 * 1024;
 
-/// What can be asked for. The comment says what the `ok` of the reply holds.
+/// The requests. Each comment names the type of the reply's `ok`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Command {
@@ -67,13 +67,13 @@ pub enum Command {
     CheckUpgrade(UpgradeRequest),
     /// Items: [`super::evacuate::EvacuationProgress`]; ok: [`super::evacuate::EvacuationReport`].
     Evacuate(EvacuationRequest),
-    /// [`super::evacuate::EvacuationReport`] of the evacuation that was called off.
+    /// [`super::evacuate::EvacuationReport`] of the cancelled evacuation.
     CancelEvacuation {},
     /// [`super::evacuate::EvacuationCheck`].
     CheckEvacuation(EvacuationRequest),
 }
 
-/// Which flows to list; what is left out excludes nothing.
+/// Selects the flows to list; an absent field excludes none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FlowFilter {
@@ -85,10 +85,10 @@ pub struct FlowFilter {
     pub client: Option<IpNet>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<FlowState>,
-    /// Only those whose end was ordered.
+    /// Only flows with an order to end.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ending: bool,
-    /// Further ones are only counted.
+    /// Flows beyond this number are only counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
 }
@@ -96,13 +96,13 @@ pub struct FlowFilter {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EventFilter {
-    /// Only those with at least this number.
+    /// Only events with at least this number.
     #[serde(default)]
     pub since: u64,
     /// Ended flows too.
     #[serde(default)]
     pub flows: bool,
-    /// Go on with those to come.
+    /// Continue with new events.
     #[serde(default)]
     pub follow: bool,
 }
@@ -133,16 +133,16 @@ pub struct About {
 pub struct FlowRow {
     pub id: FlowId,
     pub frontend: String,
-    /// `None`: none is picked yet.
+    /// `None`: not picked yet.
     pub backend: Option<String>,
     pub client: SocketAddr,
     pub vip: SocketAddr,
     pub state: FlowState,
-    /// Its end was ordered, and waits for its turn in the order's pace.
+    /// Whether it has an order to end, and waits for its time.
     #[serde(default)]
     pub ending: bool,
     pub age_ms: u64,
-    /// Since the last byte in either direction.
+    /// Time since the last byte in either direction.
     pub idle_ms: u64,
     /// From the client.
     pub bytes_to_backend: u64,
@@ -150,7 +150,7 @@ pub struct FlowRow {
     pub bytes_to_client: u64,
     /// 0 until connected.
     pub connect_us: u64,
-    /// Why it is not offloaded, when that was last tried; see docs/offload.md.
+    /// Why the last try to offload it failed; see docs/offload.md.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stays: Option<String>,
     pub worker: usize,
@@ -160,29 +160,29 @@ pub struct FlowRow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listed {
     pub listed: u64,
-    /// Match too, but are beyond the limit.
+    /// Number of further matches beyond the limit.
     pub more: u64,
 }
 
-/// An order for a backend was given.
+/// The result of an order for a backend.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ordered {
     pub backend: BackendStatus,
-    /// How long its flows may live on, where the order sets a deadline.
+    /// How long its flows may still go on, if the order sets a deadline.
     pub drain_timeout_ms: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KillReport {
-    /// Flows that matched.
+    /// Number of flows that matched.
     pub flows: u64,
-    /// Of these, gone when the reply was sent.
+    /// Number of these that had ended when the reply was sent.
     pub gone: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reloaded {
-    /// Empty: the file says what already ran.
+    /// Empty: the file equals the running configuration.
     pub changes: Vec<String>,
 }
 
@@ -224,9 +224,9 @@ pub enum Refusal {
     Evacuate(EvacuationFailed),
     #[error("the configuration has {} and changed nothing:\n{}", errors_in_words(.errors), .errors.join("\n"))]
     Reload {
-        /// A line each.
+        /// One line each.
         errors: Vec<String>,
-        /// The same as the loader found them, if it is the file that is wrong.
+        /// The same in the loader's form, if they are errors of the file.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         findings: Vec<Diagnostic>,
     },
@@ -265,7 +265,7 @@ impl Command {
 }
 
 impl Refusal {
-    /// As it is sent, its words included for those that read JSON by eye.
+    /// The request as it is sent, with its sentence for readers of the JSON.
     pub fn to_json(&self) -> serde_json::Value {
         let mut error = serde_json::to_value(self).expect("a refusal is plain data");
         error["message"] = self.to_string().into();

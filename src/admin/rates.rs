@@ -1,4 +1,4 @@
-//! Averages over the last seconds, from counters that only grow.
+//! Averages over the last seconds, from counters that never fall.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -25,7 +25,7 @@ pub struct Sample {
     at_ns: u64,
     pub totals: RateCounters,
     pub frontends: HashMap<FrontendId, RateCounters>,
-    /// By `BackendEntry::hash_key`: a name that has another address goes on.
+    /// By `BackendEntry::hash_key`: a name with a new address continues.
     pub backends: HashMap<u64, RateCounters>,
 }
 
@@ -65,14 +65,14 @@ impl Samples {
         self.ring.push_back(sample);
     }
 
-    /// The averages up to `now` of what `counters` picks out of a sample; 0 while too little time has passed.
+    /// The averages up to `now` of the counters that `counters` selects; 0 while too little time has passed.
     pub fn rate(&self, now: &Sample, counters: impl Fn(&Sample) -> Option<RateCounters>) -> Rate {
         let Some(then) = self.ring.front() else { return Rate::default() };
         let span_s = now.at_ns.saturating_sub(then.at_ns) as f64 / 1e9;
         if span_s < SPAN_MIN_S {
             return Rate::default();
         }
-        // What did not exist then has grown from 0.
+        // A counter that did not exist then began at 0.
         let (before, after) = (counters(then).unwrap_or_default(), counters(now).unwrap_or_default());
         let per_s = |before: u64, after: u64| after.saturating_sub(before) as f64 / span_s;
         Rate {

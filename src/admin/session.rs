@@ -1,4 +1,4 @@
-//! Connections to the admin socket: who may speak, how much and for how long.
+//! Connections to the admin socket: the permission, and the limits in size and time.
 
 use std::io;
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use super::{Admin, commands};
 #[derive(Clone, Copy, Debug)]
 pub struct SessionLimits {
     pub connections: usize,
-    /// For a whole request to come, the first and each further one.
+    /// Time for a whole request, the first and each further one.
     pub request: Duration,
-    /// For the client to take what was written.
+    /// Time for the client to accept the written bytes.
     pub write: Duration,
 }
 
@@ -31,8 +31,8 @@ impl Default for SessionLimits {
     }
 }
 
-/// Serves `listener` for as long as it is polled. Connections that were begun go on by themselves, so that a reload
-/// that moves the socket can still be answered.
+/// Serves `listener` as long as it is polled. Accepted connections go on by themselves, so that a reload that moves the
+/// socket still gets its answer.
 pub async fn serve(admin: Arc<Admin>, listener: UnixListener, limits: SessionLimits) {
     let room = Arc::new(Semaphore::new(limits.connections));
     loop {
@@ -60,7 +60,7 @@ pub async fn serve(admin: Arc<Admin>, listener: UnixListener, limits: SessionLim
     }
 }
 
-/// The way back to a client. Every write has a deadline.
+/// The replies to a client. Every write has a deadline.
 #[derive(Debug)]
 pub struct Replies {
     reader: BufReader<OwnedReadHalf>,
@@ -71,7 +71,7 @@ pub struct Replies {
 }
 
 impl Replies {
-    /// Adds one line of a listing; [`Replies::flush`] sends what has gathered.
+    /// Adds one line of a listing; [`Replies::flush`] sends the collected lines.
     pub fn item(&mut self, item: &impl Serialize) {
         #[derive(Serialize)]
         struct Item<T> {
@@ -80,7 +80,7 @@ impl Replies {
         self.line(&Item { item });
     }
 
-    /// Whether enough has gathered to be sent.
+    /// Whether enough lines were collected to send them.
     pub fn is_full(&self) -> bool {
         self.pending.len() >= FLUSH_AT
     }
@@ -91,12 +91,12 @@ impl Replies {
         sent.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 
-    /// Keeps `told` until the result has been sent.
+    /// Keeps `told` until the result was sent.
     pub fn tell(&mut self, told: ToldGuard) {
         self.told = Some(told);
     }
 
-    /// Returns once the client has gone or says something more.
+    /// Returns once the client has hung up or sends more.
     pub async fn interrupted(&mut self) {
         let _ = self.reader.fill_buf().await;
     }
@@ -129,7 +129,7 @@ async fn converse(
         line.clear();
         let mut capped = (&mut replies.reader).take(REQUEST_MAX as u64);
         match timeout(limits.request, capped.read_until(b'\n', &mut line)).await {
-            // Silence between requests is no fault; half a request is.
+            // Silence between requests is allowed; half a request is not.
             Err(_) if line.is_empty() => return Ok(()),
             Err(_) => {
                 let limit_ms = limits.request.as_millis() as u64;
@@ -165,7 +165,7 @@ fn stream_parts(stream: UnixStream, limits: SessionLimits) -> (Result<BufReader<
     (allowed, LineWriter(writer, limits.write))
 }
 
-/// The file's mode says the same, but a mode can be changed by mistake.
+/// The file's mode says the same, but somebody may change a mode by mistake.
 fn may_speak(peer: u32, own: u32) -> bool {
     peer == 0 || peer == own
 }

@@ -1,4 +1,4 @@
-//! The status of an instance: what `/status.json` serves, the page shows and `baton status --json` prints.
+//! The status of an instance: served as `/status.json`, shown by the page, and printed by `baton status --json`.
 //!
 //! Fields may be added within one major version; none is renamed or removed.
 
@@ -21,7 +21,7 @@ pub use build::{backend_status, peers_report};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
-    /// Milliseconds since 1970, UTC, when this was gathered.
+    /// Milliseconds since 1970, UTC, of this status.
     pub at_unix_ms: u64,
     pub instance: Instance,
     pub totals: StatusTotals,
@@ -45,7 +45,7 @@ pub struct Instance {
     pub uptime_ms: u64,
     /// `starting`, `serving`, `leaving`, `draining` or `forced`.
     pub phase: String,
-    /// The frontends' addresses that are on this host, so that packets to them come here.
+    /// The frontends' addresses on this host, which bring their packets here.
     #[serde(default)]
     pub vips: Vec<IpAddr>,
     /// Why `/readyz` fails, and this host should not have the VIP; empty: it does not.
@@ -65,12 +65,12 @@ pub struct WorkerStatus {
     pub accept_shed_total: u64,
 }
 
-/// What a worker thread does now.
+/// The present state of a worker thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum WorkerCondition {
     Serving,
-    /// It accepts nothing for want of file descriptors; its flows live on.
+    /// It accepts nothing for want of file descriptors; its flows go on.
     AcceptPaused,
     /// One turn of its loop lasts too long.
     Stuck {
@@ -91,34 +91,34 @@ pub struct StatusTotals {
     pub rates: Rate,
 }
 
-/// How flows are offloaded.
+/// The state of offload.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OffloadStatus {
     /// Why flows stay proxied; `None`: they are offloaded.
     pub why_not: Option<String>,
-    /// None is offloaded, because flows were reset right after they had been.
+    /// No flow is offloaded, because flows were reset right after it.
     #[serde(default)]
     pub stopped: bool,
-    /// Whose packets the program looks at.
+    /// Interfaces with the program.
     pub interfaces: Vec<String>,
-    /// Flows that the map holds, those included that ended a moment ago, and can hold.
+    /// Flows in the map, with those that ended a moment ago; and its limit.
     pub flows_held: u64,
     pub flows_max: u64,
     pub offloaded_total: u64,
     /// Flows of an earlier process that were recovered.
     pub recovered_total: u64,
-    /// Times that a flow was tried and stayed proxied, by reason; those that never occurred are left out.
+    /// Failed tries to offload a flow, by reason; reasons that never occurred are left out.
     pub stayed_total: BTreeMap<String, u64>,
-    /// Packets by what was done with them, since the program was loaded.
+    /// Packets by the program's action, since it was loaded.
     pub packets_total: BTreeMap<String, u64>,
 }
 
-/// The fleet, as this instance sees it.
+/// The fleet as this instance sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeersReport {
     /// This instance's name; `None`: it has no peers.
     pub name: Option<InstanceName>,
-    /// Which eighth of the source ports is its own.
+    /// The part of the source ports that is its own.
     pub slot: Option<u8>,
     /// Whether it knows enough of its peers to take a VIP.
     pub ready: bool,
@@ -134,17 +134,17 @@ pub struct FlowCounts {
     pub accepted: u64,
     pub connecting: u64,
     pub proxied: u64,
-    /// Their packets pass the proxy by.
+    /// Flows whose packets the BPF program carries.
     #[serde(default)]
     pub offloaded: u64,
-    /// Of all these: their end was ordered, and waits for its turn in the order's pace.
+    /// Of all these: flows with an order to end, which wait for their time.
     pub ending: u64,
 }
 
 /// Averages over the last ten seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rate {
-    /// Accepted by an instance or frontend, connected to a backend.
+    /// Flows that an instance or frontend accepted, or that were connected to a backend.
     pub flows_per_s: f64,
     pub bytes_to_backend_per_s: f64,
     pub bytes_to_client_per_s: f64,
@@ -157,7 +157,7 @@ pub struct FrontendStatus {
     pub removed: bool,
     pub listen: Vec<SocketAddr>,
     pub balance: Option<String>,
-    /// What new connections meet, whatever `instance.not_ready` says.
+    /// The service of new connections, whatever `instance.not_ready` says.
     #[serde(default)]
     pub service: ServiceStatus,
     pub flows: u32,
@@ -174,7 +174,7 @@ pub struct FrontendStatus {
 pub struct ServiceStatus {
     pub state: Service,
     pub since_ms: u64,
-    /// In words, which anybody understands.
+    /// In plain words.
     pub in_words: String,
 }
 
@@ -188,14 +188,14 @@ pub struct BackendStatus {
     pub cause: Cause,
     /// `cause` in words.
     pub why: String,
-    /// How long it has had this health state. `None`: since the start.
+    /// Duration of this health state. `None`: since the start.
     pub since_ms: Option<u64>,
     /// An operator's order or the configuration's, if one is in force.
     pub order: Option<String>,
-    /// Its remaining flows are reset after this. `None`: no deadline runs.
+    /// Time until its remaining flows are reset. `None`: no deadline.
     pub drain_deadline_in_ms: Option<u64>,
     pub weight: u32,
-    /// How much of its weight counts now: less than 100 while it comes back slowly.
+    /// The part of its weight that counts now: less than 100 while it comes back slowly.
     pub share_percent: u32,
     pub flows: u32,
     pub max_connections: Option<u32>,

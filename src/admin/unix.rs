@@ -1,4 +1,4 @@
-//! The admin socket's file: private from its first moment, and never taken from an instance that lives.
+//! The admin socket's file: private from its first moment, and never taken from a running instance.
 
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -27,16 +27,15 @@ pub enum OpenSocketError {
     Io { path: PathBuf, source: io::Error },
 }
 
-/// A listening socket whose file is removed on drop, unless another has taken its place.
+/// A listening socket whose file is removed on drop, unless another file has taken its place.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    /// Keeps the inode's number from being given to the file of a successor. `None`: another process removes the file.
+    /// An open descriptor, so that no other file can get the inode's number. `None`: another process removes the file.
     inode: Option<OwnedFd>,
 }
 
-/// Opens the admin socket at `path` with mode 0600. A file left behind by an instance that died is replaced.
-/// Needs a tokio runtime.
+/// Opens the admin socket at `path` with mode 0600. Replaces a file that a dead instance left. Needs a tokio runtime.
 pub fn open(path: &Path) -> Result<(UnixListener, SocketFile), OpenSocketError> {
     let io_error = |source| OpenSocketError::Io { path: path.to_owned(), source };
     let directory = match path.parent() {
@@ -48,14 +47,14 @@ pub fn open(path: &Path) -> Result<(UnixListener, SocketFile), OpenSocketError> 
         .mode(0o755)
         .create(directory)
         .map_err(|source| OpenSocketError::Directory { path: directory.to_owned(), source })?;
-    // Between finding a dead file and binding in its place no other instance may do the same.
+    // No other instance may bind between our check of the dead file and our bind.
     let guard = File::open(directory).map_err(io_error)?;
     lock(&guard).map_err(|_| OpenSocketError::Locked(path.to_owned()))?;
     remove_if_dead(path)?;
 
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(io_error)?;
-    // bind(2) gives the file the mode of the socket's own inode (net/unix/af_unix.c, unix_bind_bsd). A chmod after
-    // bind would leave a moment in which anyone may connect, and umask is shared with all other threads.
+    // bind(2) gives the file the mode of the socket's own inode (net/unix/af_unix.c, unix_bind_bsd). With a chmod after
+    // bind, any user could connect for a moment, and all threads share the umask.
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(|errno| io_error(errno.into()))?;
     let address = SockAddr::unix(path).map_err(io_error)?;
     socket.bind(&address).map_err(io_error)?;
@@ -74,7 +73,7 @@ pub fn inherit(path: &Path, socket: OwnedFd) -> Result<UnixListener, OpenSocketE
 }
 
 impl SocketFile {
-    /// The file at `path` is this process's from now on.
+    /// The file at `path` belongs to this process from now on.
     pub fn claim(path: &Path) -> Result<Self, OpenSocketError> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let inode = rustix::fs::open(path, flags, Mode::empty());
@@ -82,7 +81,7 @@ impl SocketFile {
         Ok(Self { path: path.to_owned(), inode: Some(inode) })
     }
 
-    /// The file is another process's from now on.
+    /// The file belongs to another process from now on.
     pub fn leave(&mut self) {
         self.inode = None;
     }
@@ -124,7 +123,7 @@ fn remove_if_dead(path: &Path) -> Result<(), OpenSocketError> {
         return Err(OpenSocketError::NotASocket(path.to_owned()));
     }
     let probe = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(io_error)?;
-    // A full backlog must not hold us up; it means that someone lives there.
+    // A full backlog must not block us; it means that an instance listens there.
     probe.set_nonblocking(true).map_err(io_error)?;
     match probe.connect(&SockAddr::unix(path).map_err(io_error)?) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path).map_err(io_error),

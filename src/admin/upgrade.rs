@@ -1,4 +1,4 @@
-//! What `baton upgrade` asks for and is told.
+//! Requests and reports of `baton upgrade`.
 
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -9,7 +9,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::model::ids::FlowId;
 
-/// What shall take over. What is left out stays as it is.
+/// The requested new process. Absent fields mean no change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UpgradeRequest {
@@ -19,7 +19,7 @@ pub struct UpgradeRequest {
     pub config: Option<PathBuf>,
 }
 
-/// An upgrade under way. It goes on to its end even if this is dropped.
+/// An upgrade under way. It completes even if this is dropped.
 pub struct Upgrading {
     pub progress: watch::Receiver<UpgradeProgress>,
     pub outcome: Pin<Box<dyn Future<Output = UpgradeOutcome> + Send>>,
@@ -27,14 +27,14 @@ pub struct Upgrading {
 
 pub type UpgradeOutcome = Result<(Upgraded, ToldGuard), UpgradeFailed>;
 
-/// Drop it when whoever asked has been told: the old process waits for that before it exits.
+/// Drop it once the requester has the result: the old process waits for that before it exits.
 #[derive(Debug)]
 #[allow(dead_code, reason = "its drop is what counts")]
 pub struct ToldGuard(pub oneshot::Sender<()>);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpgradeProgress {
-    /// What is being done, as a clause.
+    /// The present step, as a clause.
     pub step: String,
     pub flows: u64,
     pub moved: u64,
@@ -49,11 +49,11 @@ pub struct Upgraded {
     pub new_pid: u32,
     pub old_version: String,
     pub new_version: String,
-    /// Flows that moved.
+    /// Number of flows that moved.
     pub moved: u64,
-    /// Bytes that went along: read from one side and not yet taken by the other.
+    /// Bytes that moved with them: read from one side and not yet accepted by the other.
     pub held_bytes: u64,
-    /// The longest that a flow was with neither process.
+    /// The longest time for which a flow was with neither process.
     pub longest_pause_us: u64,
     pub took_us: u64,
     /// Flows that could not be moved and were reset.
@@ -66,12 +66,12 @@ pub struct NotMoved {
     pub why: String,
 }
 
-/// This process goes on.
+/// The upgrade failed, and this process continues.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[error("this process goes on: {why}{}", with_others(*.moved))]
 pub struct UpgradeFailed {
     pub why: String,
-    /// Flows that the new process had imported; they stay with it as long as it lives.
+    /// Number of flows that the new process has imported; they stay with it until they end.
     pub moved: u64,
 }
 
@@ -80,7 +80,7 @@ pub struct UpgradeFailed {
 pub struct UpgradeCheck {
     pub binary: PathBuf,
     pub config: PathBuf,
-    /// `None`: it does not say.
+    /// `None`: it does not report one.
     pub version: Option<String>,
     /// Empty: it can.
     pub obstacles: Vec<String>,

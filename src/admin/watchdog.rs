@@ -1,4 +1,4 @@
-//! Notices a worker whose event loop does not turn, and says so: in the log, the events, `/livez` and the metrics.
+//! Notices a worker whose event loop hangs, and reports it in the log, the events, `/livez` and the metrics.
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use crate::table::beats::LoopBeats;
 use crate::table::journal::{Journal, What};
 use crate::table::worker::WorkerState;
 
-/// A turn of the loop that lasts longer than this is not work but a fault.
+/// A longer turn of the loop is a fault.
 pub const STUCK_AFTER: Duration = Duration::from_secs(1);
 
-/// Nor is a turn of another loop: those do more in one than a worker may.
+/// The same for the other loops, whose turns may do more work than a worker's.
 const LOOP_STUCK_AFTER: Duration = Duration::from_secs(5);
 
-/// How long `worker` has been stuck, or `None` if it is not.
+/// How long `worker` has hung; `None`: it has not.
 pub fn stuck_for(worker: &WorkerState, now_ns: u64) -> Option<Duration> {
     Some(Duration::from_nanos(worker.stuck_for_ns(now_ns))).filter(|turn| *turn > STUCK_AFTER)
 }
 
-/// Every loop that keeps this process from being alive, one sentence each.
+/// The loops that hang, one sentence each.
 pub fn complaints(workers: &[WorkerState], beats: &LoopBeats, phase: LifePhase, now_ns: u64) -> Vec<String> {
     let must_serve = (LifePhase::Serving..=LifePhase::Draining).contains(&phase);
     let complaint = |(worker, state): (usize, &WorkerState)| match stuck_for(state, now_ns) {
@@ -35,7 +35,7 @@ pub fn complaints(workers: &[WorkerState], beats: &LoopBeats, phase: LifePhase, 
         .collect()
 }
 
-/// Looks at all workers four times a second, for as long as it is polled.
+/// Looks at all workers four times a second, as long as it is polled.
 pub async fn run(workers: Part<[WorkerState]>, journal: Part<Journal>) {
     let mut watchdog = Watchdog::new(workers.len());
     let mut ticks = tokio::time::interval(LOOK_EVERY);
@@ -46,7 +46,7 @@ pub async fn run(workers: Part<[WorkerState]>, journal: Part<Journal>) {
     }
 }
 
-/// Remembers who was stuck, so that each fault is said once.
+/// Keeps the workers that hang, so that each fault is reported once.
 #[derive(Debug)]
 struct Watchdog {
     stuck: Vec<bool>,

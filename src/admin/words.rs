@@ -12,7 +12,7 @@ use crate::table::backend::Service;
 pub const STOPPED: &str = "flows were reset right after Baton had offloaded them, so the others stay proxied; Baton \
                            tries one again at intervals of 5 minutes to an hour, and after each `baton reload`";
 
-/// Whether clients are served, with how many draining backends if that matters.
+/// Whether clients are served, with the number of draining backends if that matters.
 pub fn service(service: Service, draining: usize, since_ms: u64) -> String {
     let since = duration_ms(since_ms);
     match (service, draining) {
@@ -38,7 +38,7 @@ pub fn of_service(service: Service) -> Weight {
     }
 }
 
-/// What an instance is in one word, and how bad that is.
+/// The state of an instance in one word, and its severity.
 pub fn instance(instance: &Instance) -> (Weight, &str) {
     match (&instance.not_live[..], &instance.not_ready[..], &*instance.phase) {
         ([_, ..], _, _) => (Weight::Bad, "not live"),
@@ -48,7 +48,7 @@ pub fn instance(instance: &Instance) -> (Weight, &str) {
     }
 }
 
-/// What clients of all frontends together meet, if that is not what they should: the worst, in a few words.
+/// The worst service of any frontend, if it is not good, in a few words.
 pub fn shortfall(status: &Status) -> Option<(Weight, String)> {
     let of = |service: Service| {
         let met = status.frontends.iter().filter(|it| !it.removed && it.service.state == service);
@@ -65,7 +65,7 @@ pub fn shortfall(status: &Status) -> Option<(Weight, String)> {
     Some((weight, if all { what.to_owned() } else { format!("{what} for {}", names.join(", ")) }))
 }
 
-/// Which of the frontends' addresses this host has.
+/// The frontends' addresses on this host.
 pub fn vips(vips: &[IpAddr]) -> String {
     match vips {
         [] => "has no VIP".to_owned(),
@@ -89,7 +89,7 @@ pub fn flows_of_cap(flows: u32, cap: Option<u32>) -> String {
     }
 }
 
-/// Why a backend stands as it does, its order and its deadline included.
+/// Why a backend has its state, with its order and its deadline.
 pub fn why(backend: &super::status::BackendStatus) -> String {
     let mut text = backend.why.clone();
     if let Some(ms) = backend.drain_deadline_in_ms {

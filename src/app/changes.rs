@@ -1,11 +1,11 @@
-//! What a reload changes, in words for the log and for whoever asked for it.
+//! The changes of a reload, in words for the log and for the operator who ordered it.
 
 use std::sync::Arc;
 
 use crate::config::{Backend, Config, Frontend, OffloadMode, Target};
 
-/// What a reload cannot change: a sentence each, with the command that can. Empty: nothing of that kind. `has_path`: whether flows
-/// could be offloaded in this process.
+/// Changes that a reload cannot make: a sentence each, with the command that can. Empty: none. `has_path`: whether this
+/// process can offload flows.
 pub(super) fn refused(old: &Config, new: &Config, has_path: bool) -> Vec<String> {
     const UPGRADE: &str = "`baton upgrade` starts a new process with it, which gets all flows";
     const ANEW: &str = "it needs a restart: `baton evacuate`, then `systemctl restart baton`";

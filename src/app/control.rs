@@ -1,4 +1,4 @@
-//! What the admin doors may ask of the instance.
+//! The instance's side of the admin servers' requests.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ impl Control for Wiring {
             if entry.is_former() || entry.health().cause == Cause::Removed {
                 return Err(OrderRefused::Removed);
             }
-            // The names were looked up a moment ago, so whatever is unknown now has just been forgotten.
+            // The names were looked up a moment ago, so a backend that is unknown now has just been forgotten.
             core.checker.order(backend, order).await.map_err(|_| OrderRefused::Forgotten)?;
             Ok(())
         })

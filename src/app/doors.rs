@@ -1,5 +1,5 @@
-//! The admin doors while they are open. Who runs the instance keeps them open; a reload moves them and an upgrade lends them, and since
-//! they lead to both, neither holds them.
+//! The admin servers while they run. The runner of the instance owns them; a reload moves them and an upgrade passes
+//! their sockets on. Both need this handle, and neither owns the servers.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::admin::doors::{Doors, LentListener, OpenDoorError, Prepared};
 use crate::config;
 
-/// None before the instance serves, nor after another process has them.
+/// Empty before the instance serves, and after another process has taken over.
 #[derive(Debug, Default)]
 pub struct OpenDoors(Mutex<Option<Doors>>);
 

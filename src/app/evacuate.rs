@@ -1,4 +1,4 @@
-//! Carries out what `model::fleet::evacuate` decides: empties this host, so that it may be switched off.
+//! Carries out the decisions of `model::fleet::evacuate`: empties this host, so that an operator can switch it off.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,18 +26,18 @@ use crate::table::flows::FlowState;
 use crate::table::journal::What;
 use crate::table::totals::Totals;
 
-/// Between two looks, while it is under way and afterwards.
+/// Interval of the looks, during an evacuation and after it.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const WATCH_EVERY: Duration = Duration::from_millis(200);
-/// Between two looks that whoever asked is shown.
+/// Interval of the progress reports to the operator.
 const SHOW_EVERY_NS: u64 = 100_000_000;
 
-/// Whether this host's VIP is handed over, or about to be.
+/// Whether this host has evacuated or is about to.
 #[derive(Debug, Default)]
 pub(super) struct Desk {
-    /// `None`: this host may have the VIP, and nobody wants to change that.
+    /// `None`: this host may have the VIP, and no evacuation runs.
     running: Mutex<Option<RunningEvacuation>>,
-    /// This host should not have the VIP.
+    /// Whether this host should not have the VIP.
     let_go: AtomicBool,
 }
 
@@ -63,7 +63,7 @@ impl Desk {
     }
 }
 
-/// A process that starts anew may have the VIP, whatever the one before it had let go.
+/// A new process may have the VIP, even if the one before it had given it up.
 pub(super) fn begin_anew(config: &Config) {
     let Some(path) = config.failover.track_file.as_ref().filter(|_| config.peers.is_some()) else { return };
     let left = std::fs::read_to_string(path).is_ok_and(|text| !matches!(text.trim(), "" | "0"));
@@ -79,7 +79,7 @@ pub(super) fn begin_anew(config: &Config) {
     }
 }
 
-/// Begins to hand over, or joins what is under way or done.
+/// Begins an evacuation, or joins the one that is under way or done.
 pub(super) fn begin(core: &Arc<Core>, asked: &EvacuationRequest) -> Result<Evacuating, EvacuationFailed> {
     let refused = |why: String| EvacuationFailed { why };
     let mut running = core.evacuation.running();
@@ -89,7 +89,7 @@ pub(super) fn begin(core: &Arc<Core>, asked: &EvacuationRequest) -> Result<Evacu
     obstacle(core).map_or(Ok(()), |why| Err(refused(why)))?;
     let track_file = core.config.load().failover.track_file.clone();
     if let Some(path) = &track_file {
-        // Nobody is to find out half-way.
+        // Check now that the file can be written, not half-way.
         std::fs::File::options()
             .create(true)
             .append(true)
@@ -157,7 +157,7 @@ pub(super) fn check(core: &Core, asked: &EvacuationRequest) -> EvacuationCheck {
     check
 }
 
-/// What nothing can be handed over with.
+/// Why an evacuation is impossible.
 fn obstacle(core: &Core) -> Option<String> {
     let config = core.config.load();
     let listens = config.frontends.iter().flat_map(|frontend| &frontend.listen);
@@ -200,7 +200,7 @@ fn places(core: &Core, vips: impl Iterator<Item = std::net::IpAddr>) -> Vec<VipP
 }
 
 fn write(path: &Path, away: bool) -> io::Result<()> {
-    // In place: keepalived watches this very file.
+    // In place, because keepalived watches this very file.
     std::fs::write(path, if away { "1\n" } else { "0\n" })
 }
 
@@ -208,7 +208,7 @@ fn unwritable(path: &Path, error: &io::Error) -> Failure {
     Failure::TrackFile { path: path.display().to_string(), error: error.to_string() }
 }
 
-/// What is counted of this instance's flows.
+/// Counters of this instance's flows.
 #[derive(Clone, Copy, Debug, Default)]
 struct OwnFlowCounts {
     proxied: u64,
@@ -274,7 +274,7 @@ impl Run {
     async fn run(mut self, cancel: Arc<Notify>) {
         let mut was = self.machine.step();
         loop {
-            // An instance that stops has nothing to take back.
+            // An instance that stops must take nothing back.
             if self.core.drain.watch().phase() == LifePhase::Serving {
                 let core = self.core.clone();
                 with_look(&core, |look| self.machine.handle_look(look));
@@ -351,7 +351,7 @@ impl Run {
             EvacuateStep::Emptying => EvacuationStep::Emptying,
             EvacuateStep::Resetting => EvacuationStep::Resetting,
             EvacuateStep::Confirming => EvacuationStep::Confirming,
-            // The report says it.
+            // The report has the result.
             EvacuateStep::Away | EvacuateStep::Here => return,
         };
         self.progress.send_replace(EvacuationProgress {

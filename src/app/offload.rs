@@ -18,35 +18,35 @@ use crate::table::journal::What;
 use crate::table::offload::{OFF, OffloadView};
 use crate::upgrade::message::ProgramReader;
 
-/// How often, and how many times, it is asked whether flows are still between two steps.
+/// How often, and how many times, the code checks whether flows are still between two steps.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 const LOOKS: u32 = 500;
 
-/// Where locks are kept: a BPF file system holds no files.
+/// The folder of lock files: a BPF file system holds no files.
 const LOCKS: &str = "/run/baton";
 
-/// The path of this instance, if it has one.
+/// The offload engine of this instance, if it has one.
 #[derive(Debug)]
 pub(super) struct Path {
     table: EngineParts,
     pins: PathBuf,
     engine: Mutex<Option<OffloadEngine>>,
-    /// Held for as long as this process manages what is pinned.
+    /// Held as long as this process manages the pinned objects.
     lock: Mutex<Option<File>>,
-    /// Why nobody watches over what an earlier process offloaded, if so.
+    /// Why no process watches an earlier process's offloaded flows, if that is so.
     unwatched: Option<String>,
 }
 
-/// What may be pinned when a process starts.
+/// The last user of the pinned objects.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LeftBy {
-    /// Whatever a process left that has ended, if there was one.
+    /// A process that has ended, or none.
     Dead,
-    /// Another process, which this one follows, still manages what is pinned, with so many flows.
+    /// The process that this one follows; it still manages the pinned objects, with so many flows.
     Living { offloaded: u64 },
 }
 
-/// Why there is no path.
+/// Why there is no offload engine.
 #[derive(Debug, thiserror::Error)]
 pub enum NoOffload {
     #[error(transparent)]
@@ -58,8 +58,8 @@ pub enum NoOffload {
 }
 
 impl Path {
-    /// Opens the offload engine as `config` wants it. Nothing is offloaded before [`Path::serve`]. A process that follows another one must
-    /// be able to recover its flows: nobody else would watch over them.
+    /// Opens the offload engine according to `config`. It offloads nothing before [`Path::serve`]. If this process
+    /// follows another one, it must be able to recover that one's flows: no other process would watch them.
     pub(super) fn open(config: &Config, table: EngineParts, left_by: LeftBy) -> Result<Self, StartError> {
         let wanted = config.offload.mode;
         let pins = config.offload.pins.clone();
@@ -84,17 +84,17 @@ impl Path {
         Ok(Self { table, pins, engine: Mutex::new(engine), lock: Mutex::new(lock), unwatched })
     }
 
-    /// Why this process should be started anew, once what is in the way is fixed.
+    /// Why this process should be restarted once the obstacle is removed.
     pub(super) fn unwatched(&self) -> Option<String> {
         self.unwatched.clone()
     }
 
-    /// Flows without sockets here, and those that are about to be.
+    /// Number of flows that are offloaded here, or are about to be.
     pub(super) fn offloaded(&self) -> u64 {
         self.table.census.without_sockets() as u64 + u64::from(self.table.offload.in_flight())
     }
 
-    /// Why a process that reads what `reader` says, if anything, cannot recover what has been offloaded here.
+    /// Why a process with this `reader` cannot recover the flows offloaded here; `None`: it can.
     pub(super) fn obstacle(&self, reader: Option<&ProgramReader>) -> Option<String> {
         let offloaded = self.offloaded();
         let why = match reader {
@@ -111,7 +111,7 @@ impl Path {
         Some(format!("{offloaded} flows are offloaded, and the new binary {why}; `baton offload remove` resets them"))
     }
 
-    /// Takes the lock that the process before this one held, once that has ended. Call it now and then.
+    /// Takes the lock of the process before this one, once that process has ended. Call it now and then.
     pub(super) fn keep_lock(&self) {
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         if lock.is_none() && self.with(|_| ()).is_some() {
@@ -128,12 +128,12 @@ impl Path {
         }
     }
 
-    /// Whether flows can be offloaded in this process, if they may.
+    /// Whether this process can offload flows.
     pub(super) fn is_there(&self) -> bool {
         self.with(|_| ()).is_some()
     }
 
-    /// A reload has changed whether flows are offloaded. Those that have go on.
+    /// A reload has changed whether flows are offloaded. Flows that already are stay so.
     pub(super) fn follow(&self, before: OffloadMode, now: OffloadMode) {
         match (before, now) {
             (OffloadMode::Auto | OffloadMode::Require, OffloadMode::Off) if self.is_there() => shut_off(&self.table),
@@ -145,19 +145,19 @@ impl Path {
         }
     }
 
-    /// Gives the flows of an earlier process their places.
+    /// Gives an earlier process's flows to workers.
     pub(super) fn recover(&self) {
         if self.with(|engine| engine.recover()).is_none() {
             self.table.fleet.set_whole();
         }
     }
 
-    /// Lets no more flows be offloaded: another process is about to take over.
+    /// Offloads no more flows: another process is about to take over.
     pub(super) fn pause(&self) {
         self.table.offload.set_open(false);
     }
 
-    /// Leaves the map alone, once no flow is between two steps. It blocks for moments.
+    /// Changes the map no more, once no flow is between two steps. It blocks for moments.
     pub(super) fn freeze(&self) {
         self.pause();
         for _ in 0..LOOKS {
@@ -169,7 +169,7 @@ impl Path {
         self.with(|engine| engine.freeze(true));
     }
 
-    /// Goes on after [`Path::pause`] or [`Path::freeze`].
+    /// Continues after [`Path::pause`] or [`Path::freeze`].
     pub(super) fn resume(&self) {
         self.with(|engine| engine.freeze(false));
         if self.with(|_| ()).is_some() {
@@ -177,7 +177,7 @@ impl Path {
         }
     }
 
-    /// Ends its thread; what is offloaded goes on.
+    /// Ends the engine's thread; offloaded flows go on.
     pub(super) fn stop(&self) {
         self.with(OffloadEngine::stop);
     }
@@ -187,13 +187,13 @@ impl Path {
     }
 }
 
-/// `None`: nothing is to be offloaded, and nothing is left that has.
+/// `None`: flows shall not be offloaded, and no offloaded ones are left.
 fn start(settings: &OffloadSettings, table: &EngineParts) -> Result<Option<OffloadEngine>, NoOffload> {
     let (pinned, unread) = match program::status(&settings.pins) {
         Ok(pinned) => (pinned, None),
         Err(error) => (None, Some(error)),
     };
-    // What cannot be read may have flows in it.
+    // A map that cannot be read may hold flows.
     let may_have_flows = match &pinned {
         Some(status) => status.entries != Some(0),
         None => unread.is_some() && settings.pins.exists(),
@@ -202,7 +202,7 @@ fn start(settings: &OffloadSettings, table: &EngineParts) -> Result<Option<Offlo
         return Ok(None);
     }
     let mut interfaces: Vec<_> = settings.interfaces.iter().map(ToString::to_string).collect();
-    // What an earlier process attached stays: its flows need it.
+    // Interfaces with an earlier process's program stay attached: its flows need them.
     for link in pinned.into_iter().flat_map(|status| status.links).filter(|_| !settings.interfaces.is_empty()) {
         if !interfaces.contains(&link.interface) && netdev::interface(&link.interface).is_ok() {
             interfaces.push(link.interface);
@@ -212,7 +212,7 @@ fn start(settings: &OffloadSettings, table: &EngineParts) -> Result<Option<Offlo
     let program = Program::open(&settings::OffloadSettings { directory, interfaces, flows_max: settings.max_flows })?;
     let on_demand = settings.interfaces.is_empty();
     if let Some(error) = unread.filter(|_| !on_demand) {
-        // It can be read by now, but what was attached beside those is not known.
+        // The pins can be read by now, but the attached interfaces beyond those of the settings are not known.
         return Err(OpenError::Pinned(error).into());
     }
     Ok(Some(OffloadEngine::start(program, table.clone(), on_demand)?))
@@ -231,7 +231,7 @@ fn start_locked(
     start(settings, table)
 }
 
-/// Two instances with the same pins would take each other's flows for those of a process that has died.
+/// Two instances with the same pins would take each other's flows for those of a dead process.
 fn own(pins: &std::path::Path) -> Result<File, NoOffload> {
     let name = pins.display().to_string().replace('/', "-");
     let path = PathBuf::from(format!("{LOCKS}/baton{name}.lock"));
@@ -245,8 +245,8 @@ fn own(pins: &std::path::Path) -> Result<File, NoOffload> {
     }
 }
 
-/// What is wrong if this process cannot look after the flows in `pins`: their clients wait on backends that die. Nothing, if
-/// there are none, or another instance has them.
+/// The fault if this process cannot watch the flows in `pins`: their clients wait on backends that die. `None`: there
+/// are no flows, or another instance has them.
 fn left_alone(pins: &std::path::Path, error: &NoOffload) -> Option<String> {
     if matches!(error, NoOffload::InUse(_)) {
         return None;
@@ -298,7 +298,7 @@ mod tests {
         let pins = PathBuf::from(format!("/sys/fs/bpf/baton-unread-{}", std::process::id()));
         let error = NoOffload::Open(OpenError::Begin(io::ErrorKind::OutOfMemory.into()));
         assert_eq!(left_alone(&pins, &error), None, "there is nothing");
-        // No map: what is in it cannot be read. Only root may make it, on a BPF file system.
+        // No map: its content cannot be read. Only root may make it, on a BPF file system.
         if std::fs::create_dir_all(pins.join("meta")).is_err() {
             return;
         }

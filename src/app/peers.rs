@@ -23,7 +23,7 @@ pub(super) struct PeerLinks {
 }
 
 impl PeerLinks {
-    /// Has own flows noted from now on, if there are peers to be told. Call it before the first flow.
+    /// Records own flows from now on, if there are peers. Call it before the first flow.
     pub(super) fn expect(config: &Config, fleet: &Fleet, flows: &FlowTable) {
         let Some(peers) = &config.peers else { return };
         fleet.set_enabled(true);
@@ -46,14 +46,14 @@ impl PeerLinks {
         Some(failover::Links { remotes, commands })
     }
 
-    /// Says goodbye: returns when all peers have been told, or soon after.
+    /// Says farewell; returns when all peers have it, or soon after.
     pub(super) async fn leave(&self, farewell: Farewell) {
         if let Some(running) = self.running.get() {
             running.leave(farewell).await;
         }
     }
 
-    /// Goes on after [`PeerLinks::leave`].
+    /// Links up again after [`PeerLinks::leave`].
     pub(super) async fn come_back(&self) {
         if let Some(running) = self.running.get() {
             running.come_back().await;

@@ -15,10 +15,11 @@ use crate::metrics::{Metrics, ReloadLabels};
 use crate::proxy::ProxyError;
 use crate::table::journal::What;
 
-/// What new backends get to answer their first probe before flows go over to them.
+/// How long new backends may take for their first probe before flows go there.
 const FIRST_ROUND_MAX: Duration = Duration::from_secs(2);
 
-/// How often, and how many times, it is asked whether all workers follow: a stuck one must not hold a reload up for ever.
+/// How often, and how many times, the reload checks whether all workers follow: a worker that hangs must not block it
+/// for ever.
 const FOLLOW_CHECK_EVERY: Duration = Duration::from_millis(1);
 const FOLLOW_CHECKS_MAX: u32 = 1000;
 
@@ -42,7 +43,7 @@ pub enum ReloadError {
 }
 
 impl ReloadError {
-    /// A line for each thing that is wrong.
+    /// A line for each error.
     pub fn lines(&self) -> Vec<String> {
         match self {
             Self::Invalid(findings) => findings.iter().map(ToString::to_string).collect(),
@@ -66,14 +67,14 @@ pub struct Reloader {
     metrics: Arc<Metrics>,
     path: PathBuf,
     doors: Weak<OpenDoors>,
-    /// Held through a whole reload.
+    /// Locked during a whole reload.
     turn: tokio::sync::Mutex<()>,
     inner: Mutex<Inner>,
 }
 
 struct Inner {
     last: LastReload,
-    /// What the file held when it was last read, for better or worse.
+    /// The content of the file when it was last read, valid or not.
     bytes: Option<Vec<u8>>,
 }
 
@@ -92,7 +93,7 @@ impl Reloader {
         })
     }
 
-    /// Keeps every reload waiting for as long as the guard lives.
+    /// Blocks every reload as long as the guard exists.
     pub async fn hold(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.turn.lock().await
     }
@@ -105,30 +106,30 @@ impl Reloader {
         ConfigState { path: self.path.clone(), last_reload: self.inner().last.clone() }
     }
 
-    /// Whether the file holds other bytes than when it was last read. A file that is missing or cannot be read counts
-    /// as unchanged: it may be in the middle of being replaced.
+    /// Whether the file has other content than at the last read. A file that is missing or cannot be read counts as
+    /// unchanged: somebody may be replacing it.
     pub async fn file_differs(&self) -> bool {
         let path = self.path.clone();
         let read = tokio::task::spawn_blocking(move || config::read_file(&path));
         match read.await.expect("reading does not panic") {
             Ok(bytes) => self.inner().bytes.as_deref() != Some(&bytes[..]),
-            // Refused once, and then not again until it is a file once more.
+            // Refused once, and then not again until it is a regular file again.
             Err(FileFault::TooLarge | FileFault::NotRegular | FileFault::Directory) => self.inner().bytes.is_some(),
             Err(FileFault::Missing | FileFault::NotPermitted | FileFault::Unreadable(_)) => false,
         }
     }
 
-    /// Reads the file and takes it over: what changed, or why nothing did. Logged, journaled and counted here, but for a
-    /// refusal because of an upgrade.
+    /// Reads the file and applies it. Returns the changes, or why nothing changed. Logs, records and counts the result,
+    /// except for a refusal because of an upgrade.
     ///
     /// # Errors
-    /// [`ReloadError`]. While another process takes over, that is said at once: an answer that waited for the end of the
-    /// upgrade would come from a process that is about to exit.
+    /// [`ReloadError`]. During an upgrade it returns that at once: an answer after the upgrade would come from a
+    /// process that is about to exit.
     pub async fn reload(self: &Arc<Self>) -> Result<Vec<String>, ReloadError> {
         if self.core.is_upgrading() {
             return Err(ReloadError::Upgrading);
         }
-        // A task of its own, so that a caller who goes away does not leave a reload half done.
+        // A task of its own, so that a reload completes even if its caller goes away.
         let reloader = self.clone();
         let reload = tokio::spawn(essential::task("reload", async move { reloader.reload_in_turn().await }));
         match reload.await {
@@ -163,7 +164,7 @@ impl Reloader {
         if self.core.drain.watch().phase() > LifePhase::Serving {
             return Err(ReloadError::Stopping);
         }
-        // It had its turn before this one, and has succeeded.
+        // The upgrade had its turn first, and has succeeded.
         if self.core.is_upgrading() {
             return Err(ReloadError::Upgrading);
         }
@@ -187,8 +188,8 @@ impl Reloader {
         let doors = self.doors.upgrade().unwrap_or_default();
         let prepared = doors.prepare(&new.admin)?;
         let bindings = self.core.proxy.bind(&new)?;
-        // Nothing can refuse from here on. New backends are probed before the first flow is sent to them, and those
-        // that go serve until no worker can choose them any more: exchanging all of them at once fails no connect.
+        // Nothing can fail from here on. New backends are probed before their first flow, and removed ones serve until
+        // no worker can choose them any more: so even exchanging all of them fails no connect.
         self.core.checker.prepare(&new);
         let _ = tokio::time::timeout(FIRST_ROUND_MAX, self.core.checker.first_round()).await;
         let version = self.core.proxy.reconfigure(&new, bindings);

@@ -1,4 +1,4 @@
-//! The way out of an instance.
+//! The stop of an instance.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::model::end_reason::EndReason;
 use crate::ports::orders::{EndOrder, Pace, Selector};
 use crate::table::journal::What;
 
-/// How often the remaining flows are counted.
+/// Interval of the counts of remaining flows.
 const COUNT_EVERY: Duration = Duration::from_millis(20);
 
-/// What the last resets may take beyond their pace.
+/// How long the last resets may take beyond their pace.
 const STOP_MARGIN: Duration = Duration::from_secs(1);
 
 /// Takes the instance through all phases of a stop. Each wait ends early when the stop is hastened.
@@ -57,7 +57,7 @@ pub(super) async fn run(core: &Core) {
 /// Returns when no flow is left that needs this process, and no listener can bring one.
 pub(super) async fn gone(core: &Core) {
     let mut ticks = tokio::time::interval(COUNT_EVERY);
-    // The first tick is at once, when a worker may not yet have taken what its backlog holds.
+    // The first tick comes at once, when a worker may not have taken its backlog yet.
     ticks.tick().await;
     loop {
         ticks.tick().await;

@@ -1,4 +1,4 @@
-//! Replaces this process: starts the new one, hands everything to it, and sees to what follows.
+//! Replaces this process: starts the new one, gives everything to it, and handles the result.
 
 pub(super) mod new;
 mod old;
@@ -28,23 +28,24 @@ use crate::upgrade::channel::Channel;
 use crate::upgrade::message::Hello;
 use crate::upgrade::source::{self, Deadlines, Other, SourceProgress, SourceStep, UpgradeFailure};
 
-/// A new process that has flows and does not answer is killed after this: its clients must not wait for it for ever.
+/// Time after which a new process that has flows and does not answer is killed: its clients must not wait for it for
+/// ever.
 const FAREWELL_MAX: Duration = Duration::from_secs(10);
 
-/// What another binary may take to say which versions it speaks, or to check a file.
+/// Limit for another binary to report its versions, or to check a file.
 const CHECK_MAX: Duration = Duration::from_secs(10);
 
-/// What starts upgrades, one at a time.
+/// Starts upgrades, one at a time.
 pub struct Upgrader {
     core: Arc<Core>,
     reloader: Arc<Reloader>,
     metrics: Arc<Metrics>,
     doors: Weak<OpenDoors>,
-    /// What this process was started from: by now there may be another file at its path, which is the point.
+    /// The path of this process's binary: by now another file may be there, as an upgrade intends.
     binary: Option<PathBuf>,
 }
 
-/// Whether another process is to be, or is, in this one's place.
+/// Whether another process is taking, or has taken, this one's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Succession {
     None,
@@ -56,7 +57,7 @@ pub enum Succession {
 #[derive(Debug)]
 pub struct Replacement {
     pub pid: u32,
-    /// Done once whoever asked for the upgrade has been told.
+    /// Completes once the requester has been told of the upgrade.
     pub told: oneshot::Receiver<()>,
 }
 
@@ -66,10 +67,10 @@ impl Upgrader {
         Arc::new(Self { core, reloader, metrics, doors, binary })
     }
 
-    /// What becomes of the upgrade that is under way, if one is.
+    /// Waits for the result of the upgrade that is under way, if one is.
     pub async fn settled(&self) -> Succession {
         let mut succession = self.core.succession.subscribe();
-        // The sender lives as long as this, so there is no error.
+        // The sender lives as long as `self`, so there is no error.
         succession.wait_for(|now| *now != Succession::UnderWay).await.map_or(Succession::None, |now| *now)
     }
 
@@ -105,7 +106,7 @@ impl Upgrader {
         Ok(Upgrading { progress, outcome })
     }
 
-    /// Whether `asked` could take over.
+    /// Whether the requested process could take over.
     pub fn check(&self, asked: UpgradeRequest) -> Checking {
         let (core, places) = (self.core.clone(), self.places(asked));
         Box::pin(async move {
@@ -127,11 +128,11 @@ impl Upgrader {
         config: PathBuf,
         progress: watch::Sender<UpgradeProgress>,
     ) -> Result<(Upgraded, ToldGuard), UpgradeFailed> {
-        // No reload may change what is being handed over.
+        // No reload may change anything during the upgrade.
         let _turn = self.reloader.hold().await;
         let [to, with] = [&binary, &config].map(|path| path.display().to_string());
         self.core.table.journal.record(What::UpgradeBegun { binary: to, config: with });
-        // Or an address would be given up that is kept for flows which are another process's by then.
+        // Otherwise the failover would remove an address on `lo` that flows of the new process need.
         self.core.ports.fleet.set_succeeded(true);
         let (upgrader, runtime) = (self.clone(), Handle::current());
         let handed = tokio::task::spawn_blocking(move || upgrader.evacuate(&binary, &config, runtime, progress)).await;
@@ -144,7 +145,7 @@ impl Upgrader {
                 self.metrics.upgrades.outcomes.get_or_create(&UpgradeLabels { outcome: "failed" }).inc();
                 let (why, moved) = (failed.why.clone(), failed.moved);
                 self.core.table.journal.record(What::UpgradeFailed { why, moved });
-                // Before the turn goes to a reload that waits for it.
+                // Before a waiting reload gets its turn.
                 self.core.succession.send_replace(Succession::None);
                 Err(failed)
             }
@@ -221,7 +222,7 @@ impl Upgrader {
 }
 
 impl Core {
-    /// After an upgrade that came to nothing. `begun`: the new process may have given ids to flows that it serves.
+    /// After a failed upgrade. `begun`: the new process may have given ids to flows that it serves.
     fn go_on_alone(&self, begun: bool) {
         self.proxy.forget_other_process();
         let flows = &self.table.flows;
@@ -231,19 +232,20 @@ impl Core {
         flows.share_ids(IdShare::All);
     }
 
-    /// Whether orders would be lost between two processes.
+    /// Whether orders would get lost between two processes.
     pub fn is_upgrading(&self) -> bool {
         *self.succession.borrow() != Succession::None
     }
 }
 
-/// Starts the new process. Its standard input is its end of the upgrade: that needs no name which others could find.
+/// Starts the new process. Its standard input is its end of the upgrade's socket, which needs no name that another
+/// process could find.
 fn start(binary: &Path, config: &Path, far: std::os::fd::OwnedFd) -> io::Result<Child> {
-    // The command is dropped here, and with it our copy of the other end: only so is the child's end noticed.
+    // The command is dropped here, and with it our copy of the other end: otherwise the child's end would go unnoticed.
     Command::new(binary).args(["run", "--upgrade", "-c"]).arg(config).stdin(Stdio::from(far)).spawn()
 }
 
-/// In words, with how the new process ended if it has.
+/// The failure in words, and how the new process ended if it has.
 fn explain(failure: &UpgradeFailure, child: &mut Child) -> String {
     match child.try_wait() {
         Ok(Some(status)) if !matches!(failure.why, source::Why::Refused(_)) => format!("{failure} ({status})"),
@@ -251,7 +253,7 @@ fn explain(failure: &UpgradeFailure, child: &mut Child) -> String {
     }
 }
 
-/// Sees to a new process that was given something and did not get everything.
+/// Handles a new process that has only a part of the flows.
 fn attend(channel: Channel, mut child: Child, other: Other) {
     let attend = move || {
         let pid = child.id();

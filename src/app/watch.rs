@@ -12,20 +12,20 @@ use tokio::sync::Notify;
 use super::reload::Reloader;
 use crate::drain::{DrainWatch, LifePhase};
 
-/// A file is read when it has been left alone for this long: editors write in several steps.
+/// The file is read when it has not changed for so long: editors write in several steps.
 const QUIET: Duration = Duration::from_millis(200);
 
-/// But no longer than this: its neighbours in the folder may be written without end.
+/// But no later than this: other files in its folder may change all the time.
 const QUIET_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// The file is compared this often even if nothing was heard: a watch is lost with its folder.
+/// The file is compared this often even without a notification: a watch is lost with its folder.
 const COMPARE_EVERY: Duration = Duration::from_secs(10);
 
 /// Reloads when the bytes behind `path` change, until the instance drains.
 pub(super) async fn run(reloader: Arc<Reloader>, path: PathBuf, mut phase: DrainWatch) {
     let changed = Arc::new(Notify::new());
     loop {
-        // Made anew each time, for a swapped link leads to another folder.
+        // Made anew each time, because a swapped link leads to another folder.
         let _watch = match watch_folders(&path, changed.clone()) {
             Ok(watcher) => Some(watcher),
             Err(error) => {
@@ -42,7 +42,7 @@ pub(super) async fn run(reloader: Arc<Reloader>, path: PathBuf, mut phase: Drain
         let _ = tokio::time::timeout(QUIET_WAIT_MAX, quiet).await;
         if reloader.file_differs().await {
             tracing::info!(path = %path.display(), "the configuration file has changed; Baton reloads it");
-            // The outcome is logged and kept by the reloader.
+            // The reloader logs and records the result.
             let _ = reloader.reload().await;
         }
     }
@@ -72,8 +72,8 @@ fn watch_folders(path: &Path, changed: Arc<Notify>) -> notify::Result<Recommende
     Ok(watcher)
 }
 
-/// Whether more than reading happened. Comparing the file reads it: heard as a change, that would ask for the next
-/// comparison, for ever.
+/// Whether the event can mean a change. Comparing the file reads it: if reads counted as changes, each would cause the
+/// next comparison.
 fn may_change(kind: EventKind) -> bool {
     matches!(kind, EventKind::Access(AccessKind::Close(AccessMode::Write))) || !kind.is_access()
 }
@@ -85,7 +85,7 @@ const LINKS_MAX: usize = 40;
 mod tests {
     use super::*;
 
-    /// An idle instance read its configuration, and made a watch, three times a second.
+    /// Regression: an idle instance read its configuration, and made a watch, three times a second.
     #[tokio::test]
     async fn reading_the_file_is_not_a_change_and_writing_it_is() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `evacuation`: tells how far it has come until it is done.
+//! `evacuation`: reports its progress until it is done.
 
 use std::io;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::admin::evacuate::{Evacuating, EvacuationOutcome, EvacuationReport, Ev
 use crate::admin::protocol::Refusal;
 use crate::admin::session::Replies;
 
-/// Carries it out. An error means that the client is gone; the evacuation goes on without it.
+/// Runs the evacuation. An error means that the client is gone; the evacuation goes on without it.
 pub(super) async fn evacuate(
     admin: &Arc<Admin>,
     asked: EvacuationRequest,
@@ -35,10 +35,10 @@ pub(super) async fn evacuate(
     }
 }
 
-/// Calls it off; returns how it stands.
+/// Cancels the evacuation; returns its result.
 pub(super) async fn take_back(admin: &Arc<Admin>) -> Result<Value, Refusal> {
     let Evacuating { mut report, .. } = admin.control.take_back().map_err(Refusal::Evacuate)?;
-    // That it was away before is no answer.
+    // An earlier result `Away` is not the answer.
     Ok(json(&over(&mut report, |report| report.outcome != EvacuationOutcome::Away).await))
 }
 

@@ -1,4 +1,4 @@
-//! Lists events, and goes on with those to come if asked to.
+//! Lists events, and continues with new ones if requested.
 
 use std::io;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::admin::Admin;
 use crate::admin::protocol::{EventFilter, Listed};
 use crate::admin::session::Replies;
 
-/// The journal wakes nobody, so that recording stays cheap; people do not notice this delay.
+/// The journal wakes nobody, so that recording stays cheap; a reader does not notice this delay.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 pub(super) async fn list(admin: &Admin, filter: &EventFilter, replies: &mut Replies) -> io::Result<Value> {
@@ -29,7 +29,7 @@ pub(super) async fn list(admin: &Admin, filter: &EventFilter, replies: &mut Repl
         if !filter.follow {
             break;
         }
-        // Whoever follows is let go as soon as it hangs up, not at the next event.
+        // A client that follows events is dropped as soon as it hangs up, not at the next event.
         if tokio::time::timeout(LOOK_EVERY, replies.interrupted()).await.is_ok() {
             break;
         }

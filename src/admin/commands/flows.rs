@@ -1,4 +1,4 @@
-//! Lists flows, as many as there are, a piece at a time.
+//! Lists any number of flows, in pieces.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,7 +16,7 @@ use crate::sys::clock::now_ns;
 use crate::table::backend::Registry;
 use crate::table::flows::{FlowState, FlowTable, FlowView};
 
-/// Flows that are looked at before others on the control runtime have their turn: well under a millisecond.
+/// Flows looked at before other tasks of the control runtime have their turn: well under a millisecond.
 pub(super) const TURN: usize = 2048;
 
 pub(super) async fn list(
@@ -54,7 +54,7 @@ pub(super) async fn list(
 #[derive(Clone, Debug, Default)]
 pub(super) struct Matcher {
     pub frontend: Option<FrontendId>,
-    /// Any of them.
+    /// Matches a flow of any of these.
     pub backends: Option<Vec<BackendId>>,
     pub client: Option<IpNet>,
     pub state: Option<FlowState>,
@@ -97,7 +97,7 @@ impl Matcher {
     }
 }
 
-/// The names behind the ids that flows hold.
+/// The names for the ids in flows.
 struct Names {
     frontends: HashMap<FrontendId, Arc<str>>,
     backends: HashMap<BackendId, String>,

@@ -1,4 +1,4 @@
-//! Ends flows by an operator's order, and waits a little to see them go.
+//! Ends flows by an operator's order, and waits a little for their end.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ fn record(registry: &Registry, journal: &Journal, flows: &[FlowView]) {
     }
 }
 
-/// How many of `flows` are gone, once all are or after `limit`.
+/// How many of `flows` have ended, once all have or after `limit`.
 async fn gone(table: &FlowTable, flows: &[FlowView], limit: Duration) -> u64 {
     let deadline = tokio::time::Instant::now() + limit;
     let mut gone = 0;

@@ -1,11 +1,11 @@
-//! Names that people type, turned into the entries they mean.
+//! Finds the entries for names that an operator types.
 
 use std::sync::Arc;
 
 use crate::admin::protocol::{BackendName, Refusal};
 use crate::table::backend::{BackendEntry, FrontendEntry, Registry};
 
-/// The one backend that `name` means. A backend's own name may hold a slash, so both readings are tried.
+/// The one backend called `name`. A backend's own name may contain a slash, so both readings are tried.
 pub(super) fn backend(registry: &Registry, name: &BackendName) -> Result<Arc<BackendEntry>, Refusal> {
     let all: Vec<_> = registry.backends().into_iter().filter(|it| !it.is_former()).collect();
     let full = |entry: &BackendEntry| format!("{}/{}", entry.frontend.name, entry.name);
@@ -23,7 +23,7 @@ pub(super) fn backend(registry: &Registry, name: &BackendName) -> Result<Arc<Bac
     }
 }
 
-/// Of whom the flows are that `name` means: of the backend, wherever it was, or of one address that it had, called as it is shown.
+/// The entries whose flows `name` selects: all of the backend's, or the one with that label.
 pub(super) fn addresses(registry: &Registry, name: &BackendName) -> Result<Vec<Arc<BackendEntry>>, Refusal> {
     let full = |entry: &BackendEntry| format!("{}/{}", entry.frontend.name, entry.label());
     let shown = |it: &Arc<BackendEntry>| it.is_former() && (it.label() == name.0 || full(it) == name.0);

@@ -1,4 +1,4 @@
-//! `upgrade`: tells how far it has come until it is done.
+//! `upgrade`: reports its progress until it is done.
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::admin::protocol::Refusal;
 use crate::admin::session::Replies;
 use crate::admin::upgrade::{UpgradeRequest, Upgrading};
 
-/// Carries it out. An error means that the client is gone; the upgrade goes on without it.
+/// Runs the upgrade. An error means that the client is gone; the upgrade goes on without it.
 pub(super) async fn upgrade(
     admin: &Arc<Admin>,
     asked: UpgradeRequest,

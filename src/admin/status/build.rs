@@ -22,7 +22,7 @@ use crate::table::worker::WorkerState;
 /// Events on the page.
 const EVENTS: usize = 50;
 
-/// What one gathering shares.
+/// The inputs of one gathering.
 struct Gathering<'a> {
     now_ns: u64,
     sample: Sample,
@@ -32,7 +32,7 @@ struct Gathering<'a> {
 }
 
 impl Status {
-    /// The status at `now_ns`. It may walk the table: call it off the control runtime.
+    /// The status at `now_ns`. It may walk the table: call it on a blocking thread.
     pub fn gather(admin: &Admin, now_ns: u64) -> Self {
         let counts = admin.census().counts(&admin.table.flows);
         let samples = admin.samples();
@@ -41,7 +41,7 @@ impl Status {
         let gathering = Gathering { now_ns, sample, samples: &samples, counts: &counts, registry };
         let config = admin.config.load();
         let mut entries = admin.table.registry.frontends();
-        // Stable: those that the configuration does not know keep their order at the end.
+        // Stable: frontends without a place keep their order at the end.
         let place = |entry: &FrontendEntry| config.frontends.iter().position(|frontend| frontend.name == entry.name);
         entries.sort_by_key(|entry| place(entry).unwrap_or(usize::MAX));
         let backends = admin.table.registry.backends();
@@ -69,7 +69,7 @@ impl Status {
 /// One backend, without rates.
 pub fn backend_status(entry: &BackendEntry, now_ns: u64) -> BackendStatus {
     let health = entry.health();
-    // What is counted is the name's, wherever it is.
+    // The counters belong to the name, whatever its address.
     let lanes = if entry.is_former() { &[] } else { &*entry.lanes };
     let connects = if entry.is_former() { LatencySnapshot::default() } else { entry.connect_latency() };
     let sum = |value: fn(&crate::table::backend::BackendLane) -> u64| lanes.iter().map(value).sum::<u64>();
@@ -103,7 +103,7 @@ pub fn backend_status(entry: &BackendEntry, now_ns: u64) -> BackendStatus {
     }
 }
 
-/// The fleet, without waiting for anybody.
+/// The fleet's state, without any wait.
 pub fn peers_report(admin: &Admin) -> PeersReport {
     let (config, fleet) = (admin.config.load(), &admin.ports.fleet);
     let settings = config.peers.as_ref().filter(|_| fleet.is_enabled());
@@ -116,7 +116,7 @@ pub fn peers_report(admin: &Admin) -> PeersReport {
     }
 }
 
-/// The frontends' addresses that bring packets to this host: all but those that are its own for good.
+/// The frontends' addresses that bring packets to this host: all but those that stay here for good.
 pub(super) fn vips(config: &config::Config, admin: &Admin) -> Vec<IpAddr> {
     let own = config.peers.as_ref().map(|peers| peers.listen.ip());
     let kept = &admin.table.fleet.places().kept;

@@ -24,10 +24,10 @@ use crate::upgrade::channel::Channel;
 use crate::upgrade::destination::{self, Arrived, NewProcess, Outcome};
 use crate::upgrade::message::{Door, LastWord, Refused, Welcome};
 
-/// How long the old process may be silent. It gives up sooner itself, unless it hangs.
+/// How long the old process may be silent. Unless it hangs, it gives up sooner itself.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 
-/// How long after its last word the end of the old process may take to be seen.
+/// Time after its last word within which the end of the old process must be noticed.
 const END_SEEN_MAX: Duration = Duration::from_secs(2);
 
 /// An instance that is about to take over.
@@ -42,12 +42,12 @@ pub(crate) struct StartingInstance {
     pub runtime: Handle,
     pub welcome: Welcome,
     pub imported: u64,
-    /// `None`: it had ended already.
+    /// `None`: it had already ended.
     pub old: Option<ProcessHandle>,
 }
 
 impl StartingInstance {
-    /// Takes over on a thread of its own; what becomes of it can be watched.
+    /// Takes over on a thread of its own; the returned channel gets the result.
     pub(crate) fn take(mut self, channel: Channel) -> watch::Receiver<Option<Outcome>> {
         let (sender, outcome) = watch::channel(None);
         tokio::task::spawn_blocking(move || {
@@ -61,7 +61,7 @@ impl StartingInstance {
         outcome
     }
 
-    /// Workers that share a listening socket get one of their own, once nobody can claim the old ones back.
+    /// Gives workers that share a listening socket one of their own, once the old process cannot take the sockets back.
     fn widen(&mut self) {
         if !self.other_has_ended() {
             return tracing::warn!(
@@ -72,7 +72,7 @@ impl StartingInstance {
             Ok(0) => {}
             Ok(sockets) => {
                 tracing::info!(sockets, "each worker has its own listening sockets again");
-                // Whoever keeps the listening sockets looks at them again.
+                // The keeper of the listening sockets looks at them again.
                 self.core.latest.send_modify(|_| {});
             }
             Err(error) => tracing::warn!(%error, "cannot open more listening sockets; several workers share one"),
@@ -166,7 +166,7 @@ impl NewProcess for StartingInstance {
     }
 }
 
-/// Frontends' sockets apart from the admin doors'.
+/// Separates the frontends' sockets from those of the admin servers.
 pub(crate) fn sort(doors: Vec<(Door, OwnedFd)>) -> (Vec<(VipAddr, OwnedFd)>, Vec<LentListener>) {
     let (mut listeners, mut lent) = (Vec::new(), Vec::new());
     for (door, fd) in doors {

@@ -25,13 +25,13 @@ use crate::upgrade::source::{Load, OldProcess, SourceProgress, TakenFlows};
 
 /// Flows of one batch: two sockets each, and few enough that none waits long for the others.
 const BATCH_FLOWS: usize = 64;
-/// A batch grows no more once its flows hold so much.
+/// No further flow is added to a batch with this many bytes.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// Ids that a process may give that is not heard of any more.
+/// Ids that a lost process may have given out.
 pub(super) const IDS_KEPT: u64 = 1 << 20;
 
-/// How often a killed process is looked at, and how many times.
+/// How often, and how many times, the code checks whether a killed process has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 const LOOKS: usize = 1000;
 
@@ -41,11 +41,11 @@ pub(super) struct RunningInstance {
     pub child: Child,
     pub runtime: Handle,
     pub progress: watch::Sender<UpgradeProgress>,
-    /// The worker whose turn it is, from which flows are taken.
+    /// The worker whose flows are taken next.
     worker: usize,
 }
 
-/// A moving_flow as the protocol sees it.
+/// A moving flow, in the form of the protocol.
 pub(super) struct MovingFlowMessage(MovingFlow);
 
 impl Load for MovingFlowMessage {
@@ -74,7 +74,7 @@ impl OldProcess for RunningInstance {
     type MovingFlow = MovingFlowMessage;
 
     fn doors(&self) -> io::Result<Vec<(Door, OwnedFd)>> {
-        // What is offloaded from here on would be found by the new process in the middle of it.
+        // The new process would find flows that are offloaded from here on half-way.
         self.core.offload.pause();
         let listeners = self.core.proxy.lend_listeners()?.into_iter();
         let admin = self.doors.lend()?.into_iter().map(|lent| match lent {
@@ -136,7 +136,7 @@ impl OldProcess for RunningInstance {
     }
 
     fn last_word(&self) -> LastWord {
-        // The new process links up with the peers, and imports what is offloaded, as soon as it hears this.
+        // When the new process receives this, it links up with the peers and recovers the offloaded flows.
         self.runtime.block_on(self.core.peers.leave(Farewell::Succeeded));
         self.core.offload.freeze();
         let table = &self.core.table;
@@ -167,7 +167,7 @@ impl OldProcess for RunningInstance {
     }
 }
 
-/// Kills `child` and waits for its end: only then are its descriptors closed.
+/// Kills `child` and waits for its end: its descriptors close only then.
 pub(super) fn kill(child: &mut Child) {
     let _ = child.kill();
     for _ in 0..LOOKS {

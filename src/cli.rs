@@ -134,13 +134,13 @@ enum Verb {
     Man,
 }
 
-/// The whole command.
+/// Runs the command line.
 pub fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
             let error = renamed::without_hidden(error, &Arguments::command());
-            // Nobody is left to be told if this fails.
+            // If writing fails, there is no other way to report it.
             let _ = match renamed::renamed(&error).or_else(|| lab::left_out(&error)) {
                 Some(said) => writeln!(std::io::stderr(), "error: {said}"),
                 None => error.print(),
@@ -174,7 +174,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// The commands that speak with a running instance.
+/// The commands for a running instance.
 fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &Output) -> Result<ExitCode, CliError> {
     let socket = match named {
         Some(socket) => socket,

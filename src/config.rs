@@ -61,7 +61,7 @@ pub struct Config {
     pub frontends: Vec<Arc<Frontend>>,
 }
 
-/// `[admin]`: where Baton can be watched and steered.
+/// `[admin]`: the interfaces for watching and operating Baton.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admin {
     /// Read-only HTTP. `None`: not served.
@@ -70,12 +70,12 @@ pub struct Admin {
     pub socket: PathBuf,
 }
 
-/// `[process]`: what holds for all frontends together.
+/// `[process]`: settings for all frontends together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
     /// Worker threads; `None`: one per core that the process may run on. Fixed until the process is replaced.
     pub workers: Option<usize>,
-    /// Flows at once. `None`: as many as the file descriptor limit carries.
+    /// Limit for flows. `None`: as many as the file descriptor limit allows.
     pub max_connections: Option<u32>,
     /// How long a stop fails readiness before it closes the listeners.
     pub shutdown_delay: Duration,
@@ -87,7 +87,7 @@ pub struct Process {
     pub reset_rate: u32,
 }
 
-/// `[cluster]`: what the clients' cluster expects of them. Only `baton check` computes with it.
+/// `[cluster]`: the timers of the clients' cluster. Only `baton check` uses them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cluster {
     /// A node whose lease was not renewed for this long is NotReady.
@@ -96,7 +96,7 @@ pub struct Cluster {
     pub lease_renew: Duration,
     /// keepalived's advert_int, if a VIP moves between instances.
     pub vrrp_advert_interval: Option<Duration>,
-    /// From an instance's silence to the failure of keepalived's track_script: its (interval + timeout) × fall.
+    /// Time from an instance's silence to the failure of keepalived's track_script: its (interval + timeout) × fall.
     pub vrrp_track_time: Duration,
 }
 
@@ -112,11 +112,11 @@ impl Default for Cluster {
     }
 }
 
-/// `[instance]`: who this is among the instances of a fleet.
+/// `[instance]`: this instance's identity in a fleet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Instance {
     pub name: Option<InstanceName>,
-    /// Which range of the source ports is its own, from 0. `None`: its place among all names.
+    /// The range of the source ports that is its own, from 0. `None`: its place among all names.
     pub slot: Option<u8>,
 }
 
@@ -127,7 +127,7 @@ pub struct Peers {
     pub name: InstanceName,
     /// This instance's range of the source ports, below [`crate::model::fleet::SLOTS`].
     pub slot: u8,
-    /// Where the peers reach this instance.
+    /// The address where the peers reach this instance.
     pub listen: SocketAddr,
     /// The UDP port of beats beside the link, the same for all instances. `None`: as that of the link.
     pub beat_port: Option<u16>,
@@ -139,20 +139,20 @@ pub struct Peers {
     pub key_previous: Option<PeerKey>,
     /// How long readiness waits for peers that cannot be reached.
     pub sync_deadline: Duration,
-    /// At least one, in the order of their names; neither name nor address is this instance's.
+    /// At least one, in the order of their names; no name and no address is this instance's own.
     pub peers: Vec<Peer>,
 }
 
-/// `[failover]`: what becomes of the flows of an instance that is dead or out of reach.
+/// `[failover]`: the handling of flows of an instance that is dead or out of reach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailoverSettings {
-    /// Idle clients whose flow died with its owner are reset at once.
+    /// Whether idle clients are challenged at once when their flow died with its owner.
     pub challenge: bool,
-    /// Segments that are sent for that.
+    /// Limit for such segments per second.
     pub resets_per_second: u32,
     /// How long unknown packets are dropped rather than reset while records are still on their way.
     pub guard: Duration,
-    /// Clients in the first of these are told first, then the next; all others last.
+    /// Clients in the first of these networks are reset first, then those in the next; all others last.
     pub priority: Vec<IpNet>,
     /// Holds 1 while this host should not have the VIP, for keepalived's vrrp_track_file. `None`: only readiness says so.
     pub track_file: Option<PathBuf>,
@@ -181,7 +181,7 @@ pub struct Log {
     pub format: LogFormat,
     pub level: LogLevel,
     pub flows: FlowLog,
-    /// Lines for ended flows a second, above which lines are skipped and counted.
+    /// Limit for lines about ended flows per second; further lines are skipped and counted.
     pub flows_per_second: u32,
 }
 
@@ -199,7 +199,7 @@ pub enum LogLevel {
     Debug,
 }
 
-/// Which ended flows get a line.
+/// The ended flows that get a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowLog {
     All,
@@ -208,19 +208,19 @@ pub enum FlowLog {
     Off,
 }
 
-/// `[offload]`: flows that leave the proxy for the program in the kernel.
+/// `[offload]`: flows that the BPF program carries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffloadSettings {
     pub mode: OffloadMode,
-    /// Interfaces whose packets are looked at. Empty: those that hold the frontends' and the backends' routes.
+    /// Interfaces with the program. Empty: those of the routes to frontends' and backends' addresses.
     pub interfaces: Vec<Arc<str>>,
-    /// Offloaded flows at once. What is pinned keeps its size until it is removed.
+    /// Limit for offloaded flows. A pinned map keeps its size until it is removed.
     pub max_flows: u32,
-    /// Requests that were answered before a flow may be offloaded ...
+    /// Answered requests before a flow may be offloaded ...
     pub after_round_trips: u32,
     /// ... unless it has reached this age.
     pub after: Duration,
-    /// The folder in a BPF file system where program and maps outlive the process.
+    /// The folder in a BPF file system where program and maps are pinned.
     pub pins: PathBuf,
 }
 
@@ -259,7 +259,7 @@ pub struct Frontend {
     pub hedge_after: Option<Duration>,
     /// Attempts for one flow, hedged ones included; at least 1.
     pub connect_attempts: u32,
-    /// How long the flows of a draining backend may live on.
+    /// How long the flows of a draining backend may go on.
     pub drain_timeout: Duration,
     /// No byte either way for this long ends a flow. `None`: never.
     pub idle_timeout: Option<Duration>,
@@ -276,8 +276,8 @@ pub struct Frontend {
     pub backends: Vec<Backend>,
 }
 
-/// How a leg whose far host vanished is noticed (tcp(7)): keepalive probes while idle, TCP_USER_TIMEOUT while
-/// data is in flight. Each covers the case that the other misses.
+/// How Baton notices that a leg's far host has vanished (tcp(7)): keepalive probes while idle, TCP_USER_TIMEOUT while
+/// data is in flight. Neither alone covers both cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keepalive {
     /// Whole seconds; TCP_KEEPIDLE.
@@ -293,7 +293,7 @@ pub struct Keepalive {
 /// The PROXY protocol (proxy-protocol.txt of HAProxy), both ways off by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProxyProtocol {
-    /// Clients from these networks must begin with a v1 or v2 header. Empty: nobody's header is read.
+    /// Clients from these networks must begin with a v1 or v2 header. Empty: no header is read.
     pub accept_from: Vec<IpNet>,
     /// How long such a client may take to send it.
     pub header_timeout: Duration,
@@ -306,7 +306,7 @@ pub struct ProxyProtocol {
 pub struct Limits {
     pub max_connections: Option<u32>,
     pub max_connections_per_source: Option<u32>,
-    /// Accepts a second from one source; bursts of as many are let through.
+    /// Limit for accepts per second from one source; bursts of as many pass.
     pub accept_rate_per_source: Option<u32>,
     pub source_mask: SourceMask,
 }
@@ -315,11 +315,11 @@ pub struct Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rebalance {
     pub balance_existing: bool,
-    /// Flows moved a minute at most.
+    /// Limit for moved flows per minute.
     pub per_minute: u32,
     /// A flow may be moved only after this long without a byte.
     pub min_idle: Duration,
-    /// A backend is over its share, and gives flows away, only beyond this many percent above it.
+    /// A backend gives flows away only if it is more than this many percent above its share.
     pub tolerance_percent: u32,
 }
 
@@ -345,7 +345,7 @@ pub struct Health {
     pub reset_fall: u32,
     /// Each interval is shortened by up to this many percent, at random.
     pub jitter_percent: u32,
-    /// A backend that came back takes a growing share for this long. Zero: its whole share at once.
+    /// A backend that came back gets a growing share for this long. Zero: its full share at once.
     pub slow_start: Duration,
     pub damping: Damping,
     /// How often a backend's DNS name is resolved again.
@@ -376,7 +376,7 @@ pub struct ProbeTls {
     pub client: Arc<rustls::ClientConfig>,
     /// The name to verify and to send as SNI. `None`: `host`, or the backend's DNS name or address.
     pub server_name: Option<rustls_pki_types::ServerName<'static>>,
-    /// Digest of the settings and of the files' contents: two equal fingerprints probe alike.
+    /// Digest of the settings and of the files' contents: equal fingerprints mean equal probes.
     pub fingerprint: u64,
 }
 
@@ -391,14 +391,14 @@ impl PartialEq for ProbeTls {
 pub struct Backend {
     pub name: Arc<str>,
     pub address: Target,
-    /// Share of new flows relative to the others; 0: none, old flows live on.
+    /// Share of new flows relative to the others; 0: no new flows, existing ones go on.
     pub weight: u32,
     pub max_connections: Option<u32>,
     /// Where probes go. `None`: to `address`.
     pub health_address: Option<BackendAddr>,
 }
 
-/// A backend's place: an address, or a name that is resolved again and again.
+/// A backend's address, or a name that is resolved again and again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     Address(BackendAddr),

@@ -1,4 +1,5 @@
-//! What Baton is tried with: apiserver stand-ins and kubelet-like clients, and the two commands made of them. Tests use both.
+//! Tools to test Baton: apiserver stand-ins and kubelet-like clients, and the two commands made of them. The tests use
+//! both.
 //!
 //! ```text
 //! demo      Baton between stand-ins and kubelets, with faults at the press of a key
@@ -35,7 +36,7 @@ pub enum LabVerb {
     Kubelet(kubelet::command::KubeletArgs),
 }
 
-/// Runs one of the lab's commands to its end; with `json` its result is a document.
+/// Runs one of the lab's commands; with `json` it prints its result as a document.
 pub fn run(command: LabVerb, json: bool) -> ExitCode {
     match command {
         LabVerb::Demo(demo) => demo::command::run(demo),

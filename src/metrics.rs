@@ -1,4 +1,4 @@
-//! Instruments for control work. The data plane's own counters live with the table and are read at the scrape.
+//! Instruments for control work. The data plane's own counters are in the table, and are read at the scrape.
 
 mod exposition;
 mod process;
@@ -34,7 +34,7 @@ pub struct UpgradeLabels {
     pub outcome: &'static str,
 }
 
-/// Of upgrades. The process that hands everything over is gone before it can be asked, so the other one tells.
+/// Upgrades. The old process has exited before a scrape can ask it, so the new one reports them.
 #[derive(Debug, Default)]
 pub struct Upgrades {
     pub outcomes: Family<UpgradeLabels, Counter>,
@@ -56,7 +56,7 @@ pub struct AddressLabels {
     pub address: String,
 }
 
-/// How long probes took, by backend and outcome. A series of a backend that is gone is taken out, whatever outcomes it had.
+/// Duration of probes, by backend and outcome. All series of a removed backend are removed.
 #[derive(Debug)]
 pub struct Probes {
     durations: Family<ProbeLabels, Histogram>,
@@ -77,7 +77,7 @@ impl Probes {
         self.durations.get_or_create(labels).observe(seconds);
     }
 
-    /// `backend` is called so no more.
+    /// No backend has this name any more.
     pub fn forget(&self, frontend: &str, backend: &str) {
         let of = (frontend.to_owned(), backend.to_owned());
         let outcomes = self.seen().remove(&of).unwrap_or_default();
@@ -100,12 +100,12 @@ pub struct Metrics {
     /// Unix seconds.
     pub last_reload_success_time: Gauge,
     pub upgrades: Upgrades,
-    /// 1 while another host has this address as well.
+    /// 1 while another host also has this address.
     pub vip_duplicate: Family<AddressLabels, Gauge>,
-    /// 1 while this address is here and keepalived, which brought it, is gone.
+    /// 1 while this address is on this host but keepalived, which added it, has ended.
     pub vip_left_behind: Family<AddressLabels, Gauge>,
     registry: Mutex<Registry>,
-    /// For names that take no prefix of ours.
+    /// For names without Baton's prefix.
     unprefixed: Registry,
 }
 
@@ -124,7 +124,7 @@ impl Default for Metrics {
             registry: Mutex::new(Registry::with_prefix("baton")),
             unprefixed,
         };
-        // Shown as 0 before the first one: an increase from nothing is none that an alert could see.
+        // Shown as 0 before the first one: an alert does not see an increase from a missing series.
         drop(metrics.reloads.get_or_create(&ReloadLabels { outcome: "failure" }));
         drop(metrics.upgrades.outcomes.get_or_create(&UpgradeLabels { outcome: "failed" }));
         metrics.with_registry(|registry| {

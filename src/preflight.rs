@@ -1,5 +1,5 @@
-//! Whether this host lets a VIP do what it is there for: the kernel's settings, the firewall, limits, and keepalived's
-//! configuration. It only looks; [`sysctl_file`] writes one file when it is asked to.
+//! Checks whether this host lets a VIP serve its purpose: the kernel's settings, the firewall, limits, and keepalived's
+//! configuration. It changes nothing; only [`sysctl_file`] writes a file, on request.
 //!
 //! ```text
 //!   place ──▶ kernel      settings of sysctl(8)        ─┐
@@ -28,15 +28,15 @@ use keepalived::Keepalived;
 pub use kernel::Setting;
 use place::HostPlace;
 
-/// What was found.
+/// The result of the checks.
 #[derive(Debug)]
 pub struct Report {
     pub findings: Vec<Finding>,
-    /// Kernel settings that this host should have, whether it has them or not.
+    /// Kernel settings that this host should have, also those that it has.
     pub settings: Vec<Setting>,
 }
 
-/// Looks at this host, in the calling thread's network namespace. `keepalived`: its file, if it is not
+/// Checks this host, in the calling thread's network namespace. `keepalived`: its file, if it is not
 /// [`KEEPALIVED_DEFAULT`].
 pub fn look(config: &Config, keepalived: Option<&Path>) -> Report {
     let keepalived = Keepalived::read(keepalived);

@@ -26,9 +26,9 @@ pub struct CheckArguments {
     fix: Option<PathBuf>,
 }
 
-/// Checks the file at `path`: findings to stderr, the verdict to stdout; in JSON, both to stdout. 0: it would be taken; 1: it has
-/// errors. With `--host`, this host is looked at too. What hinders offload is no error, for flows stay proxied then; what may
-/// leave clients waiting is one.
+/// Checks the file at `path`: findings to stderr, the verdict to stdout; in JSON, both to stdout. 0: it is valid; 1: it
+/// has errors. With `--host`, it checks this host too. An obstacle to offload is no error, because flows then stay
+/// proxied; a fault that may leave clients waiting is one.
 pub fn run(path: &Path, arguments: &CheckArguments, json: bool) -> ExitCode {
     let report = if json && !arguments.host {
         document(path, &mut io::stdout().lock())
@@ -43,12 +43,12 @@ pub fn run(path: &Path, arguments: &CheckArguments, json: bool) -> ExitCode {
     });
     match report {
         Ok(true) => ExitCode::SUCCESS,
-        // Not even the findings can be told: nobody may take that for a pass.
+        // Even the findings could not be written: nobody may take that for a pass.
         Ok(false) | Err(_) => ExitCode::FAILURE,
     }
 }
 
-/// Writes all findings, with their places, as one document of JSON; whether the file would be taken.
+/// Writes all findings, with their places, as one JSON document; returns whether the file is valid.
 fn document(path: &Path, out: &mut impl Write) -> io::Result<bool> {
     let (taken, errors, warnings) = match config::load(path) {
         Ok(loaded) => (true, Vec::new(), loaded.warnings),
@@ -59,7 +59,7 @@ fn document(path: &Path, out: &mut impl Write) -> io::Result<bool> {
     Ok(taken)
 }
 
-/// Writes the findings, then the verdict; whether the file would be taken.
+/// Writes the findings, then the verdict; returns whether the file is valid.
 fn report(path: &Path, colour: bool, verdict: &mut impl Write, findings: &mut impl Write) -> io::Result<bool> {
     match config::load(path) {
         Ok(loaded) => {
@@ -79,7 +79,7 @@ fn report(path: &Path, colour: bool, verdict: &mut impl Write, findings: &mut im
     }
 }
 
-/// What each fault may cost the nodes, by the file's own timers.
+/// The time that each fault may cost the nodes, by the file's own timers.
 fn budget(config: &Config) -> String {
     let Cluster { node_monitor_grace_period: grace, lease_renew, .. } = config.cluster;
     let vrrp = config.cluster.vrrp_advert_interval;
@@ -113,7 +113,7 @@ fn budget(config: &Config) -> String {
     text
 }
 
-/// Two digits behind the point where they say something.
+/// With two decimals if these matter.
 fn seconds(time: Duration) -> String {
     let text = format!("{:.2}", time.as_secs_f64());
     format!("{} s", text.trim_end_matches('0').trim_end_matches('.'))

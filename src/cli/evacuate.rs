@@ -1,4 +1,4 @@
-//! `baton evacuate`: gives the VIP to another instance and shows this host getting empty.
+//! `baton evacuate`: gives the VIP to another instance and shows how this host is emptied.
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,7 +38,7 @@ pub(super) struct EvacuationArguments {
     cancel: bool,
 }
 
-/// Exit code 0: the host may be switched off, and no flow was reset.
+/// Exit code 0: an operator may switch the host off, and no flow was reset.
 pub(super) fn run(client: &mut Client, arguments: EvacuationArguments, output: &Output) -> Result<ExitCode, CliError> {
     let asked = EvacuationRequest {
         to: arguments.to.map(|name| InstanceName(name.into())),
@@ -76,7 +76,7 @@ fn cancel(client: &mut Client, output: &Output) -> Result<ExitCode, CliError> {
 fn finish(report: &EvacuationReport, output: &Output) -> Result<ExitCode, CliError> {
     let code = if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     match output.json {
-        // After lines of progress: a line, too.
+        // After lines of progress the report is a line, too.
         true => output.json_line(report)?,
         false => output.text(&in_words(report, output))?,
     }
@@ -184,7 +184,7 @@ fn check(client: &mut Client, asked: EvacuationRequest, output: &Output) -> Resu
     Ok(code)
 }
 
-/// One line that changes on a terminal, a line a step elsewhere.
+/// One changing line on a terminal, a line per step elsewhere.
 fn show(progress: &EvacuationProgress, last: &mut Option<EvacuationStep>, output: &Output) -> Result<(), CliError> {
     if output.json {
         return output.json_line(progress);
@@ -218,7 +218,7 @@ fn step(progress: &EvacuationProgress) -> String {
     }
 }
 
-/// Who breaks off wants to know what becomes of it.
+/// On Ctrl-C the operator must learn that the evacuation goes on.
 fn say_on_interrupt(last: Arc<Mutex<Option<EvacuationProgress>>>, output: Output) {
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

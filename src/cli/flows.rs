@@ -16,7 +16,7 @@ use crate::model::humane::{bytes, count, duration_ms, duration_us, plural};
 use crate::model::weight::Weight;
 use crate::table::flows::FlowState;
 
-/// Lines for people, unless they say how many.
+/// Default limit for lines in the human-readable list.
 const LIMIT: u64 = 100;
 
 #[derive(Debug, Args)]
@@ -120,7 +120,7 @@ fn in_words(rows: &[FlowRow], more: u64, output: &Output) -> String {
     text + "\n"
 }
 
-/// Any state of a flow by its name. Help and completion name them all.
+/// Any state of a flow by its name. Help and completion list them.
 fn known_state() -> impl TypedValueParser<Value = FlowState> {
     let labels = PossibleValuesParser::new(FlowState::ALL.map(FlowState::label));
     labels.map(|text| FlowState::ALL.into_iter().find(|state| state.label() == text).expect("one of the labels"))

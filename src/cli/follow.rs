@@ -1,4 +1,4 @@
-//! Commands that take a while and tell how far they have come.
+//! Commands that take a while and report their progress.
 
 use std::ops::ControlFlow;
 
@@ -8,8 +8,7 @@ use super::output::{CliError, Output};
 use crate::admin::client::{Client, ClientError};
 use crate::admin::protocol::Command;
 
-/// Has `command` carried out, with `show` for each word of its progress, which may leave an unfinished line on a terminal.
-/// Returns what came of it.
+/// Runs `command`, with `show` for each report, which may leave an unfinished line on a terminal. Returns the result.
 pub(super) fn follow<Progress: DeserializeOwned, Outcome: DeserializeOwned>(
     client: &mut Client,
     command: &Command,

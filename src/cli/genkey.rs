@@ -21,7 +21,7 @@ pub(super) struct GenkeyArguments {
     next: Option<PathBuf>,
 }
 
-/// Why keys cannot be exchanged in a file. Neither file has changed.
+/// Why the keys in the files could not be changed. Neither file has changed.
 #[derive(Debug, thiserror::Error)]
 enum NextError {
     #[error("{path}: {source}", path = .path.display())]
@@ -32,7 +32,7 @@ enum NextError {
     Unfinished(PathBuf),
 }
 
-/// Prints a new key, as `peers.key_file` wants it, or puts it into a file.
+/// Prints a new key in the form of `peers.key_file`, or writes it to a file.
 pub(super) fn genkey(arguments: &GenkeyArguments, output: &Output) -> Result<ExitCode, CliError> {
     let key = match random::secret() {
         Ok(secret) => PeerKey(secret),
@@ -66,7 +66,7 @@ pub(super) fn genkey(arguments: &GenkeyArguments, output: &Output) -> Result<Exi
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whoever reads them meanwhile finds the key before in one of the files: that is kept first.
+/// A concurrent reader finds the present key in one of the files, because it is saved first.
 fn next(file: &Path, key: &PeerKey) -> Result<PathBuf, NextError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -83,7 +83,7 @@ fn next(file: &Path, key: &PeerKey) -> Result<PathBuf, NextError> {
     Ok(previous)
 }
 
-/// All of it or nothing.
+/// Writes the whole key or nothing.
 fn replace(path: &Path, key: &PeerKey) -> io::Result<()> {
     let new = beside(path, ".new");
     let _ = fs::remove_file(&new);

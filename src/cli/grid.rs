@@ -1,4 +1,4 @@
-//! Tables for terminals: columns as wide as their widest cell, colour left out of the count.
+//! Tables for terminals: columns as wide as their widest cell, not counting colour codes.
 
 use super::output::Output;
 use crate::model::weight::Weight;

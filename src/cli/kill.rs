@@ -37,7 +37,7 @@ pub(super) fn kill(client: &mut Client, arguments: KillArguments, output: &Outpu
         KillArguments { flow: Some(flow), .. } => KillTarget::Flow(flow),
         KillArguments { backend: Some(backend), .. } => KillTarget::Backend(BackendName(backend)),
         KillArguments { client: Some(network), .. } => KillTarget::Client(network),
-        // The arguments' group lets nothing else through.
+        // The arguments' group allows no other case.
         _ => KillTarget::All,
     };
     let report: KillReport = client.ask(&Command::Kill { target: target.clone() })?;

@@ -1,4 +1,4 @@
-//! The lab's commands, in a binary that was built with it; one without says of them that it was not.
+//! The lab's commands, in a binary built with it; without it, the message that they were left out.
 
 use clap::error::{ContextKind, ContextValue};
 
@@ -9,7 +9,7 @@ pub(super) use absent::{NoLab as LabVerb, run};
 
 const COMMANDS: [&str; 4] = ["demo", "drill", "kubelet", "stand-in"];
 
-/// What to say if `error` is about a command of the lab, which is unknown only where it was left out.
+/// The message if `error` is about a command of the lab, which is unknown only if it was left out.
 pub(super) fn left_out(error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidSubcommand) else { return None };
     let of_lab = COMMANDS.contains(&typed.as_str());

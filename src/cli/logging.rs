@@ -1,7 +1,6 @@
 //! Logs to standard error, for people or as JSON; a reload may change both format and level.
 //!
-//! Only control threads log, and they hand each line to a thread that writes: a reader of the log that stalls holds
-//! nothing up.
+//! Only control threads log, and they pass each line to a writer thread, so a stalled reader of the log delays nothing.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -22,7 +21,7 @@ use tracing_subscriber::reload;
 use crate::config::{Log, LogFormat, LogLevel};
 use crate::essential;
 
-/// The log as it is set up. Dropping it writes what is left.
+/// The running log. Dropping it writes the remaining lines.
 #[derive(Debug)]
 pub struct Logging {
     level: reload::Handle<Targets, tracing_subscriber::Registry>,
@@ -31,7 +30,7 @@ pub struct Logging {
     writer: JoinHandle<()>,
 }
 
-/// Begins to log to standard error. Call it once in a process; a second call changes nothing and is of no effect.
+/// Starts logging to standard error. Call it once in a process; a second call has no effect.
 pub fn start(log: &Log) -> io::Result<Logging> {
     let (logging, subscriber) = build(log, io::stderr())?;
     let _ = tracing::subscriber::set_global_default(subscriber);
@@ -39,20 +38,20 @@ pub fn start(log: &Log) -> io::Result<Logging> {
 }
 
 impl Logging {
-    /// Takes over format and level.
+    /// Applies format and level.
     pub fn apply(&self, log: &Log) {
         self.json.store(log.format == LogFormat::Json, Relaxed);
-        // It fails only when the subscriber is gone, and then nobody logs.
+        // It fails only when the subscriber is gone, and then nothing logs.
         let _ = self.level.reload(targets(log.level));
     }
 }
 
 impl Drop for Logging {
     fn drop(&mut self) {
-        // A log that nobody reads must not keep the process from ending, so nothing here waits without an end.
+        // A log that nobody reads must not keep the process from ending, so every wait here is limited.
         let mut said = false;
         for _ in 0..END_TRIES {
-            // The subscriber lives on and holds a sender, so the end must be said.
+            // The subscriber still exists and holds a sender, so the end needs a message.
             said = said || self.lines.sender.try_send(LogLine::End).is_ok();
             if self.writer.is_finished() {
                 return;
@@ -98,7 +97,7 @@ enum LogLine {
     End,
 }
 
-/// Where threads that log put their lines; never waits.
+/// The queue of lines from the threads that log; never waits.
 #[derive(Clone, Debug)]
 struct LogLines {
     sender: SyncSender<LogLine>,
@@ -129,7 +128,7 @@ impl Write for LogLines {
 
 fn write(lines: &Receiver<LogLine>, lost: &AtomicU64, json: &AtomicBool, mut to: impl Write) {
     while let Ok(LogLine::Text(line)) = lines.recv() {
-        // A log that cannot be written cannot be told so.
+        // If the log cannot be written, that cannot be logged either.
         let _ = to.write_all(&line);
         let lost = lost.swap(0, Relaxed);
         if lost > 0 {
@@ -143,7 +142,7 @@ fn write(lines: &Receiver<LogLine>, lost: &AtomicU64, json: &AtomicBool, mut to:
     let _ = to.flush();
 }
 
-/// Formats for people or for machines, as `json` says at that moment.
+/// Formats for people or for programs, as `json` says at that moment.
 struct Either {
     json: Arc<AtomicBool>,
     for_people: Format<Full>,
@@ -215,7 +214,7 @@ mod tests {
         assert_eq!((&json["message"], &json["backend"]), (&"for machines".into(), &"cp1".into()));
     }
 
-    /// A writer that says when it is called and then waits to be let go.
+    /// A writer that reports when it is called and then waits for a message.
     struct Stalled(Sender<()>, Receiver<()>, Sink);
 
     impl Write for Stalled {
@@ -239,7 +238,7 @@ mod tests {
         tracing::subscriber::with_default(subscriber, || {
             tracing::info!("first");
             seen.recv().unwrap();
-            // One more than there is room for.
+            // One line more than fits.
             (0..=LINES_WAITING).for_each(|number| tracing::info!(number, "more"));
         });
         drop(release);

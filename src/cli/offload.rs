@@ -1,4 +1,4 @@
-//! `baton offload`: what is pinned in the kernel, with or without an instance, and taking it away.
+//! `baton offload`: shows the pinned objects in the kernel, with or without an instance, and removes them.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -46,7 +46,7 @@ pub(super) fn run(arguments: OffloadArguments, config: Option<&Path>, output: &O
     }
 }
 
-/// As the configuration file at `path` says.
+/// The directory from the configuration file at `path`.
 fn pins_of(path: &Path) -> Result<PathBuf, CliError> {
     let loaded = config::load(path).map_err(|rejected| CliError::Config {
         path: path.to_path_buf(),
@@ -112,7 +112,8 @@ fn remove(pins: &Path, yes: bool, output: &Output) -> Result<ExitCode, CliError>
             return Err(CliError::FlowsInPath(plural(entries.div_ceil(2).into(), "flow")));
         }
     }
-    // A path that is broken must be removable too, but not in silence: its flows' ends hear nothing then.
+    // It must be possible to remove a broken directory too, but with a message: the ends of its flows are not told
+    // then.
     if let Err(error) = program::dismiss(pins) {
         eprintln!("baton: cannot reset the flows; each of them ends at its next packet: {error}");
     }

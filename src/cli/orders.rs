@@ -47,7 +47,7 @@ pub(super) fn undrain(client: &mut Client, backend: BackendName, output: &Output
 }
 
 pub(super) fn eject(client: &mut Client, backend: BackendName, output: &Output) -> Result<ExitCode, CliError> {
-    // Afterwards some may be gone already.
+    // After the order, part of the flows may be gone already.
     let before = look(client, &backend)?.map_or(0, |before| before.flows);
     let ordered: Ordered = client.ask(&Command::Eject { backend })?;
     if output.json {
@@ -72,7 +72,7 @@ fn are(flows: u32) -> String {
     }
 }
 
-/// Shows how many flows are left until none is. With JSON a line for each look at the backend.
+/// Shows the number of flows until none is left. With JSON a line for each look at the backend.
 fn watch_going(client: &mut Client, ordered: &Ordered, output: &Output) -> Result<ExitCode, CliError> {
     let full = full(ordered);
     let command = Command::Backends { backend: Some(BackendName(full.clone())) };
@@ -92,7 +92,7 @@ fn watch_going(client: &mut Client, ordered: &Ordered, output: &Output) -> Resul
             let deadline = deadline.map_or(String::new(), |ms| format!(", {} until they are reset", duration_ms(ms)));
             output.text(&format!("\r\x1b[K{full}: {} left{deadline}", plural(left.into(), "flow")))?;
         } else if left > 0 && shown != Some(left) && now_ns() >= shown_at_ns + SHOW_EVERY_NS {
-            // A log wants the change, not each step.
+            // In a log, a line for each change is enough.
             output.line(format!("{full}: {} left", plural(left.into(), "flow")))?;
             (shown, shown_at_ns) = (Some(left), now_ns());
         }

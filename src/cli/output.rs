@@ -1,4 +1,4 @@
-//! What goes to the terminal, and what becomes of errors.
+//! Output to the terminal, and the handling of errors.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -23,7 +23,7 @@ pub(super) enum CliError {
     Client(ClientError),
     #[error("{path}: {reason}", path = .path.display())]
     Config { path: PathBuf, reason: String },
-    /// Nothing can be written: the reader of a pipe has gone, or the disk is full.
+    /// Nothing can be written: the reader of a pipe has closed it, or the disk is full.
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
     #[error("{path}: {source}", path = .path.display())]
@@ -39,19 +39,19 @@ pub(super) enum CliError {
 }
 
 impl CliError {
-    /// What is pinned at `path` cannot be looked at or taken away.
+    /// The pinned objects at `path` cannot be read or removed.
     pub(super) fn path(path: &Path, source: io::Error) -> Self {
         Self::Path { path: path.to_path_buf(), source }
     }
 }
 
-/// Whether what is written to `stream` may have colours.
+/// Whether output to `stream` may have colours.
 pub(super) fn colours(stream: &impl IsTerminal) -> bool {
     // https://no-color.org
     stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Standard output, as the user wants it.
+/// Standard output, with the user's choices.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Output {
     pub json: bool,
@@ -66,7 +66,6 @@ impl Output {
         Self { json, terminal, colour: colours(&io::stdout()) }
     }
 
-    /// Writes `text` and a newline.
     pub(super) fn line(&self, text: impl Display) -> Result<(), CliError> {
         Ok(writeln!(io::stdout().lock(), "{text}")?)
     }
@@ -106,12 +105,13 @@ impl Output {
         self.escape("2", text)
     }
 
-    /// Says what went wrong, on standard error, and gives the exit code.
+    /// Prints the error on standard error, and returns the exit code.
     pub(super) fn fail(&self, error: &CliError) -> ExitCode {
         if let CliError::Output(error) = error
             && error.kind() == io::ErrorKind::BrokenPipe
         {
-            // `baton flows | head` has seen what it wanted.
+            // `baton flows
+            // head` has read enough.
             return ExitCode::SUCCESS;
         }
         let mut stderr = io::stderr().lock();
@@ -139,7 +139,7 @@ impl Output {
     }
 }
 
-/// The findings in the file with their lines, and the sentence below, where a terminal ends.
+/// The findings of the file with their lines, and the sentence below, at the end of the output.
 fn reload_refused(errors: &[String], findings: &[Diagnostic], colour: bool) -> String {
     let shown: String = findings.iter().map(|finding| finding.render(colour) + "\n\n").collect();
     format!("{shown}baton: the configuration has {} and changed nothing\n", errors_in_words(errors))

@@ -1,4 +1,4 @@
-//! `baton ready`: whether this host should have the VIP, for the scripts of those who move it.
+//! `baton ready`: whether this host should have the VIP, for scripts that move it.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ pub(super) struct ReadyArguments {
     within: Duration,
 }
 
-/// What matters of the status: an instance of another version is understood, and one that does not say this is not ready.
+/// The needed part of the status: other versions' are understood, and an instance that does not send this is not ready.
 #[derive(Deserialize)]
 struct ReadyAnswer {
     instance: ReadySaid,
@@ -28,7 +28,7 @@ struct ReadySaid {
     not_ready: Vec<String>,
 }
 
-/// Exit code 0: ready; 1: it says that it is not; 69: nobody answered in time.
+/// Exit code 0: ready; 1: the instance says that it is not; 69: no answer in time.
 pub(super) fn ready(socket: &Path, arguments: &ReadyArguments, output: &Output) -> Result<ExitCode, CliError> {
     let asked = Client::connect(socket)
         .and_then(|client| client.with_limit(arguments.within))

@@ -45,7 +45,7 @@ pub(super) fn rebalance(client: &mut Client, dry_run: bool, output: &Output) -> 
     Ok(ExitCode::SUCCESS)
 }
 
-/// Tells the own version also if no instance can be reached.
+/// Prints the own version even if no instance can be reached.
 pub(super) fn version(client: Result<Client, ClientError>, output: &Output) -> Result<ExitCode, CliError> {
     let own = env!("CARGO_PKG_VERSION");
     let about = client.and_then(|mut client| client.ask::<About>(&Command::Version {}));

@@ -1,17 +1,18 @@
-//! What a command is told that does not exist.
+//! Messages for commands that do not exist.
 
 use clap::error::{ContextKind, ContextValue};
 
 const COMMANDS: [(&str, &str); 2] = [("handover", "evacuate"), ("path", "offload")];
 
-/// What to type instead, if `error` is about a command's former name.
+/// The present name, if `error` is about a command's former name.
 pub(super) fn renamed(error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidSubcommand) else { return None };
     let (old, new) = COMMANDS.into_iter().find(|(old, _)| old == typed)?;
     Some(format!("{old} is called {new} now: baton {new}"))
 }
 
-/// `error` without suggestions that the help of `command` does not list: they are there for the demo, the tests and the upgrade.
+/// Removes suggestions from `error` that the help of `command` does not list: commands for the demo, the tests and the
+/// upgrade.
 pub(super) fn without_hidden(mut error: clap::Error, command: &clap::Command) -> clap::Error {
     let Some(ContextValue::Strings(names)) = error.get(ContextKind::SuggestedSubcommand) else { return error };
     let is_listed = |name: &&String| command.find_subcommand(name).is_some_and(|it| !it.is_hide_set());

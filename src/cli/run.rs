@@ -1,4 +1,4 @@
-//! `baton run`: an instance in the foreground, steered by signals.
+//! `baton run`: an instance in the foreground, controlled by signals.
 //!
 //! SIGTERM and SIGINT stop it, a second one hastens the stop; SIGHUP reloads; SIGUSR2 replaces it by a new process.
 
@@ -23,23 +23,23 @@ use crate::sys::{inherited, process};
 use crate::upgrade::channel::Channel;
 use crate::upgrade::destination;
 
-/// Threads for control work: probes, doors, logs. Two, so that one long task does not hold up the probes.
+/// Threads for control work: probes, admin servers, logs. Two, so that one long task does not delay the probes.
 const CONTROL_THREADS: usize = 2;
 
-/// What the old process may take to hear why this one does not start.
+/// How long the message to the old process may take that says why this one does not start.
 const REFUSE_MAX: Duration = Duration::from_secs(2);
 
-/// What whoever asked for an upgrade may take to be told that it is done.
+/// How long the message to the requester of an upgrade may take that says that it is done.
 const TELL_MAX: Duration = Duration::from_secs(1);
 
-/// Signs of life within the time after which the service manager wants one.
+/// Keepalive messages within the time after which the service manager expects one.
 const KEEP_ALIVES: u32 = 5;
 
-/// Where a new process gets its listeners from.
+/// The source of a new process's listeners.
 enum ListenerOrigin {
-    /// From the service manager, if it kept any.
+    /// The service manager, if it kept any.
     Fresh(Vec<(VipAddr, OwnedFd)>),
-    /// From the process before it.
+    /// The process before it.
     Upgrade(Channel),
 }
 
@@ -92,7 +92,7 @@ pub fn run(path: &Path, upgrade: bool) -> ExitCode {
     match runtime {
         Ok(runtime) => {
             let code = runtime.block_on(serve(loaded.config, path, origin, &Arc::new(logging)));
-            // A conversation at an admin door must not hold up the exit.
+            // An open connection to an admin server must not delay the exit.
             runtime.shutdown_background();
             code
         }
@@ -153,9 +153,9 @@ async fn serve(config: Config, path: &Path, origin: ListenerOrigin, logging: &Ar
 }
 
 async fn stop(bound: Bound, mut stops: Stops, manager: Arc<ServiceManager>) {
-    // In the middle of an upgrade there is no telling whose flows would be stopped.
+    // During an upgrade it is undecided which process the stop is for.
     if let Succession::Done { pid } = bound.upgrader().settled().await {
-        // A service manager tells all its processes by itself.
+        // A service manager stops all its processes itself.
         if !manager.is_there() {
             process::signal(pid, Signal::TERM);
         }
@@ -174,7 +174,7 @@ async fn stop(bound: Bound, mut stops: Stops, manager: Arc<ServiceManager>) {
     tracing::info!("stopped");
 }
 
-/// A new process has everything.
+/// A new process has everything: exit.
 async fn leave(bound: Bound, replacement: Replacement, manager: Arc<ServiceManager>) {
     let Replacement { pid, told } = replacement;
     let known = tokio::task::spawn_blocking(move || manager.evacuate(pid));
@@ -184,7 +184,7 @@ async fn leave(bound: Bound, replacement: Replacement, manager: Arc<ServiceManag
     tracing::info!(pid, "replaced");
 }
 
-/// Returns when the last flow has ended of a process that was to take over and did not.
+/// This process failed to take over: returns when its last flow has ended.
 async fn serve_what_is_left(bound: &Bound) {
     bound.dismissed().await;
     bound.gone().await;
@@ -209,7 +209,7 @@ async fn reload_on(mut hangup: Hook, reloader: Arc<app::Reloader>, upgrader: Arc
     while hangup.recv().await.is_some() {
         match upgrader.settled().await {
             Succession::Done { pid } => process::signal(pid, Signal::HUP),
-            // The outcome is logged and kept by the reloader.
+            // The reloader logs and records the result.
             _ => drop(reloader.reload().await),
         }
     }
@@ -218,7 +218,7 @@ async fn reload_on(mut hangup: Hook, reloader: Arc<app::Reloader>, upgrader: Arc
 async fn upgrade_on(mut replace: Hook, upgrader: Arc<app::Upgrader>) {
     while replace.recv().await.is_some() {
         match upgrader.upgrade(Default::default()) {
-            // The outcome is logged and kept by the upgrader.
+            // The upgrader logs and records the result.
             Ok(upgrading) => drop(upgrading.outcome.await),
             Err(refused) => tracing::error!("{refused}"),
         }
@@ -232,7 +232,7 @@ async fn follow_log_settings(mut config: tokio::sync::watch::Receiver<Arc<Config
     }
 }
 
-/// Gives the service manager all listening sockets, now and after each reload, and takes back those that are closed.
+/// Gives the service manager all listening sockets, now and after each reload, and removes those that are closed.
 async fn keep_listeners(
     lend: impl Fn() -> std::io::Result<Vec<(VipAddr, OwnedFd)>> + Clone + Send + 'static,
     mut config: tokio::sync::watch::Receiver<Arc<Config>>,
@@ -269,7 +269,8 @@ async fn tell_service_manager(mut phase: crate::drain::DrainWatch, manager: Arc<
     manager.stopping();
 }
 
-/// Tells the service manager that all loops turn, for as long as they do. This task is the proof for its own threads.
+/// Sends keepalive messages to the service manager as long as all loops turn. That this task runs proves it for the
+/// runtime's own threads.
 async fn keep_alive(complaints: impl Fn() -> Vec<String>, limit: Duration, manager: Arc<ServiceManager>) {
     let mut ticks = tokio::time::interval(limit / KEEP_ALIVES);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -1,7 +1,7 @@
 //! The service manager: sd_notify(3), its store of descriptors, and what it passes in (sd_listen_fds(3)).
 //!
-//! Listening sockets that it stores outlive a crash and a restart: connections wait for the next process instead of
-//! being refused. Without a service manager nothing here does anything.
+//! Listening sockets in its store outlive a crash and a restart: connections wait for the next process instead of being
+//! refused. Without a service manager this module does nothing.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::addr::VipAddr;
 use crate::sys::{fd_passing, inherited, socket};
 
-/// How long the service manager may take to see that another process is the main one.
+/// How long the service manager may take to notice that another process is the main one.
 const BARRIER_MAX: Duration = Duration::from_secs(1);
 
 /// Descriptors of one message to the store.
@@ -24,7 +24,7 @@ pub(super) struct ServiceManager {
 }
 
 impl ServiceManager {
-    /// The one that `NOTIFY_SOCKET` names, or none.
+    /// The manager named by `NOTIFY_SOCKET`, or none.
     pub(super) fn find() -> Self {
         let connected = std::env::var("NOTIFY_SOCKET").ok().map(|name| {
             let socket = UnixDatagram::unbound()?;
@@ -52,7 +52,7 @@ impl ServiceManager {
         self.send("READY=1\n", &[]);
     }
 
-    /// The loops turn. What [`watchdog`] says is how often it must hear that.
+    /// Reports that the loops turn. [`watchdog`] says how often the manager expects that.
     pub(super) fn alive(&self) {
         self.send("WATCHDOG=1\n", &[]);
     }
@@ -61,7 +61,7 @@ impl ServiceManager {
         self.send("STOPPING=1\n", &[]);
     }
 
-    /// Keeps listening sockets through a crash and a restart. Those that it has already are not kept twice.
+    /// Stores listening sockets for a crash and a restart. Sockets that are stored already are not stored twice.
     pub(super) fn store(&self, listeners: &[(VipAddr, OwnedFd)]) {
         let mut addresses: Vec<_> = listeners.iter().map(|(address, _)| *address).collect();
         addresses.sort_unstable();
@@ -75,12 +75,12 @@ impl ServiceManager {
         }
     }
 
-    /// Keeps the listening sockets of one address no longer.
+    /// Removes the listening sockets of one address from the store.
     pub(super) fn forget(&self, address: VipAddr) {
         self.send(&format!("FDSTOREREMOVE=1\nFDNAME={}\n", name(address)), &[]);
     }
 
-    /// Process `pid` is the main one from now on. Returns when the manager knows: had this process ended before, it
+    /// Makes process `pid` the main one. Returns when the manager knows it: if this process ended earlier, the manager
     /// would take that for the end of the service. Blocks.
     pub(super) fn evacuate(&self, pid: u32) {
         if !self.is_there() {
@@ -106,14 +106,15 @@ impl ServiceManager {
 /// Listening sockets that the service manager passed in. Call it before anything else is opened.
 pub(super) fn passed_listeners() -> Vec<(VipAddr, OwnedFd)> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u32>().ok();
-    // After an upgrade the variables are the first process's still.
+    // After an upgrade the variables still name the first process.
     if number("LISTEN_PID") != Some(std::process::id()) {
         return Vec::new();
     }
     let count = number("LISTEN_FDS").unwrap_or(0).min(PASSED_MAX);
     let fds = inherited::take_passed(FIRST_PASSED, count);
     let listeners = fds.into_iter().filter_map(|fd| Some((socket::listening_address(&fd)?, fd)));
-    // A socket unit's are blocking unless it says NonBlocking=yes (systemd.socket(5)): a worker would wait in accept(2) for ever.
+    // A socket unit's sockets are blocking unless it has NonBlocking=yes (systemd.socket(5)): a worker would wait in
+    // accept(2) for ever.
     let set = |(address, fd): &(VipAddr, OwnedFd)| match rustix::io::ioctl_fionbio(fd, true) {
         Ok(()) => true,
         Err(error) => {
@@ -124,14 +125,14 @@ pub(super) fn passed_listeners() -> Vec<(VipAddr, OwnedFd)> {
     listeners.filter(set).collect()
 }
 
-/// After which silence the service manager starts the process anew (`WatchdogSec=`, sd_watchdog_enabled(3)). After an upgrade
-/// `WATCHDOG_PID` is the first process's still, but the manager waits for the one that follows it.
+/// The silence after which the service manager restarts the process (`WatchdogSec=`, sd_watchdog_enabled(3)). After an
+/// upgrade `WATCHDOG_PID` still names the first process, but the manager watches its successor.
 pub(super) fn watchdog() -> Option<Duration> {
     let us = std::env::var("WATCHDOG_USEC").ok()?.parse().ok()?;
     Some(Duration::from_micros(us)).filter(|limit| !limit.is_zero())
 }
 
-/// A name may not hold a colon.
+/// A name must not contain a colon.
 fn name(address: VipAddr) -> String {
     format!("baton-{}", address.to_string().replace(':', "_"))
 }

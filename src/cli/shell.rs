@@ -1,4 +1,4 @@
-//! What a packager asks for: shell completions and the man page, made from the arguments themselves.
+//! Output for packagers: shell completions and the man page, generated from the arguments.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -22,7 +22,7 @@ pub(super) fn man<Arguments: CommandFactory>() -> ExitCode {
     }
 }
 
-/// A reader that has gone away, as `head` does, is no error worth words.
+/// If the reader has closed the pipe, as `head` does, that is no error.
 fn print(bytes: &[u8]) -> ExitCode {
     match io::stdout().write_all(bytes) {
         Ok(()) => ExitCode::SUCCESS,

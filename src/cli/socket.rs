@@ -1,11 +1,11 @@
-//! Where the admin socket of the instance in question is.
+//! Finds the instance's admin socket.
 
 use std::path::{Path, PathBuf};
 
 use super::output::CliError;
 
-/// As the configuration file at `config` says, else $BATON_SOCKET, else the default. Only the one key is looked at: an
-/// instance can also be spoken to while its file has errors.
+/// The path in the configuration file at `config`, or $BATON_SOCKET, or the default. It reads only this one key, so
+/// that commands work while the file has errors.
 pub(super) fn find(config: Option<&Path>) -> Result<PathBuf, CliError> {
     if let Some(path) = config {
         let unusable = |reason: String| CliError::Config { path: path.to_owned(), reason };

@@ -110,7 +110,7 @@ fn in_words(status: &Status, output: &Output) -> String {
     text
 }
 
-/// `baton peers` says more.
+/// Only a summary; `baton peers` shows more.
 fn fleet(fleet: &PeersReport, output: &Output) -> String {
     let peer = |it: &MemberView| {
         let synced = if it.synced { "" } else { ", not synced" };

@@ -1,4 +1,4 @@
-//! `baton upgrade`: replaces the running process and shows its flows going over.
+//! `baton upgrade`: replaces the running process and shows how its flows move.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -42,7 +42,7 @@ pub(super) fn upgrade(
     }
 }
 
-/// What `baton upgrade --check` of another release asks this binary.
+/// The answer of this binary to `baton upgrade --check` of another release.
 pub(super) fn upgrade_version() -> ExitCode {
     let hello = Hello::here().reading(ProgramReader { layout: LAYOUT, pins: None });
     println!("{}", serde_json::to_string(&hello).expect("it is plain data"));
@@ -105,7 +105,7 @@ fn check(client: &mut Client, asked: UpgradeRequest, output: &Output) -> Result<
     Ok(code)
 }
 
-/// A bar on a terminal, a line a step elsewhere.
+/// A bar on a terminal, a line per step elsewhere.
 fn show(progress: &UpgradeProgress, last_step: &mut String, output: &Output) -> Result<(), CliError> {
     if output.json {
         return output.json_line(progress);

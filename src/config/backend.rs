@@ -38,7 +38,7 @@ pub(super) fn read_all(section: &Section) -> Vec<Backend> {
     backends
 }
 
-/// An address or name as the file spells it.
+/// An address or name in the file's spelling.
 pub(super) fn place(target: &Target) -> String {
     match target {
         Target::Address(address) => address.to_string(),

@@ -7,7 +7,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::file::FileFault;
 
-/// Why a PEM file is of no use. Never quotes what the file holds: it may be a key.
+/// Why a PEM file is unusable. Never quotes the file's content, which may be a key.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PemFault {
     #[error(transparent)]
@@ -49,7 +49,7 @@ pub(super) fn expired_on(certificate: &CertificateDer, now: SystemTime) -> Optio
     (end_s < now_s).then(|| format!("{year:04}-{month:02}-{day:02}"))
 }
 
-/// Without rustls' "invalid peer certificate": there is no peer yet.
+/// Without rustls' "invalid peer certificate": no peer is involved yet.
 fn reason(error: &rustls::Error) -> String {
     match error {
         rustls::Error::InvalidCertificate(reason) => reason.to_string(),
@@ -101,7 +101,7 @@ fn not_after(certificate: &[u8]) -> Option<[i64; 6]> {
     ((1..=12).contains(&time[1])).then_some(time)
 }
 
-/// Tag, content and what follows of the first DER element.
+/// Tag and content of the first DER element, and the rest.
 fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&tag, rest) = bytes.split_first()?;
     let (&first, rest) = rest.split_first()?;

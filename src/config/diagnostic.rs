@@ -1,4 +1,4 @@
-//! What is wrong in a file, and where.
+//! Errors and warnings in a file, with their places.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Config;
 
-/// A file that was taken.
+/// A valid file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loaded {
     pub config: Config,
@@ -15,7 +15,7 @@ pub struct Loaded {
     pub warnings: Vec<Diagnostic>,
 }
 
-/// A file that was not taken: every error in it, at least one.
+/// An invalid file: every error in it, at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejected {
     /// In the order of their lines.
@@ -48,7 +48,7 @@ impl fmt::Display for Rejected {
 pub enum Severity {
     /// The file is rejected.
     Error,
-    /// The file is taken, yet probably not what was meant.
+    /// The file is valid, but probably does not mean what its author intended.
     Warning,
 }
 
@@ -56,7 +56,7 @@ pub enum Severity {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Diagnostic {
     pub severity: Severity,
-    /// As it was given to the loader, without what is not UTF-8 in it.
+    /// The path given to the loader, without parts that are not UTF-8.
     pub file: String,
     /// From 1; never beyond the last line.
     pub line: u32,
@@ -64,11 +64,11 @@ pub struct Diagnostic {
     pub column: u32,
     /// The whole dotted key, such as `frontend[0].backend[2].address`; `file` or `syntax` where no key can be named.
     pub key: String,
-    /// What is wrong, and with which part of the file.
+    /// The error, and the part of the file that it concerns.
     pub message: String,
-    /// What is allowed, and what was found instead; for a warning what is advised.
+    /// The allowed values, and the one found; for a warning the advice.
     pub help: String,
-    /// `None`: there is nothing to show, or too much.
+    /// `None`: there is no text to show, or too much.
     pub quote: Option<Quote>,
 }
 
@@ -89,8 +89,8 @@ impl fmt::Display for Diagnostic {
 }
 
 impl Diagnostic {
-    /// Over several lines, as rustc has it: the sentence, the place, the line with the part marked. Without a newline at the
-    /// end. What a terminal would obey, such as an escape in the line, is replaced.
+    /// In several lines, as rustc does: the sentence, the place, and the line with the part marked. Without a newline
+    /// at the end. Control characters in the quoted line, such as an escape, are replaced.
     pub fn render(&self, colour: bool) -> String {
         let renderer = if colour { Renderer::styled() } else { Renderer::plain() };
         let level = match self.severity {
@@ -104,7 +104,7 @@ impl Diagnostic {
             return renderer.render(&[title.element(origin).element(Level::HELP.message(&*self.help))]);
         };
         let mark = AnnotationKind::Primary.span(*from..*to);
-        // Beside the mark as long as an ordinary terminal has room for it there.
+        // Beside the mark if an ordinary terminal has room for it there.
         let beside = text[..*to].chars().count() + self.help.chars().count() <= BESIDE_CHARS_MAX;
         let mark = if beside { mark.label(&*self.help) } else { mark };
         let group = title.element(Snippet::source(&**text).line_start(line).path(&*self.file).annotation(mark));

@@ -1,4 +1,4 @@
-//! One file while it is read: its lines, and all that was found wrong so far.
+//! One file while it is read: its lines, and all errors so far.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,16 +12,16 @@ use super::diagnostic::{Diagnostic, Quote, Severity};
 use super::foreign;
 use super::kind::quote;
 
-/// Where in the file something stands.
+/// A place in the file.
 #[derive(Clone, Debug)]
 pub(super) struct Location {
     /// The whole dotted key.
     pub key: String,
-    /// In bytes. `None`: it is missing in the whole file.
+    /// In bytes. `None`: it is nowhere in the file.
     pub span: Option<Range<usize>>,
 }
 
-/// Collects findings. Reading goes on after each, so that one run reports them all.
+/// Collects findings. Reading continues after each, so that one run reports all.
 #[derive(Debug)]
 pub(super) struct Document<'t> {
     path: &'t Path,
@@ -29,7 +29,7 @@ pub(super) struct Document<'t> {
     /// The offset in bytes at which each line begins.
     line_starts: Vec<usize>,
     findings: RefCell<Vec<Diagnostic>>,
-    /// Findings that are counted and no longer kept.
+    /// Number of findings beyond the limit, which are not kept.
     surplus: RefCell<BTreeMap<Severity, usize>>,
     known: RefCell<BTreeSet<String>>,
 }
@@ -84,7 +84,7 @@ impl<'t> Document<'t> {
         errors.is_empty().then_some(table)
     }
 
-    /// The line of a byte, from 1. What lies beyond the end counts to the last line.
+    /// The line of a byte, from 1. A byte beyond the end counts as in the last line.
     pub(super) fn line(&self, offset: usize) -> u32 {
         self.line_starts.partition_point(|start| *start <= offset).max(1) as u32
     }
@@ -97,17 +97,17 @@ impl<'t> Document<'t> {
         self.find(Severity::Warning, place, message.into(), help.into());
     }
 
-    /// A path that the file names: relative ones begin at the file's own directory.
+    /// A path in the file: relative ones begin at the file's own directory.
     pub(super) fn resolve(&self, named: &str) -> PathBuf {
         self.path.parent().unwrap_or(Path::new("")).join(named)
     }
 
-    /// Notes that `pattern`, a dotted key without indices, is one that a file may hold.
+    /// Records that a file may hold `pattern`, a dotted key without indices.
     pub(super) fn know(&self, pattern: String) {
         self.known.borrow_mut().insert(pattern);
     }
 
-    /// Every dotted key without indices that was asked for.
+    /// Every recorded key.
     pub(super) fn known(&self) -> BTreeSet<String> {
         self.known.borrow().clone()
     }
@@ -143,7 +143,7 @@ impl<'t> Document<'t> {
         self.findings.borrow_mut().push(Diagnostic { severity, file, line, column, key, message, help, quote });
     }
 
-    /// Line and column of `span`, and the line with what of the span lies in it.
+    /// Line and column of `span`, and the line with the part of the span in it.
     fn quote(&self, span: Range<usize>) -> (u32, u32, Option<Quote>) {
         let line = self.line(span.start);
         let start = self.line_starts[line as usize - 1];
@@ -175,9 +175,9 @@ impl<'t> Document<'t> {
 }
 
 const A_VALUE: &str = "text or a duration in quotes, a number, true, false or [ ]";
-/// A longer line says more than anybody can read beside a mark.
+/// A longer line is unreadable beside a mark.
 const QUOTED_BYTES_MAX: usize = 400;
-/// A file that is wrong all over, such as one of another program, must not fill the log.
+/// A file with errors everywhere, such as another program's, must not fill the log.
 const FINDINGS_MAX: usize = 1000;
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ pub(super) fn read(section: &Section, has_peers: bool) -> FailoverSettings {
     settings
 }
 
-/// keepalived reads the same file, wherever Baton was started.
+/// keepalived reads the same file, whatever Baton's working directory.
 fn track_file(section: &Section, named: &str) -> Option<PathBuf> {
     let path = Path::new(named);
     if !path.is_absolute() || path.is_dir() {
@@ -52,5 +52,5 @@ fn track_file(section: &Section, named: &str) -> Option<PathBuf> {
 }
 
 const KEYS: [&str; 5] = ["challenge", "resets_per_second", "guard", "priority", "track_file"];
-/// TCP sends again after 200 ms, 600 ms, 1.4 s, 3 s: a longer guard makes clients wait for nothing.
+/// TCP repeats a packet after 200 ms, 600 ms, 1.4 s, 3 s: a longer guard only delays clients.
 const GUARD: Time = Time { zero: Some("not at all"), ..time(Duration::from_millis(100), Duration::from_secs(30)) };

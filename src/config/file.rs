@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// No configuration or certificate bundle is near this; what is larger was named by mistake.
+/// No configuration or certificate bundle is near this size; a larger file was named by mistake.
 pub(super) const SIZE_MAX_BYTES: u64 = 1024 * 1024;
 
 /// Why a file was not read.
@@ -26,7 +26,7 @@ pub enum FileFault {
     Unreadable(#[source] io::Error),
 }
 
-/// All of a regular file of at most 1 MiB.
+/// Reads a regular file of at most 1 MiB.
 pub fn read(path: &Path) -> Result<Vec<u8>, FileFault> {
     // O_NONBLOCK: opening a FIFO would otherwise wait for its writer, for ever.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(fault)?;

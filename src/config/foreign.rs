@@ -1,20 +1,20 @@
-//! Files of other programs, given by mistake or in hope.
+//! Files of other programs that somebody gives to Baton by mistake.
 
 use std::ops::Range;
 
 use super::PeerKey;
 
-/// What to do with a configuration of HAProxy.
+/// Advice for an HAProxy configuration.
 pub(super) const ADVICE: &str = "write a [[frontend]] with name and listen for each bind, and a [[frontend.backend]] with name and address for each server";
 
-/// What `text` is if it may be secret, in which case no word of it is repeated: terminals and logs have other readers.
+/// The kind of `text` if it may be secret. Then no message may quote it: terminals and logs have other readers.
 pub(super) fn secret(text: &str) -> Option<&'static str> {
     let is_key = PeerKey::parse(text.trim()).is_some();
     if is_key { Some("a key for peers") } else { text.contains("-----BEGIN ").then_some("a PEM file") }
 }
 
-/// Where the first section of an HAProxy configuration (configuration.txt, section 2) stands in `text`, if there is one and
-/// no table of TOML.
+/// The place of the first section of an HAProxy configuration (configuration.txt, section 2) in `text`, if it has one
+/// and no table of TOML.
 pub(super) fn haproxy_section(text: &str) -> Option<Range<usize>> {
     if text.lines().any(|line| line.trim_start().starts_with('[')) {
         return None;

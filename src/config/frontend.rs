@@ -15,7 +15,7 @@ use crate::addr::{SourceMask, VipAddr};
 use crate::model::balance::Balance;
 use crate::model::duration::display;
 
-/// A frontend, and where in the file its addresses stand. Its values are meaningless once an error was reported.
+/// A frontend, and the places of its addresses in the file. After an error its values are meaningless.
 pub(super) struct Read {
     pub frontend: Frontend,
     pub listen: Vec<Element<VipAddr>>,
@@ -57,7 +57,7 @@ pub(super) fn read(section: &Section, reset_within: Duration) -> Read {
     Read { frontend, listen }
 }
 
-/// A frontend as it is when the file says nothing of it: for the last flows of one that the file no longer has.
+/// A frontend with default settings: for the last flows of one that the file no longer has.
 pub fn by_default(name: &str) -> Frontend {
     let document = Document::new(Path::new("defaults"), "");
     let nothing = DeTable::new();
@@ -143,8 +143,8 @@ fn keepalive(section: &Section) -> Keepalive {
     let idle = section.read_or("keepalive_idle", &KEEPALIVE, Duration::from_secs(10));
     let interval = section.read_or("keepalive_interval", &KEEPALIVE, Duration::from_secs(5));
     let user_timeout = section.read_or("user_timeout", &USER_TIMEOUT, Duration::from_secs(30));
-    // The kernel counts user_timeout from the last segment that came, the idle time before the first probe included, and
-    // then ends a flow with any probe unanswered, whatever their count (net/ipv4/tcp_timer.c, tcp_keepalive_timer).
+    // The kernel counts user_timeout from the last received segment, including the idle time before the first probe,
+    // and then ends a flow with any unanswered probe, whatever their count (net/ipv4/tcp_timer.c, tcp_keepalive_timer).
     let second_probe = idle.value + interval.value;
     let refused = user_timeout.is_refused() || idle.is_refused() || interval.is_refused();
     if user_timeout.value <= second_probe && !refused {
@@ -230,5 +230,5 @@ const KEEPALIVE: Time = Time { whole_seconds: true, ..time(Duration::from_secs(1
 const USER_TIMEOUT: Time = time(Duration::from_millis(500), Duration::from_secs(7200));
 const PROXY_HEADER_TIMEOUT: Time = time(Duration::from_millis(10), Duration::from_secs(60));
 const MIN_IDLE: Time = time(Duration::from_millis(100), DAY);
-/// HTTP/2 clients of an apiserver ping a silent connection after 30 s; below twice that an idle watch is in danger.
+/// HTTP/2 clients of an apiserver ping a silent connection after 30 s; a limit below twice that would end idle watches.
 const QUIET_WATCH: Duration = Duration::from_secs(60);

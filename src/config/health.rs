@@ -7,7 +7,7 @@ use super::section::{Field, Section};
 use super::{Damping, Health, ProbeKind, tls};
 use crate::model::duration::display;
 
-/// Reads the table. The value is meaningless once an error was reported.
+/// Reads the table. After an error the value is meaningless.
 pub(super) fn read(section: &Section, reset_within: Duration) -> Health {
     let kind = section.read_or("kind", &KIND, ProbeKind::Tcp);
     let path = section.read_or("path", &UrlPath, "/readyz".into());
@@ -55,10 +55,10 @@ pub(super) fn read(section: &Section, reset_within: Duration) -> Health {
     health
 }
 
-/// The longest time from a backend's silent death to the last RST to its clients: it died just after a probe, and
-/// every probe after that runs into its timeout.
+/// The longest time from a backend's silent death to the last RST to its clients: it died just after a probe, and every
+/// later probe runs into its timeout.
 pub fn reset_after_silence(health: &Health, reset_within: Duration) -> Duration {
-    // Intervals are counted from start to start, and a probe that still waits delays the next.
+    // Intervals count from start to start, and a probe that still waits delays the next.
     let between = health.timeout.max(health.fast_interval);
     health.interval + between * health.reset_fall.saturating_sub(1) + health.timeout + reset_within
 }
@@ -97,7 +97,7 @@ fn warn_of_unused(section: &Section, kind: &Field<ProbeKind>, path: bool, host: 
     }
 }
 
-/// The key `kind` as the file spells it.
+/// The key `kind` in the file's spelling.
 pub(super) fn spelled(kind: &Field<ProbeKind>) -> String {
     let word = KIND.0.iter().find(|(_, meaning)| *meaning == kind.value).map_or("", |(word, _)| word);
     format!("kind = {word:?}{}", if kind.is_given() { "" } else { " (the default)" })
@@ -134,7 +134,7 @@ const LEASE_RENEWAL: Duration = Duration::from_secs(10);
 mod tests {
     use super::*;
 
-    /// The promise for a backend that dies in silence, at the defaults.
+    /// The promised time for a backend that dies silently, with the defaults.
     #[test]
     fn at_the_defaults_the_last_client_is_reset_within_two_and_a_half_seconds() {
         let health = crate::config::tests::minimal().frontends[0].health.clone();

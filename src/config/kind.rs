@@ -1,4 +1,4 @@
-//! What a value may be: each kind reads one value and says in words what it allows.
+//! The kinds of values: each reads one value and describes in words the values that it allows.
 
 mod address;
 
@@ -14,13 +14,13 @@ use crate::model::duration;
 pub(super) trait Kind {
     type Value;
 
-    /// `None`: not of this kind, or out of its range.
+    /// `None`: the value is of another kind, or out of range.
     fn read(&self, value: &DeValue) -> Option<Self::Value>;
 
     /// Completes "expected ...".
     fn allowed(&self) -> String;
 
-    /// Completes "found ...", of a value that was not read.
+    /// Completes "found ...", for a value that was refused.
     fn found(&self, value: &DeValue) -> String {
         show(value)
     }
@@ -61,7 +61,7 @@ pub(super) struct Time {
 #[derive(Debug)]
 pub(super) struct OneOf<T: 'static>(pub &'static [(&'static str, T)]);
 
-/// What shows up in commands, logs and metric labels.
+/// A name that commands, logs and metric labels show.
 #[derive(Debug)]
 pub(super) struct Name;
 
@@ -81,14 +81,14 @@ pub(super) const fn time(min: Duration, max: Duration) -> Time {
     Time { min, max, zero: None, whole_seconds: false }
 }
 
-/// `text` as a message shows it: in quotes, escaped, cut to a readable length.
+/// `text` for a message: in quotes, escaped, cut to a readable length.
 pub(super) fn quote(text: &str) -> String {
     let head: String = text.chars().take(SHOWN_CHARS_MAX).collect();
     let rest = if head.len() < text.len() { " ..." } else { "" };
     format!("{head:?}{rest}")
 }
 
-/// A value as a message shows it.
+/// A value for a message.
 pub(super) fn show(value: &DeValue) -> String {
     match value {
         DeValue::String(text) => quote(text),
@@ -246,7 +246,7 @@ fn shorten(text: &str) -> String {
 }
 
 const SHOWN_CHARS_MAX: usize = 60;
-/// Those that lie in the range are shown with it.
+/// Examples for messages: those within the range.
 const SAMPLES_MS: [(&str, u64); 3] = [("500ms", 500), ("2s", 2000), ("1m30s", 90_000)];
 /// As long as a DNS label.
 const NAME_LENGTH_MAX: usize = 63;

@@ -1,4 +1,4 @@
-//! From a file to a [`Config`], or to all that is wrong with it.
+//! From a file to a [`Config`], or to all its errors.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -18,7 +18,7 @@ pub fn load(path: &Path) -> Result<Loaded, Rejected> {
     check(path, file::read(path))
 }
 
-/// Checks what was read of the file at `path`, and reads the certificate files that it names.
+/// Checks the bytes `read` of the file at `path`, and reads the certificate files that it names.
 pub fn check(path: &Path, read: Result<Vec<u8>, FileFault>) -> Result<Loaded, Rejected> {
     let rejected = |line, message: String, help: &str| {
         let (file, key, help) = (path.display().to_string(), "file".into(), help.to_owned());
@@ -38,7 +38,7 @@ pub fn check(path: &Path, read: Result<Vec<u8>, FileFault>) -> Result<Loaded, Re
     parse(&text, path)
 }
 
-/// Checks `text`. `path` names it in messages, and files that it names are looked for beside `path`.
+/// Checks `text`. Messages call it `path`, and files that it names are looked for beside `path`.
 pub fn parse(text: &str, path: &Path) -> Result<Loaded, Rejected> {
     let document = Document::new(path, text);
     let config = read(&document);
@@ -49,14 +49,14 @@ pub fn parse(text: &str, path: &Path) -> Result<Loaded, Rejected> {
     }
 }
 
-/// What a file means that says nothing beside these frontends.
+/// The configuration of a file that has only these frontends.
 #[allow(dead_code, reason = "for tests")]
 pub fn by_default(frontends: Vec<Arc<Frontend>>) -> Config {
     let nothing = read(&Document::new(Path::new("defaults"), "")).expect("no text has no fault of syntax");
     Config { frontends, ..nothing }
 }
 
-/// `None` after a syntax error; otherwise meaningless once an error was reported.
+/// `None` after a syntax error; after any other error the value is meaningless.
 fn read(document: &Document) -> Option<Config> {
     let table = document.syntax()?;
     let root = Section::root(document, table.get_ref());
@@ -108,7 +108,7 @@ fn refuse_twice(document: &Document, listen: &[Element<VipAddr>], admin_http: Op
     }
 }
 
-/// The instances of a fleet look after the addresses that their files name.
+/// The instances of a fleet serve the addresses that their files name.
 fn warn_of_unnamed(document: &Document, listen: &[Element<VipAddr>]) {
     let is_vip = |ip: IpAddr| !ip.is_unspecified() && !ip.is_loopback();
     let is_named = |port| listen.iter().any(|element| element.value.port() == port && is_vip(element.value.ip()));

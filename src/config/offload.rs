@@ -54,7 +54,7 @@ pub(super) fn read(section: &Section, max_connections: Option<u32>) -> OffloadSe
     settings
 }
 
-/// What other instances may have been offloaded is held here as well. `instances`: of the fleet, this one among them.
+/// The map also holds the other instances' offloaded flows. `instances`: number in the fleet, with this one.
 pub(super) fn warn_of_fleet(
     section: &Section,
     settings: &OffloadSettings,
@@ -106,7 +106,7 @@ impl Kind for InterfaceName {
     }
 }
 
-/// A folder of its own in a BPF file system, made if need be.
+/// A folder of its own in a BPF file system, made if needed.
 struct PinsFolder;
 
 impl Kind for PinsFolder {
@@ -125,7 +125,7 @@ impl Kind for PinsFolder {
 
 const MODE: OneOf<OffloadMode> =
     OneOf(&[("auto", OffloadMode::Auto), ("off", OffloadMode::Off), ("require", OffloadMode::Require)]);
-/// Without effect while nothing is offloaded.
+/// Keys without effect while offload is off.
 const KEYS: [&str; 5] = ["interfaces", "max_flows", "after_round_trips", "after", "pins"];
 const FLOWS_MAX: u32 = 4_000_000;
 /// IFNAMSIZ is 16, with the NUL.

@@ -68,7 +68,7 @@ fn peers(section: &Section, own: Option<&InstanceName>, listen: Option<SocketAdd
     peers
 }
 
-/// Why a file is no key. Never quotes what the file holds.
+/// Why a file is not a key. Never quotes the file's content.
 #[derive(Debug, thiserror::Error)]
 enum KeyFault {
     #[error(transparent)]
@@ -77,7 +77,7 @@ enum KeyFault {
     NotAKey,
 }
 
-/// With where it is.
+/// The key, with its path.
 fn key(section: &Section, is_there: bool) -> Option<(PathBuf, PeerKey)> {
     let named = wanted(section, is_there, "key_file", &FilePath)?;
     let path = section.document.resolve(&named);
@@ -94,7 +94,7 @@ fn key(section: &Section, is_there: bool) -> Option<(PathBuf, PeerKey)> {
     }
 }
 
-/// The key before the last rotation. A file that is not there is none: it is there only while keys change.
+/// The key before the last rotation. The file exists only during a rotation, so none is no error.
 fn previous_key(section: &Section) -> Option<PeerKey> {
     let named = section.read("key_file_previous", &FilePath).value?;
     let path = section.document.resolve(&named);
@@ -134,17 +134,17 @@ fn read_key(path: &Path) -> Result<PeerKey, KeyFault> {
 }
 
 impl Peers {
-    /// All that count, the one that is offered first.
+    /// All valid keys, first the one that this instance offers.
     pub fn keys(&self) -> Vec<PeerKey> {
         std::iter::once(&self.key).chain(&self.key_previous).cloned().collect()
     }
 
-    /// Where beats beside the link come in.
+    /// The UDP port for incoming beats.
     pub fn beat_port(&self) -> u16 {
         self.beat_port.unwrap_or(self.listen.port())
     }
 
-    /// The same at each peer.
+    /// The beats' port of each peer.
     pub fn beat_ports(&self) -> impl Iterator<Item = (InstanceName, u16)> {
         self.peers.iter().map(|peer| (peer.name.clone(), self.beat_port.unwrap_or(peer.address.port())))
     }
@@ -153,7 +153,7 @@ impl Peers {
 impl PeerKey {
     pub const BYTES: usize = 32;
 
-    /// From hexadecimal digits.
+    /// Parses hexadecimal digits.
     pub fn parse(text: &str) -> Option<Self> {
         let mut key = [0; Self::BYTES];
         let digits = text.as_bytes();
@@ -166,13 +166,13 @@ impl PeerKey {
         Some(Self(key))
     }
 
-    /// As [`PeerKey::parse`] reads it.
+    /// The form that [`PeerKey::parse`] reads.
     pub fn spell(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
-/// The value of `key`; its absence is an error if the table is there.
+/// The value of `key`; its absence is an error if the table exists.
 fn wanted<K: Kind>(section: &Section, is_there: bool, key: &str, kind: &K) -> Option<K::Value> {
     if is_there { section.require(key, kind) } else { section.read(key, kind).value }
 }

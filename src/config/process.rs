@@ -21,7 +21,7 @@ pub(super) fn admin(section: &Section) -> Admin {
              backends",
         );
     }
-    // A refused address is none, so that no listening address is said to be the same as the default.
+    // A refused address counts as none, so that no listening address is reported as equal to the default.
     let refused = http.is_refused();
     Admin { http: http.value.filter(|_| !refused), socket: socket.value }
 }
@@ -52,12 +52,12 @@ pub(super) fn log(section: &Section) -> Log {
     }
 }
 
-/// A cap on how many: absent or 0 is none.
+/// A cap: absent or 0 means none.
 pub(super) fn cap(section: &Section, key: &str) -> Option<u32> {
     section.read(key, &CAP).value.filter(|cap| *cap > 0)
 }
 
-/// Where the read-only HTTP is served; the empty string is off.
+/// The address of the read-only HTTP server; the empty string turns it off.
 struct AdminHttp;
 
 impl Kind for AdminHttp {

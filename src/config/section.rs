@@ -1,4 +1,4 @@
-//! Reads a table key by key. What is wrong is noted and read as absent, so that reading goes on to the next key.
+//! Reads a table key by key. A wrong value is reported and then counts as absent, so that reading continues.
 
 use std::ops::Range;
 
@@ -18,11 +18,11 @@ pub(super) struct Section<'d> {
     path: String,
     title: Title,
     table: Option<&'d DeTable<'d>>,
-    /// Of its header, or of its parent's if it is absent. `None`: of none, and this is the whole file.
+    /// The place of its header, or of its parent's if it is absent. `None`: the whole file, which has no header.
     header: Option<Range<usize>>,
 }
 
-/// What a key held.
+/// The value of a key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Field<T> {
     pub value: T,
@@ -34,7 +34,7 @@ pub(super) enum Origin {
     /// The key is absent: the value is the default.
     Absent,
     Given,
-    /// It was wrong and is reported: the value is the default, and comparing it with others would only mislead.
+    /// The value was wrong and is reported: the value here is the default, and a comparison with it would only mislead.
     Refused,
 }
 
@@ -48,12 +48,12 @@ impl<T> Field<T> {
     }
 }
 
-/// One element of a list that can be complained about later.
+/// One element of a list, for later errors about it.
 #[derive(Clone, Debug)]
 pub(super) struct Element<T> {
     pub value: T,
     pub place: Location,
-    /// As a message calls it: `element 2 of "listen" in frontend "apiserver"`.
+    /// Its name in messages: `element 2 of "listen" in frontend "apiserver"`.
     pub name: String,
 }
 
@@ -90,7 +90,7 @@ impl<'d> Section<'d> {
         field.value
     }
 
-    /// The good elements of the array `key`; none if it is absent.
+    /// The valid elements of the array `key`; none if it is absent.
     pub(super) fn list<K: Kind>(&self, key: &str, kind: &K) -> Vec<Element<K::Value>> {
         let Some(value) = self.value(key) else { return Vec::new() };
         let Some(items) = value.get_ref().as_array() else {
@@ -154,7 +154,7 @@ impl<'d> Section<'d> {
         self.document.error(&self.place(key), message, help);
     }
 
-    /// Reports that the value of `key` is `found` and not what is `allowed`.
+    /// Reports that the value of `key` is `found` instead of one that is `allowed`.
     pub(super) fn refuse_value(&self, key: &str, allowed: &str, found: &str) {
         self.refuse(key, invalid(&self.name(key)), expected(allowed, found));
     }
@@ -164,12 +164,12 @@ impl<'d> Section<'d> {
         self.document.warning(&self.place(key), message, help);
     }
 
-    /// As a message calls the table: `[admin]`, `backend "cp1" of frontend "apiserver"`. Empty: the whole file.
+    /// The table's name in messages: `[admin]`, `backend "cp1" of frontend "apiserver"`. Empty: the whole file.
     pub(super) fn title(&self) -> &str {
         self.title.words()
     }
 
-    /// As a message calls `key`: `"weight" in backend "cp1" of frontend "apiserver"`.
+    /// The name of `key` in messages: `"weight" in backend "cp1" of frontend "apiserver"`.
     pub(super) fn name(&self, key: &str) -> String {
         self.title.name(key)
     }
@@ -184,7 +184,8 @@ impl<'d> Section<'d> {
         value.is_none_or(|value| value.get_ref().as_array().is_some_and(|items| items.is_empty()))
     }
 
-    /// The value of `key` if it begins on the line of the key; or the key; or, if it is absent, the table's header.
+    /// The place of the value of `key` if it begins on the line of the key; or of the key; or, if it is absent, of the
+    /// table's header.
     pub(super) fn place(&self, key: &str) -> Location {
         let entry = self.table.and_then(|table| table.get_key_value(key));
         let span = entry.map(|(name, value)| {
@@ -204,7 +205,7 @@ impl<'d> Section<'d> {
         join(&self.path, key)
     }
 
-    /// Reports each key that nobody has asked for. For the root, once all is read.
+    /// Reports each key that no code has read. Call it for the root, after all reads.
     pub(super) fn refuse_unknown_keys(&self) {
         let known: Vec<String> = self.document.known().into_iter().collect();
         if let Some(table) = self.table {

@@ -1,6 +1,6 @@
 //! Did you mean ...?
 
-/// The one of `words` closest to `typed`, if it is close enough to be a slip of the finger.
+/// The closest of `words` to `typed`, if it is close enough to be a typing error.
 pub(super) fn closest<'w>(typed: &str, words: impl IntoIterator<Item = &'w str>) -> Option<&'w str> {
     if typed.len() > LENGTH_MAX {
         return None;
@@ -9,7 +9,7 @@ pub(super) fn closest<'w>(typed: &str, words: impl IntoIterator<Item = &'w str>)
     (near.0 <= (near.1.len() / 3).max(1)).then_some(near.1)
 }
 
-/// Longer keys are not slips, and the distance costs the product of both lengths.
+/// Longer keys are no typing errors, and the distance costs the product of both lengths.
 const LENGTH_MAX: usize = 64;
 
 /// Levenshtein's edit distance, with a dash and an underscore being the same.

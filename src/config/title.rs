@@ -1,4 +1,4 @@
-//! How a person names a table of the file: by the name that it was given rather than by its number.
+//! The name of a table in messages: by its own name rather than by its number.
 
 use toml::de::{DeTable, DeValue};
 
@@ -8,7 +8,7 @@ use super::kind::quote;
 pub(super) struct Title {
     /// `[admin]`, `backend "cp1" of frontend "apiserver"`; empty for the whole file.
     words: String,
-    /// The element of a list that it is or lies in, such as `frontend "apiserver"`.
+    /// The list's element that it is, or that contains it, such as `frontend "apiserver"`.
     owner: Option<String>,
 }
 
@@ -17,7 +17,7 @@ impl Title {
         Self { words: String::new(), owner: None }
     }
 
-    /// Of the table `[pattern]` in this one.
+    /// The title of the table `[pattern]` in this one.
     pub(super) fn table(&self, pattern: &str) -> Self {
         let words = match &self.owner {
             Some(owner) => format!("[{pattern}] of {owner}"),
@@ -26,7 +26,7 @@ impl Title {
         Self { words, owner: self.owner.clone() }
     }
 
-    /// Of `table`, the `index`th `[[pattern]]` in this one, from 0.
+    /// The title of `table`, the `index`th `[[pattern]]` in this one, from 0.
     pub(super) fn element(&self, pattern: &str, index: usize, table: &DeTable) -> Self {
         let kind = pattern.rsplit('.').next().unwrap_or(pattern);
         let name = table.get("name").and_then(|name| DeValue::as_str(name.get_ref())).filter(|name| !name.is_empty());
@@ -45,7 +45,7 @@ impl Title {
         &self.words
     }
 
-    /// Of `key` in this table.
+    /// The name of `key` in this table.
     pub(super) fn name(&self, key: &str) -> String {
         if self.words.is_empty() { quote(key) } else { format!("{} in {}", quote(key), self.words) }
     }

@@ -84,18 +84,18 @@ pub(super) fn read(section: &Section, kind: &Field<ProbeKind>) -> Option<ProbeTl
     Some(ProbeTls { client: Arc::new(client), server_name, fingerprint })
 }
 
-/// How a backend's certificate is judged.
+/// The checks of a backend's certificate.
 enum Verify {
     /// Chain, name and dates, against these.
     Against(Vec<CertificateDer<'static>>),
-    /// Only that the backend holds its certificate's key.
+    /// Only that the backend has its certificate's key.
     Nothing,
 }
 
 type ClientIdentity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 fn client_config(verify: Verify, identity: Option<ClientIdentity>) -> Result<ClientConfig, rustls::Error> {
-    // The provider is named: a process default may be another one, or none.
+    // An explicit provider: the process default may be another one, or none.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
     let builder = match verify {
@@ -112,7 +112,7 @@ fn client_config(verify: Verify, identity: Option<ClientIdentity>) -> Result<Cli
     }
 }
 
-/// Settings and contents: what decides how a probe behaves.
+/// Digest of the settings and contents that determine how a probe behaves.
 fn fingerprint(verify: &Verify, identity: Option<&ClientIdentity>, alpn: &[Vec<u8>]) -> u64 {
     let mut hasher = DefaultHasher::new();
     match verify {
@@ -167,8 +167,8 @@ fn refuse_file(section: &Section, key: &str, path: &str, fault: &PemFault, what:
     section.refuse(key, message, format!("expected a readable PEM file with a whole {what}"));
 }
 
-/// A warning and no error: a CA's dates are not part of the chain's verification (RFC 5280 section 6.1), and a
-/// certificate that expires must not turn the next reload into a failure.
+/// A warning, not an error: a CA's dates are not part of the chain's verification (RFC 5280 section 6.1), and a
+/// certificate that expires must not make the next reload fail.
 fn warn_if_expired(section: &Section, key: &str, path: &str, certificates: &[CertificateDer]) {
     for (index, certificate) in certificates.iter().enumerate() {
         if let Some(day) = certificate::expired_on(certificate, SystemTime::now()) {
@@ -191,8 +191,8 @@ fn refuse_identity(section: &Section, error: &rustls::Error) {
     section.refuse("client_key_file", message, "expected the private key of the first certificate in client_cert_file");
 }
 
-/// Accepts any chain and name. The handshake's signature is still verified, so that the peer at least holds the
-/// key of the certificate that it shows.
+/// Accepts any chain and name. The handshake's signature is still verified, so the peer at least has the key of its
+/// certificate.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 
@@ -241,7 +241,7 @@ mod tests {
     use rustls::{ClientConnection, ServerConfig, ServerConnection};
     use rustls_pki_types::pem::PemObject;
 
-    /// A CA, and what it signed for `backend.test`.
+    /// A CA, and the certificate that it signed for `backend.test`.
     struct Authority {
         issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
         certificate: rcgen::Certificate,
@@ -283,7 +283,7 @@ mod tests {
         let key = PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes()).unwrap();
         let key = provider.key_provider.load_private_key(key).unwrap();
         let mut certs = ResolvesServerCertUsingSni::new();
-        // Not checked to belong together: a liar would not check either.
+        // Not checked to belong together: an attacker would not check either.
         certs.add("backend.test", CertifiedKey::new(vec![chain.der().clone()], key)).unwrap();
         let builder =
             ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions().unwrap();
@@ -298,7 +298,7 @@ mod tests {
         server
     }
 
-    /// A handshake in memory; the protocol that was agreed on.
+    /// A handshake in memory; returns the negotiated protocol.
     fn handshake(client: &ProbeTls, server: ServerConfig) -> Result<Option<Vec<u8>>, rustls::Error> {
         let name = "backend.test".try_into().unwrap();
         let mut client = ClientConnection::new(client.client.clone(), name).unwrap();

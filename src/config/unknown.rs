@@ -1,4 +1,4 @@
-//! Keys that nobody has asked for, and what may have been meant by them.
+//! Unknown keys, with a guess at the intended ones.
 
 use toml::de::{DeTable, DeValue};
 
@@ -7,7 +7,7 @@ use super::section::join;
 use super::title::Title;
 use super::{renamed, spelling};
 
-/// Reports each key of the file that is not among the `known`, dotted and without indices.
+/// Reports each key of the file that is not in `known`, which are dotted and without indices.
 pub(super) fn refuse(document: &Document, known: &[String], root: &DeTable) {
     Search { document, known }.walk(root, "", "", &Title::root());
 }
@@ -18,7 +18,7 @@ struct Search<'s> {
 }
 
 impl Search<'_> {
-    /// In the table `path`, which without indices is `pattern`.
+    /// In the table `path`, whose form without indices is `pattern`.
     fn walk(&self, table: &DeTable, path: &str, pattern: &str, title: &Title) {
         for (name, value) in table {
             let (path, whole) = (join(path, name.get_ref()), join(pattern, name.get_ref()));
@@ -39,13 +39,13 @@ impl Search<'_> {
                         }
                     }
                 }
-                // Not a table: what read it has said what is wrong, if anything.
+                // Not a table: its reader has reported errors, if any.
                 _ => {}
             }
         }
     }
 
-    /// What may have been meant by the unknown `name` in the table `pattern`.
+    /// The key that was probably intended by the unknown `name` in the table `pattern`.
     fn suggestion(&self, name: &str, pattern: &str) -> String {
         let siblings: Vec<&str> = self.known.iter().filter_map(|whole| child(whole, pattern)).collect();
         let elsewhere = || self.known.iter().find(|whole| whole.rsplit('.').next() == Some(name));

@@ -1,11 +1,11 @@
-//! Listening sockets on loopback: bound at once after a restart, or on whichever port is free.
+//! Listening sockets on loopback: bound at once after a restart, or on a free port.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use tokio::net::{TcpListener, TcpSocket};
 
-/// Listens on `address`, also while connections of a killed predecessor are still in TIME_WAIT.
+/// Listens on `address`, even while connections of a killed predecessor are still in TIME_WAIT.
 pub fn listener(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
@@ -13,12 +13,12 @@ pub fn listener(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(1024)
 }
 
-/// An address on loopback that is free now. Another process may take it before it is used; the caller then fails
-/// with "address in use" and can be started again.
+/// An address on loopback that is free now. Another process may take it before it is used; the caller then fails with
+/// "address in use" and can be started again.
 ///
-/// Below the range out of which the kernel takes ports for outgoing connections (ip_local_port_range): while a stand-in
-/// is dead, its port must not become the source port of somebody's connection, nor of a probe that then connects
-/// to itself.
+/// Below the range from which the kernel takes ports for outgoing connections (ip_local_port_range): while a stand-in
+/// is dead, its port must not become the source port of another connection, nor of a probe that then connects to
+/// itself.
 pub fn free_address() -> io::Result<SocketAddr> {
     let mut last = io::Error::from(io::ErrorKind::AddrInUse);
     for _ in 0..ADDRESSES_TRIED {

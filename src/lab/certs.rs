@@ -1,5 +1,4 @@
-//! A throw-away certificate authority: for the demo, and for tests that need certificates which are wrong in a
-//! known way.
+//! A throw-away certificate authority: for the demo, and for tests that need certificates with a known flaw.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -19,7 +18,7 @@ pub enum CertError {
     Write { path: PathBuf, source: io::Error },
 }
 
-/// What is wrong with a certificate.
+/// The flaw of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
     None,
@@ -29,14 +28,14 @@ pub enum Flaw {
     WrongName,
 }
 
-/// Where a certificate and its key were written.
+/// The paths of a certificate and its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertFiles {
     pub cert: PathBuf,
     pub key: PathBuf,
 }
 
-/// A certificate authority whose key lives in memory only.
+/// A certificate authority whose key is in memory only.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
@@ -64,7 +63,7 @@ impl Authority {
         write_private(dir.join("ca.crt"), &self.pem)
     }
 
-    /// Signs a server certificate and writes it to `dir`/`stem`.crt and `dir`/`stem`.key. It holds for 127.0.0.1,
+    /// Signs a server certificate and writes it to `dir`/`stem`.crt and `dir`/`stem`.key. It is valid for 127.0.0.1,
     /// ::1, localhost and `more_names` (addresses or DNS names), unless the flaw is the name.
     pub fn issue(&self, dir: &Path, stem: &str, more_names: &[String], flaw: Flaw) -> Result<CertFiles, CertError> {
         let names = match flaw {
@@ -73,7 +72,7 @@ impl Authority {
         };
         let mut params = CertificateParams::new(names)?;
         params.distinguished_name.push(DnType::CommonName, stem);
-        // A client can show it as well.
+        // A client can present it as well.
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         params.use_authority_key_identifier_extension = true;
         if flaw == Flaw::Expired {
@@ -98,7 +97,7 @@ impl Authority {
     }
 }
 
-/// Replaces the file, so that an older one with a wider mode does not keep it.
+/// Replaces the file, so that the mode of an older one with more rights does not stay.
 fn write_private(path: PathBuf, text: &str) -> Result<PathBuf, CertError> {
     let write = || {
         match std::fs::remove_file(&path) {

@@ -19,6 +19,6 @@ mod view;
 
 use std::time::Duration;
 
-/// How long a client may go without renewing its lease before the demo calls it a failure: one renewal of a real
-/// kubelet, which renews every 10 s and is lost 40 s after the last.
+/// A longer time without a renewal counts as a failure: one interval of a real kubelet, which renews every 10 s and is
+/// lost 40 s after the last renewal.
 const BUDGET: Duration = Duration::from_secs(10);

@@ -1,5 +1,4 @@
-//! `baton drill`: many kubelet-like clients against any address, and the question that counts: how many nodes would have
-//! gone NotReady?
+//! `baton drill`: many kubelet-like clients against any address. How many nodes would have gone NotReady?
 //!
 //! ```text
 //! tally    every gap between two heartbeats, and the verdict      screen   what is shown meanwhile
@@ -33,7 +32,7 @@ use leases::LeaseName;
 use screen::{Moment, seconds};
 use tally::{DrillVerdict, GapTally};
 
-/// How often the picture is drawn, and how often a line is printed where nothing can be drawn.
+/// Interval of the picture, or of the lines where no picture can be drawn.
 const DRAW_EVERY: Duration = Duration::from_secs(1);
 const LINES_EVERY: u32 = 5;
 
@@ -119,7 +118,7 @@ pub enum DrillError {
 /// Runs the drill to its end. Exit code 1: a node would have gone NotReady.
 pub fn run(args: &DrillArgs, json: bool) -> ExitCode {
     process::raise_file_limit();
-    // One thread on purpose: what the clients cost must not be taken for what the server costs.
+    // One thread on purpose: the cost of the clients must not look like a cost of the server.
     let ended = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -172,7 +171,7 @@ async fn drill(args: &DrillArgs, json: bool) -> Result<DrillVerdict, DrillError>
     let mut verdict = tally.verdict(&fleet.summaries(), args.grace);
     if let Some(LeaseName { namespace, .. }) = &args.lease {
         let nodes: Vec<_> = (1..=fleet.kubelets.len()).map(|number| fleet.name(number)).collect();
-        // They would make them again.
+        // Otherwise they would create the leases again.
         fleet.kubelets.clear();
         let gone = Kubelet::remove_leases(&fleet.settings, namespace, &nodes, REMOVAL_LIMIT).await;
         verdict.leases_left = nodes.len() - gone;
@@ -238,7 +237,7 @@ impl KubeletFleet {
         self.kubelets.push(Kubelet::start_into(settings, self.events.clone()));
     }
 
-    /// Of the kubelet with this number, counted from 1.
+    /// The name of the kubelet with this number, counted from 1.
     fn name(&self, number: usize) -> String {
         format!("{}-{number}", self.settings.name)
     }
@@ -248,7 +247,7 @@ impl KubeletFleet {
     }
 }
 
-/// Draws over what it drew before, where the output is a terminal; else prints a line now and then.
+/// On a terminal it draws over its last picture; elsewhere it prints a line now and then.
 struct Picture {
     quiet: bool,
     terminal: bool,
@@ -261,17 +260,18 @@ impl Picture {
         Self { quiet, terminal: io::stdout().is_terminal(), drawn: 0, draws: 0 }
     }
 
-    /// Whoever reads may have gone; the exit code still counts then.
+    /// If the reader is gone, the exit code still counts.
     fn draw(&mut self, moment: &Moment<'_>) {
         self.draws += 1;
         let mut out = io::stdout().lock();
         if self.quiet {
         } else if self.terminal {
             let mut lines = moment.lines();
-            // A line that the terminal breaks would count as two.
+            // A line that the terminal wraps would count as two.
             let width = ratatui::crossterm::terminal::size().map_or(80, |(columns, _)| usize::from(columns));
             lines.iter_mut().for_each(|line| *line = line.chars().take(width).collect());
-            // Cursor up by what was drawn, then each line with the rest of its old text erased (ECMA-48 CUU, EL, ED).
+            // Moves the cursor up by the drawn lines, then writes each line and erases the rest of its old text
+            // (ECMA-48 CUU, EL, ED).
             let up = if self.drawn > 0 { format!("\x1b[{}A", self.drawn) } else { String::new() };
             let text: String = lines.iter().map(|line| format!("{line}\x1b[K\n")).collect();
             let _ = write!(out, "{up}{text}\x1b[J").and_then(|()| out.flush());
@@ -299,7 +299,7 @@ fn tell(verdict: &DrillVerdict, json: bool) {
     let _ = writeln!(out, "{text}");
 }
 
-/// What is worth a line of its own.
+/// The sentences that get a line of their own.
 fn more(verdict: &DrillVerdict) -> String {
     let mut text = String::new();
     if verdict.watches_open > 0 || verdict.watches_ended > 0 {
@@ -324,8 +324,8 @@ fn more(verdict: &DrillVerdict) -> String {
     text
 }
 
-/// For removing all leases at the end.
+/// Time limit for removing all leases at the end.
 const REMOVAL_LIMIT: Duration = Duration::from_secs(20);
 
-/// Descriptors for anything but connections.
+/// Descriptors reserved for other uses than connections.
 const SPARE_FILES: u64 = 64;

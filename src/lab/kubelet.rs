@@ -1,9 +1,8 @@
-//! A client that behaves as a kubelet does towards its apiserver: one HTTP/2 connection over TLS, a lease renewed on
-//! it again and again, a watch held on it. It tells how long it went without a renewal: the instrument by which
-//! faults are judged.
+//! A client that behaves as a kubelet does towards its apiserver: it renews a lease again and again, and holds a watch,
+//! on one HTTP/2 connection over TLS. It reports how long it went without a renewal: tests judge faults by that.
 //!
-//! Like Go's HTTP/2 transport it stays on its connection when a request times out; it leaves when the connection
-//! ends or when pings on it stay unanswered. So a load balancer that leaves it on a dead connection shows.
+//! Like Go's HTTP/2 transport it stays on its connection when a request times out; it leaves when the connection ends
+//! or when pings on it stay unanswered. So it shows when a load balancer leaves it on a dead connection.
 
 pub mod command;
 pub mod gap;
@@ -26,11 +25,11 @@ use crate::lab::lease::WATCH_PATH;
 use crate::sys::clock::now_ns;
 use gap::GapMeter;
 
-/// How a kubelet-like client behaves. [`KubeletSettings::new`] fills in what a real one does, except that it renews every
-/// second instead of every 10 s, so that gaps are measured finely.
+/// The behaviour of a kubelet-like client. [`KubeletSettings::new`] sets that of a real one, except that it renews
+/// every second instead of every 10 s, so that gaps are measured precisely.
 #[derive(Clone, Debug)]
 pub struct KubeletSettings {
-    /// The one address it ever connects to.
+    /// The one address that it connects to.
     pub server: VipAddr,
     /// The name its certificate must have.
     pub server_name: ServerName<'static>,
@@ -41,17 +40,17 @@ pub struct KubeletSettings {
     pub heartbeat: Heartbeat,
     pub renew_every: Duration,
     pub retries: Retries,
-    /// For a renewal, and for a connection to be ready for requests.
+    /// Timeout of a renewal, and of the wait until a connection accepts requests.
     pub request_timeout: Duration,
-    /// What it watches on the same connection.
+    /// The path that it watches on the same connection.
     pub watch: Option<String>,
-    /// So many times at once, each a stream of its own.
+    /// Number of such watches, each a stream of its own.
     pub watches: u16,
     /// Sent with every request, as the value of `authorization`.
     pub authorization: Option<String>,
-    /// A ping is sent after this long without a frame from the server. `None`: never.
+    /// Time without a frame from the server after which it sends a ping. `None`: never.
     pub ping_after: Option<Duration>,
-    /// A ping unanswered for this long ends the connection.
+    /// Time without an answer to a ping after which it ends the connection.
     pub ping_timeout: Duration,
     /// The address to connect from. `None`: the kernel chooses.
     pub source: Option<IpAddr>,
@@ -78,31 +77,31 @@ impl KubeletSettings {
     }
 }
 
-/// What a renewal is.
+/// The kind of a renewal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heartbeat {
-    /// PUT of the node's lease, whatever version the server has of it.
+    /// PUT of the node's lease, whatever its version on the server.
     Lease,
-    /// PUT of a lease of the node's name in this namespace, made if it is not there: a drill's own, whose other state is never
-    /// touched.
+    /// PUT of a lease with the node's name in this namespace, created if it is missing. Only leases of a drill are
+    /// written.
     DrillLease { namespace: String },
     /// GET of this path, which changes nothing on the server.
     Get(String),
 }
 
-/// How a failed renewal is tried again before the next is due.
+/// Retries of a failed renewal before the next is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retries {
-    /// So many times at once, then after growing pauses.
+    /// Number of immediate retries; later ones follow after growing pauses.
     pub at_once: u32,
-    /// The longest pause; `None`: it is not tried again.
+    /// The longest pause; `None`: no further retry.
     pub pause_max: Option<Duration>,
 }
 
 impl Retries {
     pub const NONE: Retries = Retries { at_once: 0, pause_max: None };
 
-    /// What a kubelet does (k8s.io/component-helpers, apimachinery/lease/controller.go).
+    /// The behaviour of a kubelet (k8s.io/component-helpers, apimachinery/lease/controller.go).
     pub const KUBELET: Retries = Retries { at_once: 4, pause_max: Some(Duration::from_secs(7)) };
 
     /// Pause before try `number`, counted from 1 for the first retry; `None`: give up until the next renewal is due.
@@ -117,21 +116,21 @@ impl Retries {
 
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Something the client noticed.
+/// An event of the client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum KubeletEvent {
-    /// The first answer came over a new connection. `stand_in`: who answered, if it says so.
+    /// The first answer came over a new connection. `stand_in`: the name of the answering stand-in, if it sends one.
     Connected { stand_in: Option<String>, local: SocketAddr, took_ms: u64 },
     /// `gap_ms`: time since the renewal before.
     Renewed { latency_ms: u64, gap_ms: u64 },
-    /// A connection could not be made, or a renewal got no or a bad answer.
+    /// A connection failed, or a renewal got no answer or a bad one.
     Failed { error: String },
-    /// The connection ended, and not by the client's wish.
+    /// The connection ended, but not by the client.
     Disconnected { error: String },
-    /// An event came over a watch; `gap_ms`: time since the one before on the same watch, or since it was first asked for.
+    /// An event came over a watch; `gap_ms`: time since the last event of the same watch, or since its request.
     Watched { bytes: usize, gap_ms: u64 },
-    /// The watch ended; `None`: in the ordinary way.
+    /// The watch ended; `None`: in order.
     WatchEnded { error: Option<String> },
 }
 
@@ -153,31 +152,31 @@ impl fmt::Display for KubeletEvent {
     }
 }
 
-/// An event and when it happened.
+/// An event and its time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observed {
-    /// Since the client's start.
+    /// Time since the client's start.
     pub at_ms: u64,
     #[serde(flatten)]
     pub event: KubeletEvent,
 }
 
-/// A client's life in figures.
+/// The numbers of a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
     pub name: String,
     pub renewals: u64,
-    /// Connections that could not be made, and renewals without a good answer.
+    /// Failed connections, and renewals without a good answer.
     pub failures: u64,
-    /// Longest time without a successful renewal; from the start to the first and from the last to now included.
+    /// Longest time without a successful renewal, also before the first and after the last.
     pub longest_gap_ms: u64,
-    /// Connections over which an answer came.
+    /// Connections with at least one answer.
     pub connections: u64,
     pub disconnections: u64,
     pub watch_events: u64,
-    /// Watches that are open now.
+    /// Number of open watches.
     pub watches_open: u64,
-    /// Who answered last, if it said so.
+    /// The name of the stand-in that answered last, if it sends one.
     pub stand_in: Option<String>,
     /// Time since the last successful renewal.
     pub last_renewal_ms: u64,
@@ -191,13 +190,13 @@ pub struct Kubelet {
 }
 
 impl Kubelet {
-    /// Starts it on the current tokio runtime. The receiver yields what it notices; it may be dropped.
+    /// Starts the client on the current tokio runtime. The receiver gets its events; it may be dropped.
     pub fn start(settings: KubeletSettings) -> (Self, mpsc::UnboundedReceiver<Observed>) {
         let (events, observed) = mpsc::unbounded_channel();
         (Self::start_into(settings, events), observed)
     }
 
-    /// Removes the leases that a drill kept for these nodes, over a connection of its own; how many of them are gone.
+    /// Removes a drill's leases for these nodes, over a connection of its own; returns how many are gone.
     pub async fn remove_leases(
         settings: &KubeletSettings,
         namespace: &str,
@@ -207,7 +206,7 @@ impl Kubelet {
         lease::remove(settings, namespace, nodes, limit).await
     }
 
-    /// As [`Kubelet::start`], for many whose events come together.
+    /// As [`Kubelet::start`], for many clients with one receiver.
     pub fn start_into(settings: KubeletSettings, events: mpsc::UnboundedSender<Observed>) -> Self {
         let now = now_ns();
         let counters = KubeletCounters {
@@ -222,12 +221,12 @@ impl Kubelet {
         Self { progress, task }
     }
 
-    /// The figures so far.
+    /// The numbers so far.
     pub fn summary(&self) -> Summary {
         self.progress.summary()
     }
 
-    /// Begins a window of its own for [`Kubelet::window_gap`], as one does before each fault.
+    /// Begins a window for [`Kubelet::window_gap`]; call it before each fault.
     pub fn begin_window(&self) {
         self.progress.counters().window.begin_window();
     }
@@ -237,7 +236,7 @@ impl Kubelet {
         Duration::from_nanos(self.progress.counters().window.longest_ns(now_ns()))
     }
 
-    /// Ends it and returns its figures.
+    /// Ends the client and returns its numbers.
     pub fn stop(self) -> Summary {
         self.summary()
     }
@@ -249,7 +248,7 @@ impl Drop for Kubelet {
     }
 }
 
-/// What the client's task writes and its owner reads.
+/// The state that the client's task writes and its owner reads.
 #[derive(Debug)]
 struct KubeletProgress {
     start_ns: u64,
@@ -262,9 +261,9 @@ struct KubeletCounters {
     summary: Summary,
     whole: GapMeter,
     window: GapMeter,
-    /// Renewals that failed since the last that succeeded.
+    /// Failed renewals since the last successful one.
     failed_in_a_row: u32,
-    /// Of a lease of a drill's, as the server last told it.
+    /// The version of a drill's lease, from the server's last answer.
     lease_version: Option<String>,
 }
 
@@ -302,7 +301,7 @@ impl KubeletProgress {
         self.counters().lease_version = version;
     }
 
-    /// Counts an open watch for as long as it is held.
+    /// Counts an open watch, as long as the result exists.
     fn watching(&self) -> Watching<'_> {
         self.counters().summary.watches_open += 1;
         Watching(self)
@@ -317,7 +316,7 @@ impl KubeletProgress {
         }
     }
 
-    /// Counts an event and passes it on.
+    /// Counts an event and sends it.
     fn note(&self, event: KubeletEvent) {
         {
             let summary = &mut self.counters().summary;
@@ -337,7 +336,7 @@ impl KubeletProgress {
             }
         }
         let at_ms = (now_ns() - self.start_ns) / 1_000_000;
-        // The receiver may be gone: not everyone wants the events.
+        // The receiver may be gone: not every caller wants the events.
         let _ = self.events.send(Observed { at_ms, event });
     }
 
@@ -361,8 +360,7 @@ impl Drop for Watching<'_> {
     }
 }
 
-/// Connects again and again: at once when a connection that worked is lost, with growing pauses when not even a
-/// renewal succeeds.
+/// Connects again and again: at once when a working connection is lost, with growing pauses while no renewal succeeds.
 async fn live(settings: KubeletSettings, progress: Arc<KubeletProgress>) {
     let mut pause = PAUSE_MIN;
     loop {

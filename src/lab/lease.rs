@@ -1,22 +1,22 @@
-//! The few JSON bodies of the Kubernetes API that heartbeats and watches consist of.
+//! The few JSON bodies of the Kubernetes API for heartbeats and watches.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-/// Where the leases of nodes are, without a trailing slash.
+/// The path of the nodes' leases, without a trailing slash.
 pub const LEASES_PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 /// The namespace of the leases of nodes.
 pub const NODES_NAMESPACE: &str = "kube-node-lease";
-/// A label by which a drill knows its own leases; it never writes over another.
+/// The label of a drill's own leases; it never overwrites another lease.
 pub const DRILL_LABEL: (&str, &str) = ("app.kubernetes.io/managed-by", "baton-drill");
-/// What a kubelet-like client watches.
+/// The path that a kubelet-like client watches.
 pub const WATCH_PATH: &str = "/api/v1/nodes?watch=true&allowWatchBookmarks=true";
-/// The response header by which a stand-in names itself.
+/// The response header with a stand-in's name.
 pub const NAME_HEADER: &str = "x-stand-in";
 
-/// coordination.k8s.io/v1 Lease, as far as a node's heartbeat needs it.
+/// coordination.k8s.io/v1 Lease: the fields that a node's heartbeat needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Lease {
@@ -31,7 +31,7 @@ pub struct Lease {
 pub struct Metadata {
     pub name: String,
     pub namespace: String,
-    /// Opaque to clients; of a stand-in the number of renewals.
+    /// Opaque to clients; a stand-in counts renewals in it.
     pub resource_version: String,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -61,7 +61,8 @@ impl Lease {
         }
     }
 
-    /// The lease that a drill keeps for `node` in `namespace`, as it was at `version` (empty: it is not there yet), renewed now.
+    /// The lease that a drill keeps for `node` in `namespace`, renewed now, with its last `version` (empty: it does not
+    /// exist yet).
     pub fn of_drill(node: &str, namespace: &str, version: &str) -> Self {
         let mut lease = Self::renewed_now(node);
         lease.metadata.namespace = namespace.to_owned();
@@ -75,7 +76,7 @@ impl Lease {
     }
 }
 
-/// Where the leases of `namespace` are, without a trailing slash.
+/// The path of the leases in `namespace`, without a trailing slash.
 pub fn leases_path(namespace: &str) -> String {
     LEASES_PATH.replace(NODES_NAMESPACE, namespace)
 }

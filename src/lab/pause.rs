@@ -1,4 +1,4 @@
-//! Time that may have no end.
+//! A wait that may have no end.
 
 use std::time::Duration;
 

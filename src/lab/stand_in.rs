@@ -1,5 +1,5 @@
 //! A stand-in for an apiserver: HTTPS with HTTP/1.1 and HTTP/2, readiness, leases and a watch. It is a process of its
-//! own, so that it can be killed and stopped like the real one.
+//! own, so that a test can kill and stop it like the real one.
 //!
 //! Signals: SIGUSR1 makes it not ready, SIGUSR2 ready again; SIGTERM makes it not ready for `--shutdown-delay` and
 //! then ends it gracefully, as an apiserver with `--shutdown-delay-duration` does.
@@ -121,12 +121,12 @@ async fn serve(args: StandInArgs, tls: TlsAcceptor) -> Result<(), StandInError> 
     drop(listener);
     stand_in.stop();
     let all_ended = async { while connections.join_next().await.is_some() {} };
-    // Whoever is not done by then is cut off, as an apiserver's clients are.
+    // Connections that are still open are cut off, as those of an apiserver are.
     let _ = tokio::time::timeout(STOP_MARGIN, all_ended).await;
     Ok(())
 }
 
-/// Says where it listens, for whoever started it. Nobody may be reading.
+/// Prints its address for the process that started it. The reader may be gone.
 fn announce(address: SocketAddr) {
     let mut out = io::stdout().lock();
     let _ = writeln!(out, "{LISTENING}{address}").and_then(|()| out.flush());
@@ -136,7 +136,7 @@ async fn accept(listener: &TcpListener) -> TcpStream {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => return stream,
-            // Out of file descriptors, most likely: without a pause this would spin.
+            // Probably out of file descriptors: without a pause this would use a whole core.
             Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
         }
     }
@@ -149,7 +149,7 @@ async fn until(when: Option<tokio::time::Instant>) {
     }
 }
 
-/// Serves one connection to its end; when the stand-in stops, to the end of the requests in flight.
+/// Serves one connection to its end; once the stand-in stops, only the requests in flight.
 async fn connection(stream: TcpStream, tls: TlsAcceptor, stand_in: Arc<StandIn>) {
     let _ = stream.set_nodelay(true);
     let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)).await else { return };
@@ -160,7 +160,7 @@ async fn connection(stream: TcpStream, tls: TlsAcceptor, stand_in: Arc<StandIn>)
         async move { Ok::<_, std::convert::Infallible>(stand_in.answer(request).await) }
     });
     let io = TokioIo::new(stream);
-    // The two kinds of connection share no trait, so that one body must be written for both.
+    // The two kinds of connection share no trait, so the macro writes the body for each.
     macro_rules! drive {
         ($builder:expr) => {{
             let mut served = std::pin::pin!($builder.timer(TokioTimer::new()).serve_connection(io, service));
@@ -212,7 +212,7 @@ impl Signals {
     }
 }
 
-/// What the line begins with that says where it listens.
+/// The beginning of the line with its address.
 pub const LISTENING: &str = "listening ";
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const STOP_MARGIN: Duration = Duration::from_secs(3);

@@ -1,4 +1,4 @@
-//! TLS settings out of PEM files.
+//! TLS settings from PEM files.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub enum TlsFileError {
     Use { path: PathBuf, source: rustls::Error },
 }
 
-/// For a server that speaks HTTP/2 and HTTP/1.1.
+/// For a server with HTTP/2 and HTTP/1.1.
 pub fn server_config(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsFileError> {
     let chain = certificates(cert)?;
     let key_der = private_key(key)?;
@@ -36,12 +36,12 @@ pub fn server_config(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsFi
     Ok(Arc::new(config))
 }
 
-/// For a client that speaks HTTP/2 only and trusts the certificates in `ca`.
+/// For a client with HTTP/2 only that trusts the certificates in `ca`.
 pub fn client_config(ca: &Path) -> Result<Arc<ClientConfig>, TlsFileError> {
     client_config_as(ca, None)
 }
 
-/// As [`client_config`], with a certificate of its own and its key.
+/// As [`client_config`], with a client certificate and its key.
 pub fn client_config_as(ca: &Path, own: Option<(&Path, &Path)>) -> Result<Arc<ClientConfig>, TlsFileError> {
     let unusable = |source| TlsFileError::Use { path: ca.to_owned(), source };
     let mut roots = RootCertStore::empty();

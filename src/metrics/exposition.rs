@@ -1,16 +1,16 @@
-//! The two text formats that Prometheus reads, and which of them a scraper wants.
+//! The two text formats of Prometheus, and the choice between them.
 
 /// A text format of the exposition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exposition {
     /// OpenMetrics 1.0.
     OpenMetrics,
-    /// Prometheus' own text format, version 0.0.4: what curl, promtool and old scrapers take.
+    /// Prometheus' own text format, version 0.0.4: for curl, promtool and old scrapers.
     Prometheus,
 }
 
 impl Exposition {
-    /// What an Accept header asks for. Prometheus names OpenMetrics there; everyone else gets the older format.
+    /// The format that an Accept header requests. Prometheus names OpenMetrics there; all others get the older format.
     pub fn for_accept(accept: Option<&str>) -> Self {
         match accept {
             Some(accept) if accept.contains("application/openmetrics-text") => Self::OpenMetrics,
@@ -25,7 +25,7 @@ impl Exposition {
         }
     }
 
-    /// Turns OpenMetrics text into this format.
+    /// Converts OpenMetrics text to this format.
     pub(super) fn render(self, openmetrics: String) -> String {
         match self {
             Self::OpenMetrics => openmetrics,
@@ -34,8 +34,8 @@ impl Exposition {
     }
 }
 
-/// The formats differ in the comments only: here a counter's family bears the suffix of its samples, an info is a
-/// gauge, and units and the end are not told.
+/// Only the comments differ: here a counter's family has the suffix of its samples, an info is a gauge, and units and
+/// the end are missing.
 fn to_prometheus(openmetrics: &str) -> String {
     let mut text = String::with_capacity(openmetrics.len());
     // HELP comes before TYPE, and only TYPE says whether it is a counter.

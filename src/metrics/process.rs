@@ -1,4 +1,4 @@
-//! The process metrics that every Prometheus client library offers, under their usual names and without our prefix
+//! The process metrics of every Prometheus client library, with their usual names and without Baton's prefix
 //! (prometheus.io, "Writing client libraries", process metrics).
 
 use std::fmt;
@@ -18,7 +18,7 @@ pub(super) struct ProcessCollector {
 }
 
 impl Default for ProcessCollector {
-    /// Takes now as the start of the process.
+    /// The present time counts as the start of the process.
     fn default() -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self { started_at_s: now.as_secs_f64() }
@@ -27,7 +27,7 @@ impl Default for ProcessCollector {
 
 impl Collector for ProcessCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        // What /proc does not give is left out rather than shown as 0.
+        // A value that /proc does not have is left out instead of shown as 0.
         if let Some(cpu_s) = cpu_seconds() {
             let counter = ConstCounter::new(cpu_s);
             let help = "CPU time spent, user and system";
@@ -67,7 +67,7 @@ fn gauge_bytes(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, byte
 
 fn cpu_seconds() -> Option<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The command's name may hold spaces and brackets; utime and stime are fields 14 and 15 (proc(5)).
+    // The command's name may contain spaces and brackets; utime and stime are fields 14 and 15 (proc(5)).
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
     let ticks = fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?;
     Some(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
@@ -82,7 +82,7 @@ fn memory_bytes() -> Option<(u64, u64)> {
 }
 
 fn open_fds() -> Option<usize> {
-    // The walk itself holds one.
+    // The walk itself holds one descriptor.
     Some(std::fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1))
 }
 

@@ -1,7 +1,8 @@
-//! Whether the firewall lets a client be told that its connection is gone.
+//! Checks whether the firewall lets the kernel tell a client that its connection is gone.
 //!
-//! When a VIP arrives, so do packets of connections that began elsewhere. The kernel answers them with RST, unless a rule
-//! drops what conntrack does not know: then their clients wait for minutes, and that is the fault Baton exists for.
+//! When a VIP arrives, packets of connections that began on another host arrive too. The kernel answers them with RST,
+//! unless a rule drops packets that conntrack does not know: then their clients wait for minutes, the very fault that
+//! Baton must prevent.
 //!
 //! ```text
 //!   nft -j ─▶ nft ──────┐
@@ -61,14 +62,14 @@ fn of_vips(rules: &Ruleset, unread: Vec<Finding>, place: &HostPlace) -> Vec<Find
     findings
 }
 
-/// Whether each of `peers` may connect to `listen`, and its beats may come to `beat_port` there.
+/// Whether each of `peers` may connect to `listen`, and whether its beats reach `beat_port` there.
 pub(super) fn let_in(listen: SocketAddr, beat_port: u16, peers: &[Peer]) -> Vec<Finding> {
     let (rules, _) = read();
     let beats = SocketAddr::new(listen.ip(), beat_port);
     vec![admits(&rules, Transport::Tcp, listen, peers), admits(&rules, Transport::Udp, beats, peers)]
 }
 
-/// Whether what each of `peers` sends to `at` comes in.
+/// Whether packets of each of `peers` to `at` come in.
 fn admits(rules: &Ruleset, transport: Transport, at: SocketAddr, peers: &[Peer]) -> Finding {
     let (topic, why, perhaps) = match transport {
         Transport::Tcp => ("firewall of peers.listen", PEERS, PEERS_PERHAPS),
@@ -83,7 +84,7 @@ fn admits(rules: &Ruleset, transport: Transport, at: SocketAddr, peers: &[Peer])
         let fix = culprit.accept(rules, transport, at, Some(ip));
         return match (transport, culprit.perhaps) {
             (Transport::Tcp, false) => Finding::fault(topic, read, why, fix),
-            // The link alone tells whether an instance lives, until it is cut.
+            // Beats are only needed while the link is cut.
             (Transport::Udp, false) => Finding::advice(topic, read, why, fix),
             (_, true) => Finding::advice(topic, read, perhaps, fix),
         };
@@ -91,7 +92,7 @@ fn admits(rules: &Ruleset, transport: Transport, at: SocketAddr, peers: &[Peer])
     Finding::good(topic, format!("no rule drops packets of peers to {what} {at}"))
 }
 
-/// What is wrong with `rules` for clients of `service`. `loose`: nf_conntrack_tcp_loose, if connections are tracked.
+/// The fault of `rules` for clients of `service`. `loose`: nf_conntrack_tcp_loose, if connections are tracked.
 fn judge(rules: &Ruleset, service: SocketAddr, loose: Option<i64>) -> Option<Finding> {
     let packet = |towards, state| Packet { transport: Transport::Tcp, service, towards, state, other: None };
     if let Some(culprit) = culprit(rules, packet(Towards::Service, "new")).filter(|culprit| !culprit.perhaps) {
@@ -103,8 +104,8 @@ fn judge(rules: &Ruleset, service: SocketAddr, loose: Option<i64>) -> Option<Fin
             culprit.accept(rules, Transport::Tcp, service, None),
         ));
     }
-    // With loose tracking a connection's first packet that comes here makes it a new one; without, it is invalid. What a
-    // client answers to a challenge is invalid either way.
+    // With loose tracking, the first packet of a connection that arrives here makes it a new one; without, the packet
+    // is invalid. A client's answer to a challenge is invalid in both cases.
     let certain = loose == Some(0);
     for towards in [Towards::Service, Towards::Client] {
         let Some(culprit) = culprit(rules, packet(towards, "invalid")) else { continue };
@@ -138,8 +139,7 @@ const LOOSE: &str = "with nf_conntrack_tcp_loose most packets of connections tha
                      drops segments outside a window without an answer";
 
 impl Culprit {
-    /// A rule before all others of its chain that lets the service's packets in.
-    /// `from`: of that client only.
+    /// A rule before all others of its chain that accepts the service's packets. `from`: only those of that client.
     fn accept(&self, _rules: &Ruleset, transport: Transport, service: SocketAddr, from: Option<IpAddr>) -> String {
         let protocol = transport.name();
         let (command, bits) = if service.is_ipv6() { ("ip6tables", 128) } else { ("iptables", 32) };
@@ -158,7 +158,8 @@ impl Culprit {
         }
     }
 
-    /// What keeps conntrack from judging the service's packets; with what lets them in, where only tracked ones may.
+    /// A rule that keeps conntrack from judging the service's packets; with one that accepts them, if only tracked
+    /// packets pass.
     fn notrack(&self, rules: &Ruleset, service: SocketAddr) -> String {
         let mut fix = format!(
             "nft 'table inet baton_notrack {{ \
@@ -182,7 +183,7 @@ impl std::fmt::Display for Culprit {
     }
 }
 
-/// All rules of this network namespace, and what could not be read.
+/// All rules of this network namespace, and findings about those that could not be read.
 fn read() -> (Ruleset, Vec<Finding>) {
     let (mut rules, mut findings) = (Ruleset::default(), Vec::new());
     let mut foreign = Vec::new();
@@ -201,7 +202,7 @@ fn read() -> (Ruleset, Vec<Finding>) {
         }
         match run(command, &[]) {
             Ok(text) => {
-                // These tell more than nft does of the same tables.
+                // iptables-save shows more of the same tables than nft does.
                 let told = iptables::read(&text, changes);
                 rules.chains.retain(|chain| !told.chains.iter().any(|other| other.table == chain.table));
                 rules.chains.extend(told.chains);

@@ -1,4 +1,4 @@
-//! What instances that act as one need of a host: their link, its key, and source ports for each of them.
+//! Checks the requirements of a fleet: the link, its key, and source ports for each instance.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -18,10 +18,10 @@ use crate::model::fleet::{SLOTS, port_range};
 use crate::sys::netdev;
 use crate::sys::netlink::{Route, route};
 
-/// A peer on the same link answers within milliseconds, also with a refusal.
+/// A peer on the same link answers within milliseconds, even if it refuses.
 const CONNECT_MAX: Duration = Duration::from_secs(1);
 
-/// Findings, and what sysctl.d is to hold for them. Without `[peers]`: none.
+/// Findings, and their settings for sysctl.d. Without `[peers]`: none.
 pub(super) fn look(config: &Config, place: &HostPlace) -> (Vec<Finding>, Vec<Setting>) {
     let Some(peers) = &config.peers else { return Default::default() };
     let (mut findings, mut settings) = (own_address(peers, place), Vec::new());
@@ -36,7 +36,7 @@ pub(super) fn look(config: &Config, place: &HostPlace) -> (Vec<Finding>, Vec<Set
     (findings, settings)
 }
 
-/// Whether peers find this instance at an address that stays.
+/// Whether peers find this instance at an address that stays on this host.
 fn own_address(peers: &Peers, place: &HostPlace) -> Vec<Finding> {
     let (topic, ip) = ("peers.listen", peers.listen.ip());
     let better = || {
@@ -67,7 +67,7 @@ fn key_file(peers: &Peers) -> Finding {
     }
 }
 
-/// Packets are forwarded to a peer as it is the next hop: it must be a neighbour.
+/// Packets are forwarded to a peer as the next hop, so it must be a neighbour.
 fn links(peers: &Peers) -> Vec<Finding> {
     let look = |peer: &Peer| {
         let (topic, ip) = (format!("link to {}", peer.name), peer.address.ip());
@@ -94,7 +94,7 @@ fn links(peers: &Peers) -> Vec<Finding> {
     peers.peers.iter().map(look).collect()
 }
 
-/// A packet is forwarded in its own family, so the link needs an address of each family that VIPs have.
+/// A packet is forwarded in its own family, so the link needs an address of each family of the VIPs.
 fn families(peers: &Peers, place: &HostPlace) -> Vec<Finding> {
     let of_listen = |(_, network): &&(String, ipnet::IpNet)| network.addr() == peers.listen.ip();
     let Some((interface, _)) = place.networks.iter().find(of_listen) else { return Vec::new() };
@@ -117,7 +117,7 @@ fn families(peers: &Peers, place: &HostPlace) -> Vec<Finding> {
     told.collect()
 }
 
-/// Link-local addresses are told to nobody.
+/// Peers are not told of link-local addresses.
 fn is_global(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => !ip.is_link_local(),
@@ -125,7 +125,7 @@ fn is_global(ip: IpAddr) -> bool {
     }
 }
 
-/// Whether each peer's port answers, all asked at once.
+/// Whether each peer's port answers; all are asked at the same time.
 fn answers(peers: &Peers) -> Vec<Finding> {
     let ask = |peer: &Peer| {
         let (topic, address) = (format!("port of {}", peer.name), peer.address);
@@ -150,7 +150,7 @@ fn answers(peers: &Peers) -> Vec<Finding> {
     })
 }
 
-/// Whether this instance's eighth is enough for all flows to go to one backend.
+/// Whether this instance's port range is enough if all flows go to one backend.
 fn source_ports(config: &Config, peers: &Peers, settings: &mut Vec<Setting>) -> Option<Finding> {
     let topic = "source ports";
     let range = local_ports()?;
@@ -167,7 +167,7 @@ fn source_ports(config: &Config, peers: &Peers, settings: &mut Vec<Setting>) -> 
     let better = if size(&BEYOND, peers.slot) >= flows { BEYOND } else { WIDE };
     let value = if suffices { range } else { better.clone() };
     settings.extend(node_ports::setting(&value));
-    // Written also where it is right: it must be the same on all hosts.
+    // Written even if it is right: it must be the same on all hosts.
     settings.push(Setting {
         path: RANGE.to_owned(),
         value: format!("{} {}", value.start(), value.end()),
@@ -190,7 +190,7 @@ fn source_ports(config: &Config, peers: &Peers, settings: &mut Vec<Setting>) -> 
     })
 }
 
-/// Flows that there can be, if the file says so.
+/// The limit for flows, if the file sets one.
 fn flows_max(config: &Config) -> u32 {
     config.process.max_connections.unwrap_or(0)
 }
@@ -200,7 +200,7 @@ fn size(range: &RangeInclusive<u16>, slot: u8) -> u32 {
     port_range(range.clone(), slot).map_or(0, |part| u32::from(part.last - part.first) + 1)
 }
 
-/// Without offload, a table of its own keeps the VIP's ports from being tracked.
+/// Without offload, Baton's own nftables table exempts the VIP's ports from tracking.
 fn nft(config: &Config) -> Option<Finding> {
     let wanted = config.offload.mode == OffloadMode::Off;
     let there = Command::new("nft").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();

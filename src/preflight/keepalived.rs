@@ -1,4 +1,4 @@
-//! keepalived's part: whether its file moves the VIP when it should, and leaves it where it is otherwise.
+//! Checks keepalived: whether its file moves the VIP when it should, and only then.
 
 mod judge;
 mod syntax;
@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::model::finding::Finding;
 use syntax::{File, Node};
 
-/// Where its configuration is unless somebody says otherwise.
+/// The default path of its configuration.
 pub const KEEPALIVED_DEFAULT: &str = "/etc/keepalived/keepalived.conf";
 
 const TOPIC: &str = "keepalived";
@@ -22,18 +22,18 @@ const TOPIC: &str = "keepalived";
 #[derive(Debug)]
 pub(super) struct Keepalived {
     path: PathBuf,
-    /// Somebody named the file.
+    /// Whether the user has named the file.
     named: bool,
     file: io::Result<File>,
 }
 
-/// Whether a keepalived takes an address away when Baton says so.
+/// Whether keepalived removes an address when Baton asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Follows {
     Yes,
-    /// It has the address, and goes by nothing of Baton's.
+    /// It has the address, and does not check Baton.
     Nothing,
-    /// It has not the address.
+    /// It does not have the address.
     NoVip,
     /// Its file cannot be read.
     Unread,
@@ -46,7 +46,7 @@ struct VrrpInstance<'f> {
     name: &'f str,
 }
 
-/// One `vrrp_script` that asks whether Baton is ready.
+/// One `vrrp_script` that checks whether Baton is ready.
 #[derive(Clone, Copy, Debug)]
 struct Script<'f> {
     name: &'f str,
@@ -73,7 +73,7 @@ impl Keepalived {
         self.path.display().to_string()
     }
 
-    /// Whether it takes `vip` away from a host that should not have it.
+    /// Whether it removes `vip` from a host that should not have it.
     pub(super) fn follows(&self, vip: IpAddr, track_file: Option<&Path>) -> Follows {
         let Ok(file) = &self.file else { return Follows::Unread };
         let scripts = scripts(file);
@@ -109,7 +109,7 @@ impl Keepalived {
             Err(error) if error.kind() == io::ErrorKind::NotFound && place.vips.is_empty() => {
                 vec![Finding::good(TOPIC, "no file, and no frontend listens on a VIP")]
             }
-            // On the loopback interface it is a router's to spread.
+            // An address on the loopback interface is announced by a router.
             Err(error) if error.kind() == io::ErrorKind::NotFound && place.vips == place.kept => {
                 vec![Finding::good(TOPIC, "no file; the VIP is on lo, and a router sends its packets here")]
             }
@@ -141,7 +141,7 @@ impl VrrpInstance<'_> {
         seconds(self.node.value("advert_int")).unwrap_or(Duration::from_secs(1))
     }
 
-    /// Names in its `track_script` block.
+    /// The names in its `track_script` block.
     fn tracked(&self) -> Vec<&str> {
         let block = self.node.find("track_script");
         block.map(|block| block.block.iter().map(Node::keyword).collect()).unwrap_or_default()
@@ -152,7 +152,7 @@ fn seconds(text: Option<&str>) -> Option<Duration> {
     text?.parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
 }
 
-/// The scripts of a file that run `baton ready`. Defaults as keepalived.conf(5) has them.
+/// The scripts of a file that run `baton ready`. Defaults as in keepalived.conf(5).
 fn scripts(file: &File) -> Vec<Script<'_>> {
     let scripts = file.nodes.iter().filter(|node| node.keyword() == "vrrp_script");
     let asks = |node: &&Node| node.value("script").is_some_and(|s| s.contains("baton") && s.contains("ready"));

@@ -1,4 +1,4 @@
-//! Settings of the kernel, as sysctl(8) shows them.
+//! Checks the kernel's settings, with the names of sysctl(8).
 
 use std::io;
 use std::path::Path;
@@ -37,7 +37,7 @@ struct Looked<'p> {
 }
 
 impl Looked<'_> {
-    /// Who answers ARP for a VIP that several hosts keep on their loopback interface.
+    /// Which host answers ARP for a VIP that several hosts keep on their loopback interface.
     fn arp(&mut self) {
         let kept = self.place.kept.iter().any(|vip| vip.is_ipv4());
         let moves = self.place.has_peers && self.place.vips.iter().any(|vip| vip.is_ipv4());
@@ -50,7 +50,7 @@ impl Looked<'_> {
         self.at_least("arp_announce", 2, if kept { ARP_ANNOUNCE } else { ARP_ANNOUNCE_LATER });
     }
 
-    /// A setting of which the larger one of the interface's and of all counts.
+    /// A setting of which the kernel uses the larger value of `all` and the interface's own.
     fn at_least(&mut self, key: &str, wanted: i64, why: &'static str) {
         let all = per_interface("all", key);
         let value = read(&all).unwrap_or(0);
@@ -64,8 +64,8 @@ impl Looked<'_> {
         });
     }
 
-    /// Packets of flows that are offloaded or another instance's never need the kernel's own forwarding; where it is on, it
-    /// must not tell clients of shortcuts.
+    /// Packets of offloaded flows and of other instances' flows never need the kernel's own forwarding. Where it is on,
+    /// it must not send clients redirects.
     fn forwarding(&mut self) {
         if self.place.vips.iter().all(|vip| vip.is_ipv6()) {
             return;
@@ -90,7 +90,7 @@ impl Looked<'_> {
             why: REDIRECTS,
         }));
         let read = spelled_out(value, &values);
-        // It is off only where both are.
+        // It is off only if both are.
         let wrong = value != 0 || values.iter().any(|(_, value)| *value != 0);
         self.findings.push(match wrong {
             false => Finding::good(key, read),
@@ -98,7 +98,7 @@ impl Looked<'_> {
         });
     }
 
-    /// The strict check drops what comes by another interface than its answer would leave by.
+    /// The strict check drops packets that arrive on another interface than their answer would leave by.
     fn reverse_path(&mut self) {
         if self.place.vips.iter().all(|vip| vip.is_ipv6()) {
             return;
@@ -108,7 +108,7 @@ impl Looked<'_> {
         let values = self.of_interfaces(key);
         let strict = all.max(values.iter().map(|(_, value)| *value).max().unwrap_or(0)) == 1;
         let read = spelled_out(all, &values);
-        // With one interface there is no other that the answer could leave by.
+        // With one interface the answer can leave by no other.
         let (kept, peers) = (!self.place.kept.is_empty(), self.place.has_peers);
         let matters = (kept || peers) && self.place.interfaces.len() > 1;
         let why = if kept { RP_FILTER } else { RP_FILTER_PEERS };
@@ -122,7 +122,7 @@ impl Looked<'_> {
         });
     }
 
-    /// Only where connections are tracked at all.
+    /// Only if connections are tracked.
     fn conntrack(&mut self) {
         let Some(loose) = read(LOOSE) else {
             self.findings.push(Finding::good("conntrack", "not loaded: this host tracks no connection"));
@@ -141,7 +141,7 @@ impl Looked<'_> {
         });
     }
 
-    /// A full table drops what is new, whoever's it is.
+    /// A full table drops all new connections.
     fn table(&mut self) {
         let Ok(Some(TableLoad { entries, entries_max })) = conntrack::load() else { return };
         let read = format!("{entries} of {entries_max} entries");
@@ -151,7 +151,7 @@ impl Looked<'_> {
         });
     }
 
-    /// For clients on this host: Baton's own connections have TCP_USER_TIMEOUT, which this does not touch.
+    /// For clients on this host: Baton's own connections use TCP_USER_TIMEOUT instead.
     fn retries(&mut self) {
         let Some(retries) = read(RETRIES) else { return };
         let local = self.place.has_backend || Path::new(KUBELET).exists();
@@ -180,12 +180,12 @@ pub(super) fn read(path: &str) -> Option<i64> {
     text.ok()?.trim().parse().ok()
 }
 
-/// As sysctl(8) has it: with dots, unless one is in an interface's name.
+/// In the form of sysctl(8): with dots, unless an interface's name has one.
 pub(super) fn spelled(path: &str) -> String {
     if path.contains('.') { path.to_owned() } else { path.replace('/', ".") }
 }
 
-/// What sets `path` until the next boot.
+/// The command that sets `path` until the next boot.
 pub(super) fn command(path: &str, value: i64) -> String {
     commands([(path, value)])
 }
@@ -204,8 +204,8 @@ fn spelled_out(all: i64, interfaces: &[(String, i64)]) -> String {
     format!("all {all}{each}")
 }
 
-/// Until the kernel gives a connection up, from the first transmission: the timeout doubles from TCP_RTO_MIN up to
-/// TCP_RTO_MAX (net/ipv4/tcp_timer.c, tcp_model_timeout).
+/// The time from the first transmission until the kernel gives a connection up: the timeout doubles from TCP_RTO_MIN up
+/// to TCP_RTO_MAX (net/ipv4/tcp_timer.c, tcp_model_timeout).
 fn retransmission_s(retries: i64) -> u64 {
     let timeouts = (0..=retries.clamp(0, 255)).map(|number| (200u64 << number.min(16)).min(120_000));
     timeouts.sum::<u64>() / 1000
@@ -220,7 +220,7 @@ const LOOSE: &str = "net/netfilter/nf_conntrack_tcp_loose";
 const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
 const RETRIES: &str = "net/ipv4/tcp_retries2";
 const RETRIES_WANTED: i64 = 8;
-/// Where kubeadm leaves the kubelet's credentials.
+/// The path of the kubelet's credentials on a kubeadm host.
 const KUBELET: &str = "/etc/kubernetes/kubelet.conf";
 
 const ARP_IGNORE: &str = "the VIP is on lo of this host also while another host has it, and with 0 this host answers \

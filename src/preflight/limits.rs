@@ -1,4 +1,4 @@
-//! How much the host lets Baton have: descriptors, ports, and the right to listen.
+//! Checks the host's limits for Baton: descriptors, ports, and the right to listen.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -9,9 +9,9 @@ use crate::config::Config;
 use crate::model::finding::Finding;
 use crate::sys::process;
 
-/// Descriptors for anything but flows: listeners, probes, doors, maps.
+/// Descriptors reserved for other uses than flows: listeners, probes, admin sockets, maps.
 const SPARE_FILES: u64 = 256;
-/// Client's and backend's.
+/// One for the client's socket, one for the backend's.
 const FILES_PER_FLOW: u64 = 2;
 
 pub(super) fn look(config: &Config, place: &HostPlace) -> Vec<Finding> {
@@ -22,7 +22,7 @@ pub(super) fn look(config: &Config, place: &HostPlace) -> Vec<Finding> {
     findings
 }
 
-/// Of this command: a service has its unit's LimitNOFILE, which `systemctl show` tells.
+/// The limit of this command: a service has its unit's LimitNOFILE, which `systemctl show` prints.
 fn files(config: &Config) -> Finding {
     let limit = process::file_limit_max();
     let shown = format!("{limit} here; a service has its unit's LimitNOFILE");
@@ -42,7 +42,7 @@ fn files(config: &Config) -> Finding {
     }
 }
 
-/// Each flow takes a port towards its backend, and in the worst case all go to one.
+/// Each flow uses a port towards its backend, and in the worst case all go to one.
 fn ports(config: &Config) -> Option<Finding> {
     let range = local_ports()?;
     let number = range.clone().count();
@@ -59,7 +59,7 @@ fn ports(config: &Config) -> Option<Finding> {
     })
 }
 
-/// A port that others' connections may be given is not always free when Baton wants to listen there.
+/// A listening port within the kernel's range for outgoing connections may be in use when Baton wants to listen.
 fn reserved(place: &HostPlace) -> Option<Finding> {
     let range = local_ports()?;
     let reserved = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports").unwrap_or_default();

@@ -1,5 +1,5 @@
-//! What moves the VIP away from a host that should not have it: keepalived by a file that says so, or BIRD. Without it whoever lets
-//! the VIP go waits for nothing.
+//! Finds the program that moves the VIP away from a host that should not have it: keepalived by its track file, or
+//! BIRD. Without one an evacuation would wait for nothing.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,8 @@ use super::keepalived::KEEPALIVED_DEFAULT;
 use super::keepalived::{Follows, Keepalived};
 use crate::sys::process;
 
-/// Why each of `vips`, which are on this host, would stay; one sentence each. `track_file`: that of the configuration, if any.
+/// Why each of `vips`, which are on this host, would stay; one sentence each. `track_file`: that of the configuration,
+/// if any.
 pub fn missing(vips: &[IpAddr], track_file: Option<&Path>) -> Vec<String> {
     if vips.is_empty() {
         return Vec::new();
@@ -19,7 +20,7 @@ pub fn missing(vips: &[IpAddr], track_file: Option<&Path>) -> Vec<String> {
     vips.iter().filter_map(|vip| why_it_stays(*vip, track_file, &read, others)).collect()
 }
 
-/// What else runs here that may move addresses, and whose files tell less.
+/// Other programs here that may move addresses, and whose files do not show it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Others {
     bird: bool,
@@ -28,7 +29,7 @@ struct Others {
 
 fn why_it_stays(vip: IpAddr, track_file: Option<&Path>, read: &[Keepalived], others: Others) -> Option<String> {
     let all: Vec<_> = read.iter().map(|keepalived| keepalived.follows(vip, track_file)).collect();
-    // BIRD is switched by deploy/bird/watch, which leaves no trace in a file; but what keepalived has is not BIRD's.
+    // BIRD is switched by deploy/bird/watch, which no file shows; but an address of keepalived is not BIRD's.
     if all.contains(&Follows::Yes) || others.bird && !all.contains(&Follows::Nothing) {
         return None;
     }
@@ -116,7 +117,7 @@ mod tests {
         let (bird, kube_vip) = (Others { bird: true, kube_vip: false }, Others { bird: false, kube_vip: true });
         let read = || [Keepalived::read(Some(&file))];
         assert_eq!(why_it_stays(vip, None, &[], bird), None);
-        // Found as a host that could be emptied, so it was said, because a BIRD ran there for other addresses.
+        // Regression: a host was reported as ready for an evacuation because a BIRD ran there for other addresses.
         for others in [bird, kube_vip] {
             assert!(why_it_stays(vip, None, &read(), others).unwrap().contains("follows neither"));
         }

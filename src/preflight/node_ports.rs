@@ -1,4 +1,4 @@
-//! NodePorts of Kubernetes within the ports of outgoing connections: whoever translates them uses the VIP's address, too.
+//! NodePorts of Kubernetes within the ports of outgoing connections: their translation may use the VIP's address, too.
 
 use std::ops::RangeInclusive;
 
@@ -6,7 +6,7 @@ use super::kernel::{Setting, spelled};
 use super::limits::{local_ports, ranges};
 use crate::model::finding::Finding;
 
-/// What kube-apiserver gives unless `--service-node-port-range` says otherwise.
+/// The default range of kube-apiserver (`--service-node-port-range`).
 const NODE_PORTS: RangeInclusive<u16> = 30000..=32767;
 
 /// The widest range without them.
@@ -18,7 +18,7 @@ const WHY: &str = "a connection to a backend and a connection to a NodePort of t
                    then asks conntrack to which connection a packet belongs, and cuts off connections that a program \
                    translates without conntrack";
 
-/// Whether one of Baton's connections may get such a port. `suffices`: [`BEYOND`] has enough for all.
+/// Whether one of Baton's connections may get such a port. `suffices`: [`BEYOND`] has enough ports for all.
 pub(super) fn look(suffices: bool) -> Option<Finding> {
     let (topic, range) = ("NodePorts", local_ports()?);
     let shown = format!("ip_local_port_range is {}-{}", range.start(), range.end());
@@ -36,7 +36,7 @@ pub(super) fn look(suffices: bool) -> Option<Finding> {
     Some(Finding::advice(topic, format!("{shown}, and NodePorts are {first}-{last}"), WHY, fix))
 }
 
-/// What sysctl.d is to hold if `range` is the one of outgoing connections.
+/// The setting for sysctl.d if `range` is that of outgoing connections.
 pub(super) fn setting(range: &RangeInclusive<u16>) -> Option<Setting> {
     let needed = overlaps(range);
     needed.then(|| Setting { path: RESERVED.to_owned(), value: reserved_besides(), why: WHY })
@@ -56,7 +56,7 @@ fn is_reserved() -> bool {
     reserved.iter().any(|range| range.contains(NODE_PORTS.start()) && range.contains(NODE_PORTS.end()))
 }
 
-/// What is reserved, and they.
+/// The reserved ports, with the NodePorts.
 fn reserved_besides() -> String {
     let (before, own) = (reserved(), format!("{}-{}", NODE_PORTS.start(), NODE_PORTS.end()));
     match is_reserved() || before.is_empty() {

@@ -1,4 +1,4 @@
-//! Which of the frontends' addresses are VIPs, and where they are on this host.
+//! Finds the VIPs among the frontends' addresses, and their interfaces on this host.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -11,22 +11,22 @@ use crate::sys::netdev;
 /// The loopback interface.
 const LOOPBACK: &str = "lo";
 
-/// What all findings rest on.
+/// The facts about this host that all checks use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostPlace {
-    /// Addresses and ports where clients connect; a wildcard stands for every VIP of its family.
+    /// Addresses and ports that clients connect to; a wildcard stands for every VIP of its family.
     pub services: Vec<SocketAddr>,
-    /// Addresses that are here now and elsewhere tomorrow, or here and elsewhere at once.
+    /// Addresses that move between hosts, or that several hosts have at once.
     pub vips: BTreeSet<IpAddr>,
-    /// Those that this host keeps on its loopback interface, whoever else has them.
+    /// The VIPs that this host keeps on its loopback interface, even if other hosts have them.
     pub kept: BTreeSet<IpAddr>,
-    /// Interfaces that clients' packets come in by, as far as that can be told.
+    /// Interfaces that clients' packets arrive on, as far as that is known.
     pub interfaces: Vec<String>,
-    /// Every address here.
+    /// Every address of this host.
     pub networks: Vec<(String, IpNet)>,
-    /// Other instances may forward packets here.
+    /// Whether other instances may forward packets here.
     pub has_peers: bool,
-    /// A backend is on this very host.
+    /// Whether a backend is on this very host.
     pub has_backend: bool,
 }
 
@@ -36,7 +36,7 @@ impl HostPlace {
         Self::among(config, moved, netdev::networks().unwrap_or_default(), netdev::source_towards)
     }
 
-    /// As [`HostPlace::find`], on a host with these `networks` where a packet to an address leaves from `source`.
+    /// As [`HostPlace::find`], for a host with these `networks` where packets to an address have the source `source`.
     fn among(
         config: &Config,
         moved: &[IpAddr],
@@ -63,7 +63,7 @@ impl HostPlace {
         let backends = config.frontends.iter().flat_map(|frontend| &frontend.backends);
         let has_backend =
             backends.into_iter().any(|backend| matches!(backend.address, Target::Address(at) if has(at.ip())));
-        // By where an address is, else by the network that it belongs to, else by the way to it.
+        // By the interface of an address, or else of its network, or else of the route to it.
         let mut interfaces = BTreeSet::new();
         for ip in services.iter().map(SocketAddr::ip) {
             let on = |name: &str| name != LOOPBACK;
@@ -79,7 +79,7 @@ impl HostPlace {
             }
             interfaces.extend(found.into_iter().cloned());
         }
-        // Packets to a VIP on the loopback interface come in by any other.
+        // Packets to a VIP on the loopback interface arrive on any other.
         if !kept.is_empty() || (interfaces.is_empty() && !services.is_empty()) {
             interfaces.extend(networks.iter().map(|(name, _)| name.clone()).filter(|name| name != LOOPBACK));
         }
@@ -96,7 +96,7 @@ impl HostPlace {
     }
 }
 
-/// A host address, of a network of one, on an interface that has an ordinary one as well.
+/// An address with a full-length prefix, on an interface with an ordinary one as well.
 fn is_guest(name: &str, network: &IpNet, networks: &[(String, IpNet)]) -> bool {
     let ordinary = |(other, of): &(String, IpNet)| {
         other == name && of.prefix_len() != of.max_prefix_len() && of.addr().is_ipv6() == network.addr().is_ipv6()

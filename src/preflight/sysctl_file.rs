@@ -1,4 +1,4 @@
-//! A file for sysctl.d(5) with every setting that this host should have. It is written, never applied.
+//! Writes a file for sysctl.d(5) with every setting that this host should have; it does not apply them.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -6,19 +6,19 @@ use std::path::{Path, PathBuf};
 
 use super::kernel::{Setting, spelled};
 
-/// Where it goes unless somebody says otherwise.
+/// The default path.
 pub const DEFAULT: &str = "/etc/sysctl.d/90-baton.conf";
 
-/// The first line, by which a file is known that may be written over.
+/// The first line, which marks a file that may be overwritten.
 const HEAD: &str = "# Written by `baton check --host --fix`; it may be written over.";
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
     New,
-    /// It had this content already.
+    /// It already had this content.
     Same,
-    /// This host needs none.
+    /// This host needs no settings.
     Nothing,
 }
 
@@ -69,7 +69,7 @@ pub fn write(path: &Path, settings: &[Setting]) -> Result<Written, WriteError> {
 fn text(settings: &[Setting]) -> String {
     let mut text = format!("{HEAD}\n");
     for Setting { path, value, why } in settings {
-        // conntrack's settings are not there before its module is: that is no failure of the whole file.
+        // conntrack's settings do not exist before its module is loaded: that must not fail the whole file.
         let optional = if path.starts_with("net/netfilter/") { "-" } else { "" };
         let _ = write!(text, "\n# {why}.\n{optional}{} = {value}\n", spelled(path));
     }

@@ -13,8 +13,8 @@ use crate::model::finding::{Finding, Verdict};
 use crate::offload;
 use crate::preflight::{self, Report, sysctl_file};
 
-/// Writes what was found, a line each, and below it why it matters and what fixes it; whether nothing is left that may leave
-/// clients waiting.
+/// Writes the findings, a line each, and below each the reason and the fix; returns whether no fault is left that may
+/// leave clients waiting.
 pub(super) fn report(
     config: &Config,
     arguments: &CheckArguments,
@@ -43,7 +43,7 @@ pub(super) fn report(
         }
     }
     let written = match &arguments.fix {
-        // A document of JSON stays one.
+        // stdout must stay one JSON document.
         Some(path) if json => fix(path, &settings, errors, &mut io::sink())?,
         Some(path) => fix(path, &settings, errors, out)?,
         None => true,
@@ -84,7 +84,8 @@ fn fix(
     Ok(true)
 }
 
-/// Whether the map of the instance that runs here holds what the fleet has now. `None`: none runs, or it is alone.
+/// Whether the map of the running instance has room for the fleet's present flows. `None`: none runs, or it has no
+/// peers.
 fn room(config: &Config) -> Option<Finding> {
     config.peers.as_ref()?;
     let client = Client::connect(&config.admin.socket).and_then(|client| client.with_limit(ANSWER_MAX));
@@ -111,7 +112,7 @@ fn room_for(flows: u64, room: u64) -> Finding {
 }
 
 const ROOM: &str = "Baton resets flows of other instances that have no room in the map when their host dies";
-/// An instance that hangs is not waited for.
+/// Limit for the answer of an instance, which may hang.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 fn offload(config: &Config) -> Vec<Finding> {

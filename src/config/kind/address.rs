@@ -1,4 +1,4 @@
-//! Kinds of values that name a place in the network or in the file system.
+//! Kinds of values that name an address, a network or a file.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -22,7 +22,7 @@ pub(crate) struct AddressKind;
 #[derive(Debug)]
 pub(crate) struct ProbePlace;
 
-/// Where backend legs come from.
+/// The source address of backend legs.
 #[derive(Debug)]
 pub(crate) struct SourcePlace;
 
@@ -140,8 +140,7 @@ fn reachable(address: SocketAddr) -> Option<BackendAddr> {
     (plain && !address.ip().is_unspecified()).then_some(address)
 }
 
-/// Neither multicast nor IPv6 link-local: the latter means nothing without its interface, which `addr`'s types do
-/// not hold.
+/// Neither multicast nor IPv6 link-local: the latter needs an interface, which the types of `addr` do not hold.
 fn is_plain(address: &SocketAddr) -> bool {
     match address.ip().to_canonical() {
         IpAddr::V4(ip) => !ip.is_multicast(),
@@ -149,7 +148,7 @@ fn is_plain(address: &SocketAddr) -> bool {
     }
 }
 
-/// A network of IPv4-mapped addresses as the IPv4 network that it is: clients are compared in that spelling.
+/// Turns a network of IPv4-mapped addresses into its IPv4 network: clients are compared in that form.
 fn canonical(network: IpNet) -> IpNet {
     let mapped = match network {
         IpNet::V6(v6) => v6.addr().to_ipv4_mapped().zip(v6.prefix_len().checked_sub(96)),

@@ -1,4 +1,4 @@
-//! Baton as the demo's child: started from a generated configuration, watched and steered as a user would do it.
+//! Baton as the demo's child: started with a generated configuration, and operated as a user would do it.
 
 pub(super) mod status;
 
@@ -35,7 +35,7 @@ pub enum DemoOrderError {
     Refused { verb: &'static str, said: String },
 }
 
-/// Where things are.
+/// The paths of the demo.
 #[derive(Clone, Debug)]
 pub(super) struct DemoPlaces {
     /// The `baton` binary.
@@ -85,12 +85,12 @@ impl Baton {
         &self.places
     }
 
-    /// How it ended, if it has.
+    /// Its exit status, if it has ended.
     pub(super) fn ended(&mut self) -> Option<ExitStatus> {
         self.child.0.try_wait().ok().flatten()
     }
 
-    /// The end of its log, for when it fails.
+    /// The end of its log, for a failure.
     pub(super) fn last_words(&self) -> String {
         let log = std::fs::read_to_string(&self.places.log).unwrap_or_default();
         let lines: Vec<_> = log.lines().collect();
@@ -128,7 +128,7 @@ impl Baton {
     }
 }
 
-/// The configuration file: what docs/install.md recommends, with a drain that is short enough to watch.
+/// The configuration file: that of docs/install.md, with a short drain.
 fn configuration(places: &DemoPlaces, ca: &Path, stand_ins: &[StandInProcess]) -> String {
     let backends: String = stand_ins
         .iter()

@@ -72,7 +72,7 @@ pub fn run(args: DemoArgs) -> ExitCode {
     }
 }
 
-/// False if a client of the tour waited too long.
+/// Returns false if a client of the tour waited too long.
 async fn play(args: &DemoArgs) -> Result<bool, DemoError> {
     let mut over = std::pin::pin!(over(args.run_for)?);
     let mut stage = tokio::select! {
@@ -103,7 +103,7 @@ async fn play(args: &DemoArgs) -> Result<bool, DemoError> {
     played
 }
 
-/// Ends when the time is over or a signal says so.
+/// Ends after `run_for`, or with a signal.
 fn over(run_for: Option<Duration>) -> io::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -1,5 +1,5 @@
-//! A small process that outlives the demo by a moment: when the demo is gone, however it went, it kills what the demo
-//! started and removes the demo's directory. A destructor alone cannot do that, because SIGKILL runs none.
+//! A small process that outlives the demo by a moment: when the demo is gone, for any reason, it kills the demo's
+//! processes and removes its directory. A destructor alone cannot do that, because none runs after SIGKILL.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, Write};
@@ -10,7 +10,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// The demo's end of it.
+/// The demo's end of the guard.
 #[derive(Debug)]
 pub struct Guard {
     process: Child,
@@ -40,7 +40,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // End of file is what it waits for.
+        // The guard waits for end of file.
         drop(self.process.stdin.take());
         let _ = self.process.wait();
     }
@@ -48,7 +48,7 @@ impl Drop for Guard {
 
 /// Runs `baton demo --guard DIR`: reads process ids, one a line, until the demo is gone; then cleans up after it.
 pub(super) fn run(dir: &Path) -> ExitCode {
-    // A descriptor and not the number, which another process may bear by then.
+    // A pidfd instead of the number, which another process may have by then.
     let processes: Vec<OwnedFd> = io::stdin()
         .lock()
         .lines()
@@ -57,7 +57,7 @@ pub(super) fn run(dir: &Path) -> ExitCode {
         .filter_map(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
         .collect();
     for process in &processes {
-        // Most have ended long since.
+        // Most of them have ended.
         let _ = pidfd_send_signal(process, Signal::KILL);
     }
     let ours = dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with(DIR_PREFIX));
@@ -67,5 +67,5 @@ pub(super) fn run(dir: &Path) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What the name of a demo's directory begins with. No other directory is ever removed.
+/// The prefix of a demo's directory. No other directory is ever removed.
 pub(super) const DIR_PREFIX: &str = "baton-demo-";

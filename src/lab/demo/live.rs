@@ -19,7 +19,7 @@ pub enum LiveError {
     DemoStage(#[from] StageError),
 }
 
-/// What a key asks for.
+/// The request of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeyWish {
     Select(usize),
@@ -27,7 +27,7 @@ enum KeyWish {
     Quit,
 }
 
-/// Shows the stage until `q` or Ctrl-C. The terminal is as before afterwards, also after a panic.
+/// Shows the stage until `q` or Ctrl-C. Restores the terminal at the end, also after a panic.
 pub(super) async fn run(stage: &mut DemoStage) -> Result<(), LiveError> {
     // Also installs a panic hook that restores the terminal.
     let mut terminal = ratatui::try_init()?;
@@ -35,7 +35,7 @@ pub(super) async fn run(stage: &mut DemoStage) -> Result<(), LiveError> {
     show(&mut terminal, stage).await
 }
 
-/// Restores the terminal also where [`run`] is not polled to its end.
+/// Restores the terminal even if [`run`] is not polled to its end.
 struct Restore;
 
 impl Drop for Restore {
@@ -63,7 +63,7 @@ async fn show(terminal: &mut ratatui::DefaultTerminal, stage: &mut DemoStage) ->
             key = keys.recv() => key,
         };
         match key.map(wish) {
-            // No more keys can come: the terminal is gone.
+            // The terminal is gone, so no more keys can come.
             None | Some(Some(KeyWish::Quit)) => return Ok(()),
             Some(Some(KeyWish::Select(place))) => selected = place.min(stage.stand_ins.len() - 1),
             Some(Some(KeyWish::Act(action))) => {

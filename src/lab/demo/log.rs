@@ -11,7 +11,7 @@ use super::screen::seconds;
 use super::stage::{DemoStage, StageError};
 use super::view::{View, ViewLine, ViewWatcher};
 
-/// Prints what happens until Baton ends, which is an error: the caller decides for how long to poll this.
+/// Prints events until Baton ends, which is an error: the caller decides how long to poll this.
 pub(super) async fn run(stage: &mut DemoStage) -> Result<Infallible, StageError> {
     let mut watcher = ViewWatcher::default();
     print_head(&watcher.view(stage));
@@ -31,7 +31,7 @@ pub(super) async fn run(stage: &mut DemoStage) -> Result<Infallible, StageError>
     }
 }
 
-/// Where everything is.
+/// Prints the addresses and the command for another terminal.
 pub(super) fn print_head(view: &View) {
     print(&format!("clients connect to {}; apiserver stand-ins behind it:", view.frontend));
     print(&format!("  {}", view.backends.iter().map(|row| row.name.as_str()).collect::<Vec<_>>().join(", ")));
@@ -56,7 +56,7 @@ fn summary(view: &View) -> String {
     text
 }
 
-/// Whoever reads may have gone; the demo and its exit code go on.
+/// If the reader is gone, the demo and its exit code go on.
 pub(super) fn print(line: &str) {
     let mut out = io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());

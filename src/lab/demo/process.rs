@@ -24,17 +24,18 @@ pub enum ProcessError {
     Signal { name: String, source: io::Error },
 }
 
-/// What was last done to a stand-in.
+/// The last action on a stand-in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
     Running,
-    /// It lives and its /readyz answers 500.
+    /// It runs, and its /readyz answers 500.
     NotReady,
-    /// SIGSTOP: its kernel accepts connections and it answers nothing. `ready`: what its /readyz says once it goes on.
+    /// SIGSTOP: its kernel accepts connections, and the process answers nothing. `ready`: the answer of its /readyz
+    /// once it continues.
     Hung {
         ready: bool,
     },
-    /// SIGTERM: not ready for its shutdown delay, then gone in good order.
+    /// SIGTERM: not ready for its shutdown delay, then it ends in order.
     Terminating,
     Killed,
 }
@@ -58,13 +59,13 @@ pub struct Recipe {
     pub program: PathBuf,
     pub name: String,
     pub certs: CertFiles,
-    /// Zero: watches stay silent.
+    /// Zero: watches send nothing.
     pub watch_period: Duration,
-    /// How long SIGTERM leaves it serving but not ready.
+    /// Time after SIGTERM for which it serves but is not ready.
     pub shutdown_delay: Duration,
 }
 
-/// A stand-in's process. Dropping it kills it, also when it is stopped.
+/// A stand-in's process. Dropping it kills it, even if it is stopped.
 #[derive(Debug)]
 pub struct StandInProcess {
     recipe: Recipe,
@@ -126,7 +127,7 @@ impl StandInProcess {
         Ok(())
     }
 
-    /// Switches its /readyz; if it hangs, once it goes on.
+    /// Switches its /readyz; if it hangs, the switch takes effect once it continues.
     pub fn set_ready(&mut self, ready: bool) -> Result<(), ProcessError> {
         self.signal(if ready { Signal::USR2 } else { Signal::USR1 })?;
         self.condition = match self.condition {
@@ -138,7 +139,7 @@ impl StandInProcess {
         Ok(())
     }
 
-    /// Brings it back on the address it had, whatever was done to it.
+    /// Starts it again on its old address, after any action.
     pub async fn restart(&mut self, guard: Option<&mut Guard>) -> Result<(), ProcessError> {
         self.kill();
         let (child, _) = spawn(&self.recipe, self.address.socket_addr(), guard).await?;
@@ -147,7 +148,7 @@ impl StandInProcess {
         Ok(())
     }
 
-    /// A process that was killed is left alone.
+    /// Does nothing to a process that was killed.
     fn signal(&mut self, signal: Signal) -> Result<(), ProcessError> {
         let Some(child) = &self.child else { return Ok(()) };
         kill_process(child.pid(), signal)
@@ -171,7 +172,7 @@ async fn spawn(
         .arg(&recipe.certs.key)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        // A group of its own: Ctrl-C in the terminal is for the demo, which ends them in its own way.
+        // A process group of its own: Ctrl-C in the terminal is for the demo, which ends the stand-ins in its own way.
         .process_group(0)
         .spawn()
         .map_err(failed)?;
@@ -181,7 +182,7 @@ async fn spawn(
     let mut child = Reaper(child);
     let silent = || ProcessError::Silent { name: recipe.name.clone() };
     let stdout = child.0.stdout.take().ok_or_else(silent)?;
-    // If nothing comes, the reaper kills the child, and that ends the reading thread too.
+    // If no line comes, the reaper kills the child, which ends the reading thread too.
     let line = tokio::task::spawn_blocking(|| BufReader::new(stdout).lines().next());
     let line = tokio::time::timeout(START_TIMEOUT, line).await.map_err(|_| silent())?;
     let address = line
@@ -198,7 +199,7 @@ async fn spawn(
 pub struct Reaper(pub Child);
 
 impl Reaper {
-    /// Valid until it is dropped: a process that was not reaped keeps its number.
+    /// Valid until this is dropped: a process that was not reaped keeps its number.
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.0)
     }

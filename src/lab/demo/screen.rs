@@ -14,7 +14,7 @@ use super::view::{BackendRow, View};
 use crate::lab::kubelet::Summary;
 use crate::model::health::HealthState;
 
-/// Fills the frame. `selected` is the place of the backend that keys act on.
+/// Fills the frame. `selected`: the index of the backend that keys act on.
 pub(super) fn draw(frame: &mut Frame<'_>, view: &View, selected: usize) {
     let backend_rows = view.backends.len() as u16 + 3;
     let kubelet_rows = view.kubelets.len() as u16 + 3;
@@ -132,7 +132,7 @@ fn served_by(kubelet: &Summary) -> String {
     kubelet.stand_in.clone().unwrap_or_else(|| "none".to_owned())
 }
 
-/// A bar whose longest stands for `most`, and the number.
+/// A bar, whose full length stands for `most`, and the number.
 fn bar(flows: u32, most: u32) -> String {
     let cells = (flows as usize * BAR_CELLS).checked_div(most as usize).unwrap_or(0);
     format!("{:<BAR_CELLS$} {flows}", "█".repeat(cells))
@@ -170,9 +170,9 @@ pub(super) fn seconds(duration: Duration) -> String {
 }
 
 const BAR_CELLS: usize = 12;
-/// Twice the period of renewals: less is no gap at all.
+/// Twice the interval of renewals: less is not a gap.
 const NOTICEABLE: Duration = Duration::from_secs(2);
-/// 80 columns at most.
+/// At most 80 columns.
 const KEYS: &str = "1-3 pick│k kill│t end│h hang│c cont.│u unready│d drain│n undrain│r fix│q quit";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Everything the demo starts, and its end: stand-ins, Baton before them, kubelet-like clients before Baton.
+//! Starts and ends everything in the demo: stand-ins, Baton before them, kubelet-like clients before Baton.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -51,7 +51,7 @@ pub enum ActError {
     Order(#[from] DemoOrderError),
 }
 
-/// What can be done to a stand-in.
+/// An action on a stand-in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StandInAction {
     Kill,
@@ -62,18 +62,18 @@ pub(super) enum StandInAction {
     ToggleReady,
     Drain,
     Undrain,
-    /// Undoes whatever was done to it.
+    /// Undoes any action.
     BringBack,
 }
 
-/// A client and what it has noticed.
+/// A client and its events.
 #[derive(Debug)]
 pub(super) struct DemoClient {
     pub kubelet: Kubelet,
     pub observed: mpsc::UnboundedReceiver<Observed>,
 }
 
-/// All that runs. Dropping it ends it all: fields are dropped in the order in which they stand here.
+/// All processes and tasks of the demo. Dropping it ends them, in the order of the fields.
 #[derive(Debug)]
 pub(super) struct DemoStage {
     pub clients: Vec<DemoClient>,
@@ -85,8 +85,8 @@ pub(super) struct DemoStage {
 }
 
 impl DemoStage {
-    /// Starts everything and returns once Baton finds all stand-ins ready. The status page is at `http`, or at the
-    /// next free port.
+    /// Starts everything and returns once Baton finds all stand-ins ready. The status page is at `http`, or at the next
+    /// free port.
     pub(super) async fn start(http: SocketAddr, kubelets: usize) -> Result<Self, StageError> {
         let program = std::env::current_exe().map_err(StageError::Program)?;
         let dir = Dir::create().map_err(StageError::Dir)?;
@@ -140,13 +140,13 @@ impl DemoStage {
         self.clients.iter().map(|client| client.kubelet.summary()).collect()
     }
 
-    /// Why Baton is gone, if it is.
+    /// Why Baton has ended, if it has.
     pub(super) fn baton_ended(&mut self) -> Option<StageError> {
         let status = self.baton.ended()?;
         Some(StageError::BatonEnded { status, last_words: self.baton.last_words() })
     }
 
-    /// Does `action` to a stand-in and says what was done.
+    /// Carries out `action` on a stand-in and returns a sentence about it.
     pub(super) async fn act(&mut self, target: usize, action: StandInAction) -> Result<String, ActError> {
         let Self { stand_ins, baton, guard, .. } = self;
         let stand_in = &mut stand_ins[target];
@@ -200,7 +200,7 @@ impl DemoStage {
         })
     }
 
-    /// Ends everything in good order: clients, then Baton, then the stand-ins.
+    /// Ends everything in order: clients, then Baton, then the stand-ins.
     pub(super) async fn stop(mut self) {
         self.clients.clear();
         self.baton.stop(STOP_TIMEOUT).await;
@@ -216,18 +216,18 @@ async fn until_ready(baton: &mut Baton, status: &mut watch::Receiver<DemoStatus>
         if tokio::time::Instant::now() > deadline {
             return Err(StageError::NotReady { last_words: baton.last_words() });
         }
-        // A Baton that ended never changes the status, hence the limit.
+        // If Baton has ended, the status never changes, hence the limit.
         let _ = tokio::time::timeout(Duration::from_millis(100), status.changed()).await;
     }
     Ok(())
 }
 
-/// A directory of mode 0700, removed with all it holds when dropped.
+/// A directory of mode 0700, removed with its content when dropped.
 #[derive(Debug)]
 struct Dir(PathBuf);
 
 impl Dir {
-    /// The name is short, since the path of the socket in it is there to be typed.
+    /// The name is short, because users type the path of the socket in it.
     fn create() -> io::Result<Self> {
         let name = format!("{DIR_PREFIX}{}", std::process::id());
         let make = |name: &str| {
@@ -235,7 +235,7 @@ impl Dir {
             DirBuilder::new().mode(0o700).create(&path).map(|()| Self(path))
         };
         match make(&name) {
-            // Whose it is does not matter: nothing in it may be used.
+            // Whoever owns it: nothing in it may be used.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 make(&format!("{name}-{:08x}", fastrand::u32(..)))
             }

@@ -1,4 +1,4 @@
-//! A bounded tour that plays itself: each fault, what Baton made of it, and what clients noticed.
+//! A limited tour without user input: each fault, how Baton handles it, and what its clients notice.
 
 mod table;
 
@@ -28,26 +28,26 @@ pub enum TourError {
 struct TourStep {
     title: &'static str,
     action: StandInAction,
-    /// What Baton must find.
+    /// The health state that Baton must find.
     health_state: HealthState,
     after: After,
 }
 
-/// What must hold once Baton has found it.
+/// The condition that must hold once Baton has found the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum After {
-    /// Every client has left the stand-in and renewed its lease elsewhere.
+    /// Every client has left the stand-in and renewed its lease at another.
     ClientsMove,
-    /// Its clients stay, undisturbed, for [`STAY`].
+    /// Its clients stay, without an interruption, for [`STAY`].
     ClientsStay,
 }
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct StepOutcome {
     title: &'static str,
     stand_in: String,
-    /// From the fault to Baton's finding.
+    /// Time from the fault until Baton found it.
     noticed_after: Duration,
     health_state: HealthState,
     why: String,
@@ -64,7 +64,7 @@ impl StepOutcome {
     }
 }
 
-/// Plays the tour and prints it. True if no client ever went without a renewal for longer than the budget.
+/// Runs the tour and prints it. True if no client ever went without a renewal for longer than the budget.
 pub(super) async fn run(stage: &mut DemoStage) -> Result<bool, TourError> {
     let mut guide = Guide { stage, watcher: ViewWatcher::default() };
     log::print_head(&guide.watcher.view(guide.stage));
@@ -135,7 +135,7 @@ impl Guide<'_> {
         Ok(())
     }
 
-    /// Waits until `holds`, printing what happens meanwhile.
+    /// Waits until `holds`, and prints events meanwhile.
     async fn until(
         &mut self,
         awaited: &str,
@@ -168,7 +168,7 @@ impl Guide<'_> {
         self.stage.baton_ended().map_or(Ok(()), |ended| Err(ended.into()))
     }
 
-    /// The stand-in that most clients are on, so that the fault hurts.
+    /// The stand-in with the most clients, so that the fault matters.
     fn busiest(&self) -> usize {
         let summaries = self.stage.summaries();
         let clients_on = |place: &usize| {
@@ -232,13 +232,13 @@ const STEPS: [TourStep; 5] = [
     },
 ];
 
-/// Before each fault, so that each begins from renewals at their ordinary pace.
+/// Pause before each fault, so that each begins with renewals at their usual interval.
 const CALM: Duration = Duration::from_secs(2);
-/// After clients have moved, so that each has renewed where it is now.
+/// Pause after clients have moved, so that each has renewed at its new stand-in.
 const SETTLE: Duration = Duration::from_millis(1500);
 /// Less than the drain timer of the demo's configuration.
 const STAY: Duration = Duration::from_secs(4);
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 const PERIOD: Duration = Duration::from_millis(20);
-/// One and a half periods of renewals.
+/// One and a half intervals of renewals.
 const FRESH_MS: u64 = 1500;

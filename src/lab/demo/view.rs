@@ -1,4 +1,4 @@
-//! What the demo shows, apart from how: gathered from the stage, drawn by `screen` or printed by `log`.
+//! The content of the demo's display: gathered from the stage, drawn by `screen` or printed by `log`.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
@@ -9,14 +9,14 @@ use crate::lab::kubelet::{KubeletEvent, Summary};
 use crate::model::health::HealthState;
 use crate::sys::clock::now_ns;
 
-/// One picture of everything.
+/// The state of the demo at one moment.
 #[derive(Clone, Debug)]
 pub(super) struct View {
-    /// Since the demo's start.
+    /// Time since the demo's start.
     pub elapsed: Duration,
     pub frontend: String,
     pub page: String,
-    /// The command with which another terminal can look in.
+    /// The command that shows the status in another terminal.
     pub command: String,
     pub phase: String,
     pub backends: Vec<BackendRow>,
@@ -29,7 +29,7 @@ pub(super) struct View {
 pub(super) struct BackendRow {
     pub name: String,
     pub condition: Condition,
-    /// `None`: Baton has not said.
+    /// `None`: Baton has not reported it.
     pub health_state: Option<HealthState>,
     pub why: String,
     /// `None`: since the start.
@@ -38,10 +38,10 @@ pub(super) struct BackendRow {
     pub flows: u32,
 }
 
-/// Something that happened.
+/// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ViewLine {
-    /// Since the demo's start.
+    /// Time since the demo's start.
     pub at: Duration,
     /// `you`, `baton` or a node's name.
     pub who: String,
@@ -54,12 +54,12 @@ impl View {
     }
 }
 
-/// Keeps the lines of what happened between two views.
+/// Keeps the lines about events between two views.
 #[derive(Debug)]
 pub(super) struct ViewWatcher {
     start_ns: u64,
     next_event: u64,
-    /// Clients that have failed since they were last connected: one line is enough for all their attempts.
+    /// Clients that have failed since they were last connected: one line covers all their attempts.
     failing: HashSet<String>,
     lines: VecDeque<ViewLine>,
 }
@@ -85,7 +85,7 @@ impl ViewWatcher {
         line
     }
 
-    /// Takes in what Baton and the clients have told since the last call; returns the new lines.
+    /// Takes in the events of Baton and the clients since the last call; returns the new lines.
     pub(super) fn gather(&mut self, stage: &mut DemoStage) -> Vec<ViewLine> {
         let (events, next) = stage.status.borrow_and_update().events_since(self.next_event);
         self.next_event = next;
@@ -101,7 +101,7 @@ impl ViewWatcher {
         new
     }
 
-    /// Renewals and watch events come all the time and are shown as figures.
+    /// Whether the event gets a line: renewals and watch events come all the time and are shown as numbers.
     fn worth_a_line(&mut self, client: &str, event: &KubeletEvent) -> bool {
         match event {
             KubeletEvent::Connected { .. } => {
@@ -142,7 +142,7 @@ impl ViewWatcher {
     }
 }
 
-/// This program as its user called it.
+/// The name of this program as its user typed it.
 fn own_name() -> String {
     std::env::args().next().unwrap_or_else(|| "baton".to_owned())
 }

@@ -1,4 +1,4 @@
-//! Which leases a drill writes.
+//! The leases that a drill writes.
 
 /// `NAMESPACE/PREFIX`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub struct LeaseName {
 
 const PREFIX_DEFAULT: &str = "baton-drill";
 
-/// Room for a dash and the number behind it, of the 253 that a name may have.
+/// Leaves room for a dash and a number in the 253 characters of a name.
 const PREFIX_LENGTH_MAX: usize = 240;
 /// A DNS label (RFC 1123).
 const NAMESPACE_LENGTH_MAX: usize = 63;

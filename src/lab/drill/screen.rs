@@ -1,4 +1,4 @@
-//! What a drill shows while it runs, as lines.
+//! The lines of a drill's display.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ impl Moment<'_> {
         for bar in bars {
             let title =
                 bar.up_to.map_or_else(|| format!("above {}", seconds(self.grace)), |to| format!("to {}", seconds(to)));
-            // A single gap must be seen beside a million.
+            // A single gap must be visible beside a million.
             let cells = (bar.gaps * BAR_CELLS).div_ceil(most) as usize;
             lines.push(format!("{title:>13}  {:<40}  {}", "█".repeat(cells), bar.gaps));
         }
@@ -70,7 +70,7 @@ impl Moment<'_> {
         lines
     }
 
-    /// The picture in one line, for output that cannot be drawn over.
+    /// The picture in one line, for output other than a terminal.
     pub(super) fn line(&self) -> String {
         format!(
             "{:>5} s  heartbeats {}  failures {}  late now {}  gaps p50 {} p99 {} longest {}  NotReady {}",

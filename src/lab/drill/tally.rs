@@ -1,4 +1,4 @@
-//! What a drill has seen: every gap between two heartbeats, and the verdict over them.
+//! The results of a drill: every gap between two heartbeats, and the verdict on them.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::lab::kubelet::{KubeletEvent, Summary};
 /// Gaps of up to a day, in ms, to three digits.
 const GAP_MS_MAX: u64 = 24 * 60 * 60 * 1000;
 
-/// Gaps that ended, and what went wrong.
+/// The gaps that have ended, and the failures.
 #[derive(Debug)]
 pub(super) struct GapTally {
     gaps_ms: Histogram<u64>,
@@ -18,12 +18,12 @@ pub(super) struct GapTally {
     pub disconnections: u64,
     pub watch_events: u64,
     pub watches_ended: u64,
-    /// The longest that any watch went between two events of its.
+    /// The longest time between two events of any watch.
     pub watch_gap_ms_max: u64,
     pub last_error: Option<String>,
 }
 
-/// The drill in figures. Times are ms.
+/// The numbers of a drill. Times are in ms.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct DrillVerdict {
     pub kubelets: usize,
@@ -34,27 +34,28 @@ pub(super) struct DrillVerdict {
     pub disconnections: u64,
     pub gap_ms_p50: u64,
     pub gap_ms_p99: u64,
-    /// Gaps that have not ended are included.
+    /// With the gaps that have not ended.
     pub gap_ms_max: u64,
     pub grace_ms: u64,
-    /// Nodes that went without a heartbeat for longer than the grace period.
+    /// Nodes without a heartbeat for longer than the grace period.
     pub not_ready: usize,
-    /// Nodes that never had one.
+    /// Nodes that never had a heartbeat.
     pub never: usize,
-    /// At the end.
+    /// Open watches at the end.
     pub watches_open: u64,
     pub watch_events: u64,
-    /// Watches that ended, with their connection or by themselves; they are opened anew.
+    /// Watches that ended, with their connection or by themselves; the client opens them again.
     pub watches_ended: u64,
-    /// Between two events of one watch; a server says something about once a minute (a bookmark), if it is asked to.
+    /// Between two events of one watch; a server sends one about every minute (a bookmark), if the client asks for
+    /// that.
     pub watch_gap_ms_max: u64,
-    /// Leases that the drill made and could not remove.
+    /// Leases that the drill created and could not remove.
     pub leases_left: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
 }
 
-/// One bar: gaps up to `up_to` (`None`: all above), and how many there were.
+/// One bar: the number of gaps up to `up_to` (`None`: all longer ones).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bar {
     pub up_to: Option<Duration>,
@@ -116,7 +117,7 @@ impl GapTally {
         edges.dedup();
         let mut bars: Vec<_> = edges.into_iter().map(Some).chain([None]).map(|up_to| Bar { up_to, gaps: 0 }).collect();
         for step in self.gaps_ms.iter_recorded() {
-            // The histogram keeps three digits: the lowest value that it cannot tell from this one.
+            // The histogram keeps three digits: take the lowest value that it cannot distinguish from this one.
             let gap = Duration::from_millis(self.gaps_ms.lowest_equivalent(step.value_iterated_to()));
             if let Some(bar) = bars.iter_mut().find(|bar| bar.up_to.is_none_or(|up_to| gap <= up_to)) {
                 bar.gaps += step.count_at_value();
@@ -125,7 +126,7 @@ impl GapTally {
         bars
     }
 
-    /// `nodes` as they are now.
+    /// `nodes`: their present state.
     pub(super) fn verdict(&self, nodes: &[Summary], grace: Duration) -> DrillVerdict {
         let grace_ms = grace.as_millis() as u64;
         DrillVerdict {
@@ -150,7 +151,7 @@ impl GapTally {
 }
 
 impl DrillVerdict {
-    /// Every node had heartbeats, and none waited for too long.
+    /// Whether every node had heartbeats, and none waited too long.
     pub(super) fn passed(&self) -> bool {
         self.not_ready == 0 && self.never == 0
     }
@@ -189,7 +190,7 @@ mod tests {
         let bars = tally.bars(Duration::from_secs(10), Duration::from_secs(40));
         assert_eq!(bars.iter().map(|bar| bar.gaps).sum::<u64>(), 9);
         assert_eq!(bars.last().map(|bar| (bar.up_to, bar.gaps)), Some((None, 2)));
-        // A grace period shorter than the interval leaves one edge.
+        // A grace period shorter than the interval gives one edge.
         assert_eq!(tally.bars(Duration::from_secs(10), Duration::from_secs(5)).len(), 3);
     }
 }

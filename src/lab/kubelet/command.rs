@@ -148,7 +148,7 @@ fn say_json(line: &impl Serialize) {
     }
 }
 
-/// Whoever reads may have gone; the exit code still counts then.
+/// If the reader is gone, the exit code still counts.
 fn say(line: std::fmt::Arguments<'_>) {
     let mut out = io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());

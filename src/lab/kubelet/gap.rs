@@ -1,9 +1,9 @@
-//! How long a client went without a successful renewal: the figure by which every fault is judged.
+//! The time that a client went without a successful renewal: tests judge every fault by it.
 
 /// Measures the gaps between successes. Times are monotonic ns and arguments.
 ///
-/// A gap runs from the start or the last success to the next success, or to the moment of asking: a client that
-/// never succeeds again has a gap that grows.
+/// A gap runs from the start or the last success to the next success, or to the time of the call: for a client that
+/// never succeeds again the gap grows.
 #[derive(Clone, Copy, Debug)]
 pub struct GapMeter {
     last_ns: u64,
@@ -31,7 +31,7 @@ impl GapMeter {
         self.longest_ns.max(self.open_ns(now_ns))
     }
 
-    /// Forgets the longest gap and keeps the open one: what ends from now on belongs to the next fault.
+    /// Drops the longest gap and keeps the open one: a gap that ends from now on belongs to the next fault.
     pub fn begin_window(&mut self) {
         self.longest_ns = 0;
     }

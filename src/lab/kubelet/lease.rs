@@ -1,5 +1,5 @@
-//! The lease that a drill keeps for each of its nodes, renewed as a kubelet renews its own: read once, made if it is not
-//! there, then written at the version that the server last told (k8s.io/component-helpers, apimachinery/lease).
+//! The lease that a drill keeps for each of its nodes, renewed as a kubelet renews its own: read once, created if
+//! missing, then written with the version of the server's last answer (k8s.io/component-helpers, apimachinery/lease).
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::session::{self, RequestError, Requests, name_of, send};
 use super::{KubeletProgress, KubeletSettings};
 use crate::lab::lease::{Lease, leases_path};
 
-/// Renews it once; the name of the stand-in that answered.
+/// Renews it once; returns the name of the answering stand-in.
 pub(super) async fn renew(
     requests: &mut Requests,
     settings: &KubeletSettings,
@@ -46,15 +46,15 @@ pub(super) async fn renew(
             Ok(stand_in)
         }
         Err(error) => {
-            // Somebody else may have changed or removed it: it is read again before the next try.
+            // Another client may have changed or removed it: read it again before the next try.
             progress.set_lease_version(None);
             Err(error)
         }
     }
 }
 
-/// Removes the leases of these nodes over one connection, within `limit`; how many of them are not there any more, those
-/// included that were never a drill's.
+/// Removes the leases of these nodes over one connection, within `limit`; returns how many are gone, including those
+/// that never belonged to a drill.
 pub(super) async fn remove(settings: &KubeletSettings, namespace: &str, nodes: &[String], limit: Duration) -> usize {
     let mut gone = 0;
     let removal = async {
@@ -68,7 +68,7 @@ pub(super) async fn remove(settings: &KubeletSettings, namespace: &str, nodes: &
                 let absent = read.status() == StatusCode::NOT_FOUND;
                 match own(read).await {
                     Ok(_) => {}
-                    // Not ours to remove.
+                    // It belongs to somebody else: leave it.
                     Err(RequestError::Foreign) => {
                         gone += 1;
                         continue;
@@ -97,7 +97,7 @@ fn path(namespace: &str, node: &str) -> String {
     format!("{}/{node}", leases_path(namespace))
 }
 
-/// The lease in an answer, if it is one and a drill's.
+/// The lease in an answer, if it is one of a drill.
 async fn own(answer: Response<Incoming>) -> Result<Lease, RequestError> {
     let code = answer.status();
     let body = answer.into_body().collect().await?.to_bytes();

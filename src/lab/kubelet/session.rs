@@ -1,4 +1,4 @@
-//! One connection of a kubelet-like client, from connect to its end.
+//! One connection of a kubelet-like client, from the connect to its end.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -24,12 +24,12 @@ use super::{Heartbeat, KubeletEvent, KubeletProgress, KubeletSettings, lease};
 use crate::lab::lease::{LEASES_PATH, Lease, NAME_HEADER};
 use crate::sys::clock::now_ns;
 
-/// Why no connection came about.
+/// Why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectError {
     #[error("connecting to {server}: {source}")]
     Tcp { server: SocketAddr, source: io::Error },
-    /// Names the certificate's fault if that is it.
+    /// Names the certificate's fault if that is the cause.
     #[error("TLS with {server}: {source}")]
     Tls { server: SocketAddr, source: io::Error },
     #[error("HTTP/2 with {server}: {}", chain(source))]
@@ -38,7 +38,7 @@ pub(super) enum ConnectError {
     TimedOut { server: SocketAddr, after_ms: u128 },
 }
 
-/// Why one request did not get a good answer.
+/// Why a request got no good answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RequestError {
     #[error("{}", chain(.0))]
@@ -104,12 +104,12 @@ async fn connect_tcp(settings: &KubeletSettings, server: SocketAddr) -> io::Resu
 }
 
 impl KubeletSession {
-    /// Renews and watches until the connection ends; says how it ended.
+    /// Renews and watches until the connection ends; returns how it ended.
     pub(super) async fn run(self, settings: &KubeletSettings, progress: &KubeletProgress) -> String {
         let KubeletSession { requests, driver, local, start_ns } = self;
         let hello = Proven { local, start_ns };
         let watching = requests.clone();
-        // The watches and the renewals come before the driver: what they saw says more than "connection closed".
+        // The watches and the renewals come before the driver: their errors say more than "connection closed".
         tokio::select! {
             biased;
             ended = watches(watching, settings, progress) => ended,
@@ -122,13 +122,13 @@ impl KubeletSession {
     }
 }
 
-/// What is told of a connection once it has proved that it works.
+/// The report of a connection once it has proved to work.
 struct Proven {
     local: SocketAddr,
     start_ns: u64,
 }
 
-/// Renews the lease for ever; returns only when the connection takes no more requests.
+/// Renews the lease for ever; returns only when the connection accepts no more requests.
 async fn renew(
     mut requests: Requests,
     settings: &KubeletSettings,
@@ -136,7 +136,7 @@ async fn renew(
     hello: Proven,
 ) -> String {
     let mut hello = Some(hello);
-    // Another connection changes nothing about when the next one is due.
+    // A new connection does not change when the next renewal is due.
     let mut ticks = interval_at(Instant::now() + progress.next_due(settings.renew_every), settings.renew_every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -153,7 +153,7 @@ async fn renew(
         let timed_out = RequestError::TimedOut { after_ms: settings.request_timeout.as_millis() };
         match attempt.await.unwrap_or(Err(timed_out)) {
             Ok(stand_in) => {
-                // The next one is due an interval after this one, however late this one came.
+                // The next renewal is due an interval after this one, however late this one came.
                 if failed > 0 {
                     ticks.reset();
                 }
@@ -174,7 +174,7 @@ async fn renew(
     }
 }
 
-/// Returns the name of the stand-in that answered.
+/// Returns the name of the answering stand-in.
 async fn renew_once(
     requests: &mut Requests,
     settings: &KubeletSettings,
@@ -195,12 +195,12 @@ async fn renew_once(
     if code.is_success() { Ok(stand_in) } else { Err(RequestError::Status(code)) }
 }
 
-/// The name of the stand-in that answered.
+/// The name of the answering stand-in.
 pub(super) fn name_of(answer: &Response<Incoming>) -> Option<String> {
     answer.headers().get(NAME_HEADER).and_then(|name| name.to_str().ok()).map(str::to_owned)
 }
 
-/// Holds as many watches as there are to be; returns when one of them says that the connection is over.
+/// Holds the configured number of watches; returns when one of them reports the end of the connection.
 async fn watches(requests: Requests, settings: &KubeletSettings, progress: &KubeletProgress) -> String {
     let path = settings.watch.as_deref().unwrap_or_default();
     let number = settings.watch.as_ref().map_or(0, |_| settings.watches);
@@ -209,7 +209,7 @@ async fn watches(requests: Requests, settings: &KubeletSettings, progress: &Kube
         .await
 }
 
-/// Holds a watch for ever, opening a new one whenever it ends. What ends it for good is that the connection ends.
+/// Holds a watch for ever: opens a new one whenever it ends, until the connection ends.
 async fn watch(mut requests: Requests, path: &str, settings: &KubeletSettings, progress: &KubeletProgress) -> String {
     let mut meter = GapMeter::new(now_ns());
     loop {
@@ -268,7 +268,7 @@ pub(super) async fn send(
     Ok(requests.send_request(request).await?)
 }
 
-/// An error and its causes in one line: hyper's own text alone is seldom enough.
+/// An error and its causes in one line: hyper's own text alone is rarely enough.
 fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -276,7 +276,7 @@ fn chain(error: &dyn Error) -> String {
         let _ = write!(text, ": {cause}");
         next = cause.source();
     }
-    // rustls adds a link to its manual where the far side went without a TLS goodbye.
+    // rustls adds a link to its manual if the far end closed without a TLS close_notify.
     text.split(": https://").next().unwrap_or_default().to_owned()
 }
 

@@ -1,4 +1,4 @@
-//! What a stand-in answers.
+//! The answers of a stand-in.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -24,7 +24,7 @@ pub struct StandIn {
     ready: AtomicBool,
     /// By namespace and name.
     leases: Mutex<HashMap<(String, String), HeldWatch>>,
-    /// Zero: watches stay silent.
+    /// Zero: watches send nothing.
     watch_period: Duration,
     stopping: watch::Sender<bool>,
 }
@@ -61,8 +61,9 @@ impl StandIn {
         self.stopping.subscribe()
     }
 
-    /// Answers one request. GET /readyz, /livez and /whoami; GET, PUT, PATCH and DELETE of a lease, and POST of one to its
-    /// namespace; GET of anything under /api/v1/ with watch=true; POST /standin/readyz?ready=false or true. All else is 404.
+    /// Answers one request. GET /readyz, /livez and /whoami; GET, PUT, PATCH and DELETE of a lease, and POST of one to
+    /// its namespace; GET of any path under /api/v1/ with watch=true; POST /standin/readyz?ready=false or true. All
+    /// other requests get 404.
     pub async fn answer<B>(&self, request: Request<B>) -> ApiReply
     where
         B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
@@ -127,7 +128,8 @@ impl StandIn {
         };
         let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
         let renewals = leases.get(&key).map_or(0, |held| held.renewals);
-        // Apiservers share their store; stand-ins do not, so that a node that comes from another knows a version of that one's.
+        // Apiservers share their store; stand-ins do not, so a node that comes from another stand-in has a version from
+        // there.
         if method == Method::PUT && namespace != NODES_NAMESPACE && renewals > 0 {
             match lease.metadata.resource_version.as_str() {
                 "" => return status(StatusCode::UNPROCESSABLE_ENTITY, "Invalid"),
@@ -161,7 +163,7 @@ impl StandIn {
     }
 }
 
-/// Namespace and name of the lease at `path`; the name is empty where it is the namespace's collection.
+/// Namespace and name of the lease at `path`; the name is empty for the namespace's collection.
 fn lease_of(path: &str) -> Option<(&str, &str)> {
     let (namespace, rest) = path.strip_prefix("/apis/coordination.k8s.io/v1/namespaces/")?.split_once('/')?;
     let name = rest.strip_prefix("leases")?;
@@ -181,7 +183,7 @@ where
     serde_json::from_slice(&body.to_bytes()).map_err(|_| status(StatusCode::BAD_REQUEST, "BadRequest"))
 }
 
-/// Returns once the stand-in stops, or is gone.
+/// Returns once the stand-in stops, or has gone.
 pub async fn stop_ordered(stopping: &mut watch::Receiver<bool>) {
     let _ = stopping.wait_for(|stop| *stop).await;
 }

@@ -1,4 +1,4 @@
-//! The body of a watch: one JSON event a line, for as long as both sides live.
+//! The body of a watch: one JSON event per line, as long as both sides are connected.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -10,15 +10,15 @@ use tokio::sync::{mpsc, watch};
 
 use super::api::stop_ordered;
 
-/// A body that is fed by a task of its own.
+/// A body that a task of its own feeds.
 #[derive(Debug)]
 pub struct WatchBody {
     events: mpsc::Receiver<Bytes>,
 }
 
 impl WatchBody {
-    /// Sends an event at once and then every `period` until the body is dropped or `stopping` is true. A period of
-    /// zero sends nothing at all.
+    /// Sends an event at once and then every `period`, until the body is dropped or `stopping` is true. With a period
+    /// of zero it sends nothing.
     pub fn start(period: Duration, stopping: watch::Receiver<bool>) -> Self {
         let (sender, events) = mpsc::channel(1);
         tokio::spawn(feed(period, stopping, sender));

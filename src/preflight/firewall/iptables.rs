@@ -1,4 +1,4 @@
-//! What iptables-save(8) prints, as [`Ruleset`].
+//! Converts the output of iptables-save(8) to [`Ruleset`].
 
 use std::ops::RangeInclusive;
 
@@ -6,7 +6,7 @@ use super::rules::{
     Act, Base, Chain, Hook, Matched, Rule, RuleTarget, RuleWay, Ruleset, Side, Test, Translation, network,
 };
 
-/// `command`: what changes these rules, `iptables-legacy`, say; that for IPv6 begins with `ip6`.
+/// `command`: the command that changes these rules, such as `iptables-legacy`; for IPv6 it begins with `ip6`.
 pub(super) fn read(text: &str, command: &str) -> Ruleset {
     let family = if command.starts_with("ip6") { "ip6" } else { "ip" };
     let mut rules = Ruleset::default();
@@ -61,7 +61,7 @@ fn rule(words: &[&str], family: &str) -> Rule {
             continue;
         }
         let of = match word {
-            // What it loads shows in the options that follow; those that have none ask for something else.
+            // The options that follow show the match; a match without options tests something else.
             "-m" => {
                 let module = words.next().unwrap_or_default();
                 (!KNOWN.contains(&module)).then(|| Matched::Other(module.to_owned()))
@@ -97,7 +97,7 @@ fn rule(words: &[&str], family: &str) -> Rule {
                     other if word == "-g" => Act::Goto(other.to_owned()),
                     other => Act::Jump(other.to_owned()),
                 };
-                // What follows belongs to the target.
+                // The other options belong to the target.
                 break;
             }
             "--comment" => {
@@ -127,7 +127,7 @@ fn mark(text: &str) -> Matched {
     }
 }
 
-/// `options` are those of the target.
+/// `options`: those of the target.
 fn translation(target: &str, options: &[&str]) -> Translation {
     let of = |name: &str| options.iter().position(|word| *word == name).and_then(|at| options.get(at + 1)).copied();
     let side = if ["MASQUERADE", "SNAT"].contains(&target) { Side::Source } else { Side::Destination };
@@ -166,7 +166,7 @@ fn port_range(text: &str, between: char) -> Option<RangeInclusive<u16>> {
     Some(first.parse().ok()?..=last.parse().ok()?)
 }
 
-/// Matches whose every question is read above.
+/// Matches whose options are all parsed above.
 const KNOWN: [&str; 7] = ["conntrack", "state", "tcp", "udp", "multiport", "comment", "mark"];
-/// Targets that decide nothing.
+/// Targets without a verdict.
 const BUILT_IN: [&str; 7] = ["LOG", "MARK", "CONNMARK", "TCPMSS", "CT", "NFLOG", "TRACE"];

@@ -1,8 +1,9 @@
-//! Whether this host translates what goes to a frontend or to a backend: such flows cannot be offloaded, for the wire shows other
-//! addresses than their sockets know.
+//! Checks whether this host translates packets to a frontend or to a backend: such flows cannot be offloaded, because
+//! their packets have other addresses on the wire than their sockets know.
 //!
-//! Rules are walked with the first packet of each leg. What Docker, kube-proxy and CNIs do is for their own networks, or for packets
-//! with a mark; it is not named unless it meets one of these, nor what may meet it unless it says its address or port.
+//! The first packet of each leg walks the rules. Rules of Docker, kube-proxy and CNIs for their own networks, or for
+//! marked packets, are reported only if they match such a packet. A rule that may match is reported only if it names
+//! the packet's address or port.
 
 #[cfg(test)]
 mod tests;
@@ -33,11 +34,11 @@ struct FirstPacket {
     /// `None`: any client.
     from: Option<IpAddr>,
     to: SocketAddr,
-    /// The one that it leaves by, where that is known.
+    /// The outgoing interface, if it is known.
     interface: Option<String>,
 }
 
-/// `complete`: all rules could be read.
+/// `complete`: whether all rules could be read.
 pub(super) fn look(rules: &Ruleset, complete: bool, config: &Config, place: &HostPlace) -> Vec<Finding> {
     if config.offload.mode == OffloadMode::Off {
         return Vec::new();
@@ -52,7 +53,7 @@ pub(super) fn look(rules: &Ruleset, complete: bool, config: &Config, place: &Hos
     findings
 }
 
-/// One packet to each backend that is not on this host, from each address that Baton may use.
+/// One packet to each backend on another host, from each address that Baton may use.
 fn legs(frontend: &config::Frontend, place: &HostPlace) -> Vec<FirstPacket> {
     let backends = frontend.backends.iter().filter_map(|backend| match &backend.address {
         config::Target::Address(at) => Some(at.socket_addr()),
@@ -85,7 +86,7 @@ fn judge(rules: &Ruleset, services: &[SocketAddr], legs: &[FirstPacket]) -> Vec<
         }
         findings.extend(brought(rules, *service));
     }
-    // One finding a rule, however many backends it concerns.
+    // One finding per rule, however many backends it concerns.
     let mut of_rules = BTreeMap::<_, (Hit<'_>, Vec<SocketAddr>)>::new();
     for leg in legs {
         for (hook, side) in [(Hook::Output, Side::Destination), (Hook::Postrouting, Side::Source)] {
@@ -104,7 +105,7 @@ fn judge(rules: &Ruleset, services: &[SocketAddr], legs: &[FirstPacket]) -> Vec<
     findings
 }
 
-/// Connections to the service that certainly go elsewhere.
+/// Connections to the service that are certainly translated to another address.
 fn taken(rules: &Ruleset, service: SocketAddr) -> Option<Finding> {
     if service.ip().is_unspecified() {
         return None;
@@ -120,7 +121,7 @@ fn taken(rules: &Ruleset, service: SocketAddr) -> Option<Finding> {
     is_of_other_process.then(|| Finding::fault(TOPIC, read, TAKEN, hit.exempt(&[service])))
 }
 
-/// Connections to other addresses or ports that come to the service.
+/// Connections to other addresses or ports that are translated to the service.
 fn brought(rules: &Ruleset, service: SocketAddr) -> Vec<Finding> {
     let mut findings = Vec::new();
     for chain in reached(rules, Hook::Prerouting) {
@@ -146,7 +147,7 @@ fn brought(rules: &Ruleset, service: SocketAddr) -> Vec<Finding> {
                 Matched::Port(Some(Transport::Udp), ..) => false,
                 _ => true,
             });
-            // What keeps its own address and port is as it was.
+            // A translation to the same address and port changes nothing.
             let changes = translation.ports.is_some() || matches!(translation.to, RuleTarget::Address(_));
             if translation.side == Side::Destination && to_service && to_port && is_ours && changes {
                 let read = format!("{}: {rule} redirects connections to the frontend at {service}", place_of(chain));
@@ -178,7 +179,7 @@ fn place_of(chain: &Chain) -> String {
     format!("{} {}", chain.table, chain.name)
 }
 
-/// The base chains at `hook`, and all that they call.
+/// The base chains at `hook`, and all chains that they call.
 fn reached(rules: &Ruleset, hook: Hook) -> Vec<&Chain> {
     let mut reached: Vec<_> = rules.at(hook).into_iter().map(|(chain, _)| chain).collect();
     let mut next = 0;
@@ -195,12 +196,12 @@ fn reached(rules: &Ruleset, hook: Hook) -> Vec<&Chain> {
 
 /// A rule that translates a packet.
 struct Hit<'r> {
-    /// Where a rule that comes before it would have to stand.
+    /// The chain in which an earlier rule would have to be inserted.
     base: &'r Chain,
     chain: &'r Chain,
     rule: &'r Rule,
     certain: bool,
-    /// One of the questions on the way there is for the packet's own address or port.
+    /// Whether one of the tests on the way names the packet's own address or port.
     named: bool,
 }
 
@@ -219,7 +220,7 @@ impl Hit<'_> {
         }
     }
 
-    /// What lets these pass as they are.
+    /// The rule that exempts these from the translation.
     fn exempt(&self, to: &[SocketAddr]) -> String {
         if matches!(&self.rule.act, Act::Translate(translation) if translation.is_stateless) {
             return self.rule.delete.clone();
@@ -229,7 +230,7 @@ impl Hit<'_> {
             let (family, bits) = if to.is_ipv6() { ("ip6", 128) } else { ("ip", 32) };
             match self.rule.way {
                 RuleWay::Iptables => {
-                    // The older tables and the newer ones know nothing of each other.
+                    // The older tables and the newer ones are independent of each other.
                     let command = self.rule.delete.split(' ').next().unwrap_or_default();
                     format!("{command} -t nat -I {} -p tcp -d {ip}/{bits} --dport {port} -j ACCEPT", self.base.name)
                 }

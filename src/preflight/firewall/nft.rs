@@ -1,4 +1,4 @@
-//! `nft -j list ruleset` (libnftables-json(5)) as [`Ruleset`].
+//! Converts `nft -j list ruleset` (libnftables-json(5)) to [`Ruleset`].
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -10,18 +10,18 @@ use super::rules::{
     Act, Base, Chain, Hook, Matched, Rule, RuleTarget, RuleWay, Ruleset, Side, Test, Translation, Transport, network,
 };
 
-/// What was read.
+/// The result of reading.
 #[derive(Debug, Default)]
 pub(super) struct RulesRead {
     pub rules: Ruleset,
-    /// Tables that iptables made with matches of its own, which this format does not spell out: `ip`, `ip6`.
+    /// Families (`ip`, `ip6`) with tables that iptables made with its own matches, which this format does not show.
     pub foreign: Vec<String>,
 }
 
-/// Elements of a named set or map, by its family, table and name in one.
+/// Elements of named sets and maps; the key joins family, table and name.
 type NamedSets<'j> = HashMap<String, Vec<&'j Value>>;
 
-/// The named sets that one table's rules can ask.
+/// The named sets that the rules of one table can use.
 #[derive(Clone, Copy)]
 struct Sets<'s, 'j> {
     named: &'s NamedSets<'j>,
@@ -36,7 +36,7 @@ impl<'s, 'j> Sets<'s, 'j> {
     }
 }
 
-/// `None`: it is not what nft prints.
+/// `None`: it is not output of nft.
 pub(super) fn read(json: &Value) -> Option<RulesRead> {
     let items = json["nftables"].as_array()?;
     let mut named = NamedSets::new();
@@ -66,7 +66,7 @@ fn place(item: &Value) -> Option<(&str, &str)> {
 
 fn new_chain(chain: &Value) -> Option<Chain> {
     let (family, table) = place(chain)?;
-    // Those of bridges and devices see other packets.
+    // Tables of bridges and devices see other packets.
     if !["ip", "ip6", "inet"].contains(&family) {
         return None;
     }
@@ -85,7 +85,7 @@ fn add(read: &mut RulesRead, named: &NamedSets, rule: &Value) {
     let chain = read.rules.chains.iter_mut().find(|chain| chain.table == in_table && chain.name == in_chain);
     let Some(chain) = chain else { return };
     let mut tests = Vec::new();
-    // Both families' packets pass an inet chain; of the others only one.
+    // Packets of both families pass an inet chain; other chains see only one.
     tests.extend(match family {
         "ip" => Some(Test::new(Matched::Family(4))),
         "ip6" => Some(Test::new(Matched::Family(6))),
@@ -148,7 +148,7 @@ fn translation(side: Side, kind: &str, value: &Value) -> Translation {
     Translation { side, to, ports: ports(&value["port"]), is_stateless: false }
 }
 
-/// `ip daddr set 10.0.0.1`: an address or a port that is written over.
+/// `ip daddr set 10.0.0.1`: replaces an address or a port.
 fn rewriting(value: &Value) -> Option<Translation> {
     let (payload, new) = (&value["key"]["payload"], &value["value"]);
     let (protocol, field) = (payload["protocol"].as_str()?, payload["field"].as_str()?);
@@ -162,7 +162,7 @@ fn rewriting(value: &Value) -> Option<Translation> {
     Some(Translation { side: side(field), to, ports, is_stateless: true })
 }
 
-/// A verdict map is a rule for each of its elements.
+/// Makes a rule of each element of a verdict map.
 fn of_map(vmap: &Value, sets: Sets, before: &[Test], delete: &str) -> Vec<Rule> {
     let inline = vmap["data"]["set"].as_array().map(|set| set.iter().collect::<Vec<_>>());
     let elements = inline.or_else(|| Some(sets.elements(vmap["data"].as_str()?)?.to_vec())).unwrap_or_default();
@@ -194,7 +194,7 @@ fn test(value: &Value, sets: Sets) -> Test {
     }
 }
 
-/// `None`: it asks for what decides nothing here, or in a way that is not known.
+/// `None`: the test decides nothing here, or its form is unknown.
 fn matched(left: &Value, right: &[&Value]) -> Option<Matched> {
     let right: Vec<_> = right.iter().map(|value| value.get("elem").map_or(*value, |elem| &elem["val"])).collect();
     let texts = || right.iter().map(|value| text(value)).collect::<Option<Vec<_>>>();

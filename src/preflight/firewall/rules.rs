@@ -1,4 +1,4 @@
-//! What nftables and iptables have in common, as far as it decides about a VIP's packets.
+//! The common model of nftables and iptables, as far as it decides about a VIP's packets.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,15 +14,15 @@ pub(super) struct Ruleset {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Chain {
-    /// `inet filter`: chains call only those of their own table.
+    /// Such as `inet filter`: chains call only those of their own table.
     pub table: String,
     pub name: String,
-    /// `None`: reached from other chains only.
+    /// `None`: only other chains call it.
     pub base: Option<Base>,
     pub rules: Vec<Rule>,
 }
 
-/// Where the kernel enters a chain.
+/// The hook at which the kernel enters a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Base {
     pub hook: Hook,
@@ -44,11 +44,11 @@ pub(super) struct Rule {
     pub tests: Vec<Test>,
     pub act: Act,
     pub way: RuleWay,
-    /// The command that takes it away.
+    /// The command that removes it.
     pub delete: String,
 }
 
-/// By which program a rule can be changed.
+/// The program that can change a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RuleWay {
     Nft,
@@ -63,23 +63,23 @@ pub(super) struct Test {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Matched {
-    /// Any of these states of conntrack.
+    /// Any of these conntrack states.
     State(Vec<String>),
-    /// A port at either end, in any of these; of this protocol only, or of any.
+    /// A port in any of these ranges, of the source or the destination; of this protocol, or of any.
     Port(Option<Transport>, Side, Vec<RangeInclusive<u16>>),
     Address(Side, Vec<IpNet>),
     /// Any of these protocols above IP, as nft(8) names them.
     Protocol(Vec<String>),
     /// 4 or 6.
     Family(u8),
-    /// Any of these interfaces that it comes in by, or leaves by; one may end in `*` or `+`, for any end.
+    /// Any of these incoming or outgoing interfaces; one may end in `*` or `+`, which stand for any suffix.
     Interface(Vec<String>),
     /// Its mark, masked.
     Mark {
         mask: u32,
         value: u32,
     },
-    /// Something else, as text.
+    /// Another test, as text.
     Other(String),
 }
 
@@ -89,7 +89,7 @@ pub(super) enum Side {
     Destination,
 }
 
-/// What has ports.
+/// A protocol with ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transport {
     Tcp,
@@ -112,7 +112,7 @@ impl Transport {
         }
     }
 
-    /// Whether a rule that names a protocol so, or by its number, means it.
+    /// Whether `name`, or a number in it, means this protocol.
     pub(super) fn is_called(self, name: &str) -> bool {
         let number = if self == Self::Tcp { "6" } else { "17" };
         name == self.name() || name == number || name == "all"
@@ -123,34 +123,34 @@ impl Transport {
 pub(super) enum Act {
     Accept,
     Drop,
-    /// Drops it, and says so to the sender.
+    /// Drops it, and tells the sender.
     Reject,
     Jump(String),
     Goto(String),
     Return,
     Notrack,
     Translate(Translation),
-    /// Nothing that decides.
+    /// No verdict.
     Pass,
 }
 
-/// Other addresses or ports for the ones that a packet has.
+/// New addresses or ports for a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Translation {
-    /// Whose.
+    /// The side whose address or port changes.
     pub side: Side,
     pub to: RuleTarget,
     pub ports: Option<RangeInclusive<u16>>,
-    /// The rule's own packets only, without conntrack.
+    /// Whether the rule changes only its own packets, without conntrack.
     pub is_stateless: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RuleTarget {
     Address(IpAddr),
-    /// One of this host's that the kernel chooses.
+    /// An address of this host that the kernel chooses.
     Own,
-    /// The one that it has, or one that the rule does not tell.
+    /// The packet's own address, or one that the rule does not show.
     Same,
 }
 
@@ -165,7 +165,7 @@ impl Test {
 }
 
 impl Ruleset {
-    /// The base chains at `hook` in the order in which packets pass them.
+    /// The base chains at `hook`, in the order in which packets pass them.
     pub(super) fn at(&self, hook: Hook) -> Vec<(&Chain, Base)> {
         let bases = self.chains.iter().filter_map(|chain| Some((chain, chain.base?)));
         let mut at: Vec<_> = bases.filter(|(_, base)| base.hook == hook).collect();
@@ -188,7 +188,7 @@ impl Hook {
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The family shows in the table's name, or decides nothing that people ask about.
+        // The table's name shows the family, or the family does not matter to the reader.
         let shown = self.tests.iter().filter(|test| !matches!(test.of, Matched::Family(_)));
         shown.into_iter().try_for_each(|test| write!(f, "{test} "))?;
         match &self.act {

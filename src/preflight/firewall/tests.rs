@@ -4,7 +4,7 @@ use crate::model::fleet::InstanceName;
 
 const SERVICE: &str = "10.0.0.100:6443";
 
-/// Rules as nft(8) prints them, given as its JSON items.
+/// Rules in the form of nft(8), as JSON items.
 fn nft(items: &str) -> Ruleset {
     let json = format!("{{\"nftables\": [{items}]}}");
     nft::read(&serde_json::from_str(&json).unwrap()).unwrap().rules

@@ -1,18 +1,18 @@
-//! What becomes of a packet: walks the chains with it, and where a rule asks for what is not known of it, both ways.
+//! Walks the chains with a packet; where a rule tests an unknown property, it follows both outcomes.
 
 use std::net::{IpAddr, SocketAddr};
 
 use super::rules::{Act, Base, Chain, Hook, Matched, Rule, RuleWay, Ruleset, Side, Test, Transport};
 
-/// A segment of a connection with a VIP, or of a peer's, or a peer's datagram.
+/// A segment of a client's connection to a VIP or of a peer's, or a datagram of a peer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Packet {
     pub transport: Transport,
     pub service: SocketAddr,
     pub towards: Towards,
-    /// As conntrack has it: `new`, `invalid`, `untracked`.
+    /// The conntrack state: `new`, `invalid`, `untracked`.
     pub state: &'static str,
-    /// The far end, where it is known.
+    /// The far end, if it is known.
     pub other: Option<IpAddr>,
 }
 
@@ -22,26 +22,26 @@ pub(super) enum Towards {
     Client,
 }
 
-/// What drops it, if anything does.
+/// The rule or policy that drops a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Culprit {
     pub table: String,
-    /// The base chain, where a rule that lets it through would have to stand.
+    /// The base chain, in which a rule that accepts the packet would have to stand.
     pub chain: String,
     /// The rule, or the policy.
     pub rule: String,
-    /// Only for some clients, or in circumstances that the rules do not tell.
+    /// Only for some clients, or under conditions that the rules do not show.
     pub perhaps: bool,
     pub way: RuleWay,
 }
 
-/// Priority from which on conntrack has seen a packet (NF_IP_PRI_CONNTRACK).
+/// The priority from which on conntrack has seen a packet (NF_IP_PRI_CONNTRACK).
 const CONNTRACK: i32 = -200;
 
-/// How deep the kernel lets chains call each other (NFT_JUMP_STACK_SIZE).
+/// The kernel's limit for nested chains (NFT_JUMP_STACK_SIZE).
 const DEPTH_MAX: u32 = 16;
 
-/// What would drop `packet`; the certain before the possible.
+/// The rule or policy that would drop `packet`; a certain one before a possible one.
 pub(super) fn culprit(rules: &Ruleset, packet: Packet) -> Option<Culprit> {
     let hooks = match packet.towards {
         Towards::Service => [Hook::Prerouting, Hook::Input],
@@ -58,7 +58,7 @@ pub(super) fn culprit(rules: &Ruleset, packet: Packet) -> Option<Culprit> {
     perhaps
 }
 
-/// Whether a rule before conntrack certainly keeps it from being tracked.
+/// Whether a rule before conntrack certainly exempts it from tracking.
 fn is_untracked(rules: &Ruleset, packet: Packet, hook: Hook) -> bool {
     let before = rules.at(hook).into_iter().filter(|(_, base)| base.priority < CONNTRACK);
     let walk = Walk { rules, packet };
@@ -70,14 +70,14 @@ struct Walk<'r> {
     packet: Packet,
 }
 
-/// What may come of a chain.
+/// The possible results of a chain.
 #[derive(Default)]
 struct Ways {
     accepted: bool,
-    /// Goes on behind the rule that called.
+    /// It returns to the rule that called it.
     returned: bool,
     dropped: Option<(String, RuleWay)>,
-    /// It was certainly marked as not to be tracked.
+    /// A rule has certainly exempted it from tracking.
     notrack: bool,
 }
 
@@ -86,7 +86,7 @@ impl Walk<'_> {
         let ways = self.chain(chain, 0);
         let others = ways.accepted;
         let by_policy = (base.drops && ways.returned).then(|| ("policy drop".to_owned(), way_of(chain)));
-        // The policy lets through what the rules do not drop.
+        // The policy accepts packets that the rules do not drop.
         let passes = others || (ways.returned && !base.drops);
         let (rule, way) = ways.dropped.or(by_policy)?;
         Some(Culprit { table: chain.table.clone(), chain: chain.name.clone(), rule, perhaps: passes, way })
@@ -110,7 +110,7 @@ impl Walk<'_> {
                     ways.dropped.get_or_insert_with(|| (rule.to_string(), rule.way));
                     true
                 }
-                // Whoever asked is told, and waits for nothing.
+                // The sender is told, and does not wait.
                 Act::Reject => {
                     ways.accepted = true;
                     true
@@ -131,7 +131,7 @@ impl Walk<'_> {
         ways
     }
 
-    /// Whether nothing comes back from the chain called `name`.
+    /// Whether the packet never returns from the chain called `name`.
     fn call(&self, from: &Chain, name: &str, depth: u32, ways: &mut Ways, certain: bool) -> bool {
         let called = self.rules.chains.iter().find(|chain| chain.table == from.table && chain.name == name);
         let Some(called) = called.filter(|_| depth < DEPTH_MAX) else { return false };
@@ -142,7 +142,7 @@ impl Walk<'_> {
         !inner.returned
     }
 
-    /// `None`: it does not meet this rule; else whether that is certain.
+    /// `None`: it does not match this rule; otherwise whether that is certain.
     fn meets(&self, rule: &Rule) -> Option<bool> {
         let mut certain = true;
         for test in &rule.tests {
@@ -155,13 +155,13 @@ impl Walk<'_> {
         Some(certain)
     }
 
-    /// `None`: it cannot be known.
+    /// `None`: unknown.
     fn holds(&self, test: &Test) -> Option<bool> {
         let Packet { transport, service, towards, state, other } = self.packet;
         let own = if towards == Towards::Service { Side::Destination } else { Side::Source };
         let holds = match &test.of {
             Matched::State(states) => states.iter().any(|one| one == state),
-            // Whatever it asks of the port.
+            // Whatever the port.
             Matched::Port(Some(of), ..) if *of != transport => return Some(false),
             Matched::Port(_, side, ports) if *side == own => ports.iter().any(|range| range.contains(&service.port())),
             Matched::Address(side, of) if *side == own => of.iter().any(|network| network.contains(&service.ip())),

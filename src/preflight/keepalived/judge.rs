@@ -1,4 +1,4 @@
-//! What is wrong with a file of keepalived's, for a VIP that Baton serves.
+//! The faults of a keepalived file for a VIP that Baton serves.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use crate::model::finding::Finding;
 use crate::preflight::place::HostPlace;
 use crate::sys::process;
 
-/// Adverts this far apart or more leave clients without a VIP for seconds.
+/// With adverts this far apart or more, clients have no VIP for seconds after a failure.
 const ADVERT_SLOW: Duration = Duration::from_secs(1);
 
 pub(super) fn all(keepalived: &Keepalived, file: &File, config: &Config, place: &HostPlace) -> Vec<Finding> {
@@ -143,7 +143,7 @@ impl Judged {
         }
     }
 
-    /// After a partition both hosts have had the VIP, and switches and clients remember either.
+    /// After a partition both hosts have had the VIP, and switches and clients may have either in their tables.
     fn healing(&mut self, VrrpInstance { node, name }: VrrpInstance, global: &Node) {
         let either = |local: &str, wide: &str| node.find(local).or_else(|| global.find(wide));
         let why = "after a partition, clients that learnt the other host's hardware address keep sending to it, and \
@@ -217,7 +217,7 @@ impl Judged {
         }
     }
 
-    /// What two instances must not share.
+    /// Settings that two instances must not share.
     fn twice(&mut self, instances: &[VrrpInstance]) {
         let (mut vips, mut ids) = (HashMap::new(), HashMap::new());
         for instance in instances {
@@ -241,7 +241,7 @@ impl Judged {
         }
     }
 
-    /// VIPs that nobody serves, and frontends that nobody brings clients to.
+    /// VIPs without a frontend, and frontends without a VIP.
     fn addresses(&mut self, instances: &[VrrpInstance], config: &Config, place: &HostPlace) {
         let moved: Vec<_> = instances.iter().flat_map(VrrpInstance::addresses).collect();
         let listen = || config.frontends.iter().flat_map(|frontend| &frontend.listen).map(|vip| vip.socket_addr().ip());
@@ -263,7 +263,7 @@ impl Judged {
         }
     }
 
-    /// A VIP that is here while keepalived is not was left behind: another host takes it as well.
+    /// A VIP that is here while keepalived does not run was left behind: another host has it as well.
     fn process(&mut self, instances: &[VrrpInstance], place: &HostPlace) {
         let held: Vec<_> = instances.iter().flat_map(VrrpInstance::addresses).filter(|vip| place.holds(*vip)).collect();
         if let Some(vip) = held.first().filter(|_| !process::runs_any("keepalived")) {
@@ -313,7 +313,7 @@ mod tests {
         assert_eq!(findings.iter().map(|f| f.verdict).collect::<Vec<_>>(), [Verdict::Good], "{findings:#?}");
     }
 
-    /// What is found once `from` in the shipped file is `to`.
+    /// The findings if `from` in the shipped file is replaced by `to`.
     fn found(from: &str, to: &str) -> Vec<(Verdict, String)> {
         assert!(SHIPPED.contains(from), "{from}");
         let findings = findings(&SHIPPED.replace(from, to), "10.0.0.100:6443", HOST);

@@ -4,24 +4,24 @@ use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 
-/// How deep files may include one another.
+/// Limit for nested includes.
 const DEPTH_MAX: u32 = 8;
 
-/// A line, and the block behind it.
+/// A line, and the block after it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Node {
     pub words: Vec<String>,
     pub block: Vec<Node>,
 }
 
-/// A whole file, and the files that it includes and that were not read.
+/// A whole file, and the included files that were not read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct File {
     pub nodes: Vec<Node>,
     pub unread: Vec<String>,
 }
 
-/// Reads `path` and what it includes.
+/// Reads `path` and the files that it includes.
 pub(super) fn read(path: &Path) -> io::Result<File> {
     let mut unread = Vec::new();
     let lines = gather(path, &mut unread, 0)?;
@@ -35,7 +35,7 @@ fn gather(path: &Path, unread: &mut Vec<String>, depth: u32) -> io::Result<Vec<V
         match line.as_slice() {
             [include, file] if include == "include" => {
                 let below = path.parent().unwrap_or(Path::new("/")).join(file);
-                // Patterns are not followed: which files they name is a shell's business.
+                // Patterns are not expanded, which would need a shell's rules.
                 match gather(&below, unread, depth + 1) {
                     Ok(inner) if depth < DEPTH_MAX => lines.extend(inner),
                     _ => unread.push(file.clone()),
@@ -47,7 +47,7 @@ fn gather(path: &Path, unread: &mut Vec<String>, depth: u32) -> io::Result<Vec<V
     Ok(lines)
 }
 
-/// A line's words. Braces are words of their own; quotes hold blanks together; `#` and `!` begin comments.
+/// A line's words. Braces are words of their own; quotes join words; `#` and `!` begin comments.
 pub(super) fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -77,7 +77,7 @@ pub(super) fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// Lines of words as a tree. Words in front of a brace belong to its block; a brace too many is passed over.
+/// Makes a tree of lines of words. Words before a brace belong to its block; a surplus brace is ignored.
 pub(super) fn parse(lines: &[Vec<String>]) -> Vec<Node> {
     let mut variables = HashMap::new();
     let mut open: Vec<Node> = vec![Node::default()];
@@ -97,7 +97,7 @@ pub(super) fn parse(lines: &[Vec<String>]) -> Vec<Node> {
         for word in line {
             match word.as_str() {
                 "{" => {
-                    // The name may stand on the line before.
+                    // The name may be on the line before.
                     let mut words = std::mem::take(&mut pending);
                     if words.is_empty()
                         && let Some(before) = open.last_mut().and_then(|parent| parent.block.pop())
@@ -114,7 +114,7 @@ pub(super) fn parse(lines: &[Vec<String>]) -> Vec<Node> {
                         parent.block.push(closed);
                     }
                 }
-                // Lines for one host of several begin with its name; here they count for all.
+                // A line for one of several hosts begins with its name; here it counts for all.
                 word if word.starts_with('@') && pending.is_empty() => {}
                 word => pending.push(substituted(word, &variables)),
             }
@@ -153,7 +153,7 @@ impl Node {
         self.words.first().map_or("", String::as_str)
     }
 
-    /// The word behind the keyword.
+    /// The word after the keyword.
     pub(super) fn argument(&self) -> Option<&str> {
         self.words.get(1).map(String::as_str)
     }
@@ -168,7 +168,7 @@ impl Node {
         self.find(keyword)?.argument()
     }
 
-    /// Whether there is such a line that does not say that it is off.
+    /// Whether there is such a line, and it does not turn the option off.
     pub(super) fn is_on(&self, keyword: &str) -> bool {
         let off = |argument: &str| ["false", "no", "off"].contains(&argument);
         self.find(keyword).is_some_and(|node| !node.argument().is_some_and(off))

@@ -1,4 +1,4 @@
-//! What the demo reads of `/status.json`. Nothing else in the demo knows that format.
+//! The fields of `/status.json` that the demo reads. Only this module knows that format.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,14 +17,14 @@ use tokio::sync::watch;
 use crate::model::health::HealthState;
 use crate::table::journal::Event;
 
-/// The part of the status that the demo shows. Fields that are missing are left at their default, so that the demo
-/// also runs before another version of Baton.
+/// The part of the status that the demo shows. Missing fields keep their defaults, so that the demo also works with
+/// another version of Baton.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct DemoStatus {
     pub instance: DemoInstance,
     pub frontends: Vec<DemoFrontend>,
-    /// Oldest first. An event of a kind that is not known here does not spoil the rest.
+    /// Oldest first. An unknown kind of event does not make the others unreadable.
     events: Vec<serde_json::Value>,
 }
 
@@ -83,7 +83,7 @@ impl DemoStatus {
             && backends.all(|backend| backend.health_state == Some(HealthState::Ready))
     }
 
-    /// The events with a number of at least `since`, in words, and the number from which to ask next.
+    /// The events with a number of at least `since`, in words, and the number for the next call.
     pub(crate) fn events_since(&self, since: u64) -> (Vec<String>, u64) {
         let events: Vec<Event> = self.events.iter().filter_map(|event| Event::deserialize(event).ok()).collect();
         let next = events.iter().map(|event| event.number + 1).max().unwrap_or(since).max(since);
@@ -97,7 +97,7 @@ pub(crate) async fn fetch(http: SocketAddr) -> Result<DemoStatus, StatusError> {
     tokio::time::timeout(TIMEOUT, fetch_slowly(http)).await.unwrap_or(Err(StatusError::TimedOut))
 }
 
-/// Asks again and again for as long as anyone looks. What is seen is the last good answer.
+/// Asks again and again as long as there is a receiver, which sees the last good answer.
 pub(crate) fn follow(http: SocketAddr) -> watch::Receiver<DemoStatus> {
     let (sender, receiver) = watch::channel(DemoStatus::default());
     tokio::spawn(async move {
@@ -126,7 +126,7 @@ async fn fetch_slowly(http: SocketAddr) -> Result<DemoStatus, StatusError> {
     tokio::select! {
         status = &mut exchange => status,
         ended = &mut driver => match ended {
-            // The server may close before the body is taken in; it is all here then.
+            // The server may close before the body is read; it has arrived by then.
             Ok(()) => exchange.await,
             Err(error) => Err(error.into()),
         },

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{BUDGET, StepOutcome};
 use crate::lab::demo::screen::seconds;
 
-/// `longest`: of all clients over the whole tour.
+/// `longest`: the longest gap of all clients in the whole tour.
 pub(super) fn lines(outcomes: &[StepOutcome], longest: Duration) -> Vec<String> {
     let rows = outcomes.iter().map(|outcome| {
         [

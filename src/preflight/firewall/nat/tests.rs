@@ -15,7 +15,7 @@ fn found(rules: &Ruleset) -> Vec<(Verdict, String, String)> {
     findings.into_iter().map(|finding| (finding.verdict, finding.read, finding.fix)).collect()
 }
 
-/// The nat table as iptables-save(8) prints it.
+/// The nat table in the form of iptables-save(8).
 fn saved(rules: &str) -> Vec<(Verdict, String, String)> {
     let mut chains: Vec<_> =
         ["PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"].iter().map(|name| format!(":{name} ACCEPT [0:0]\n")).collect();
@@ -28,7 +28,7 @@ fn saved(rules: &str) -> Vec<(Verdict, String, String)> {
     found(&iptables::read(&format!("*nat\n{}{rules}\nCOMMIT\n", chains.concat()), "iptables"))
 }
 
-/// Rules as nft(8) prints them, in a base chain at `hook`.
+/// Rules in the form of nft(8), in a base chain at `hook`.
 fn listed(hook: &str, expr: &str) -> Vec<(Verdict, String, String)> {
     let json = format!(
         r#"{{"nftables": [{{"chain": {{"family": "inet", "table": "n", "name": "c", "type": "nat", "hook": "{hook}", "prio": 100}}}},

@@ -1,12 +1,13 @@
-//! What becomes of the first packet of a connection: which rule translates it, and whether that is certain.
+//! Walks the rules with the first packet of a connection: which rule translates it, and whether that is certain.
 
 use super::{FirstPacket, Hit, has_tcp};
 use crate::preflight::firewall::rules::{Act, Chain, Hook, Matched, Rule, Ruleset, Side, Transport};
 
-/// How deep the kernel lets chains call each other (NFT_JUMP_STACK_SIZE).
+/// The kernel's limit for nested chains (NFT_JUMP_STACK_SIZE).
 const DEPTH_MAX: u32 = 16;
 
-/// What would translate `side` of `packet` at `hook`: the first that certainly does, or that says its address or port.
+/// The rule that would translate `side` of `packet` at `hook`: the first that certainly does, or that names its address
+/// or port.
 pub(super) fn hit<'r>(rules: &'r Ruleset, hook: Hook, packet: &FirstPacket, side: Side) -> Option<Hit<'r>> {
     for (base, _) in rules.at(hook) {
         let mut walk = NatWalk { rules, packet, side, base, hits: Vec::new() };
@@ -26,14 +27,14 @@ struct NatWalk<'r, 'p> {
     hits: Vec<Hit<'r>>,
 }
 
-/// How a packet meets a rule.
+/// How a packet matches a rule.
 #[derive(Clone, Copy)]
 struct Met {
     certain: bool,
     named: bool,
 }
 
-/// Whether a packet comes out of a chain again.
+/// Whether a packet returns from a chain.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ChainOutcome {
     Passes,
@@ -83,11 +84,11 @@ impl<'r> NatWalk<'r, '_> {
         outcome
     }
 
-    /// `None`: it does not meet this rule.
+    /// `None`: it does not match this rule.
     fn meets(&self, rule: &Rule) -> Option<Met> {
         let mut met = Met { certain: true, named: false };
         for test in &rule.tests {
-            // Whatever it asks of the port.
+            // Whatever the port.
             if matches!(test.of, Matched::Port(Some(Transport::Udp), ..)) {
                 return None;
             }
@@ -100,7 +101,7 @@ impl<'r> NatWalk<'r, '_> {
         Some(met)
     }
 
-    /// `None`: it cannot be known.
+    /// `None`: unknown.
     fn holds(&self, of: &Matched) -> Option<bool> {
         let FirstPacket { from, to, interface } = self.packet;
         Some(match of {
@@ -132,13 +133,13 @@ impl<'r> NatWalk<'r, '_> {
                     false => false,
                 }
             }
-            // Baton marks nothing.
+            // Baton sets no mark.
             Matched::Mark { mask: _, value } => *value == 0,
             Matched::Other(_) => return None,
         })
     }
 
-    /// Whether it asks for nearly nothing but this packet.
+    /// Whether hardly any other packet passes the test.
     fn names(&self, of: &Matched) -> bool {
         match of {
             Matched::Port(_, Side::Destination, ports) => ports.iter().all(|range| range.len() < 100),

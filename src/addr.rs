@@ -1,5 +1,5 @@
-//! Addresses as types: which end of a flow an address belongs to is part of a signature, so that the
-//! client's and the backend's can never be swapped.
+//! Addresses as types: a signature says which end of a flow an address belongs to, so that nobody can swap the client's
+//! and the backend's.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -52,15 +52,15 @@ macro_rules! address {
 }
 
 address! {
-    /// Where a client connects from.
+    /// The address that a client connects from.
     ClientAddr
 }
 address! {
-    /// Where a frontend listens and clients connect to; often a virtual IP.
+    /// The address where a frontend listens and clients connect; often a virtual IP.
     VipAddr
 }
 address! {
-    /// Where a backend serves.
+    /// The address where a backend serves.
     BackendAddr
 }
 address! {
@@ -90,7 +90,7 @@ impl Default for SourceMask {
 }
 
 impl SourceMask {
-    /// The network that `client` counts against.
+    /// The network that `client` counts for.
     pub fn network(self, client: ClientAddr) -> SourceNetwork {
         match client.ip() {
             IpAddr::V4(ip) => {

@@ -1,20 +1,20 @@
-//! The way out: phases that a stopping instance goes through, published to all its parts.
+//! The phases of a stopping instance, published to all its parts.
 
 use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// Where the instance is in its life. The order is the order of time.
+/// The phase of the instance, in the order of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LifePhase {
     /// Not yet serving.
     Starting,
     Serving,
-    /// Readiness fails, so that whoever sends clients here may stop; new flows are still taken.
+    /// Readiness fails, so that keepalived or a router may move the clients elsewhere; new flows are still accepted.
     Leaving,
-    /// No new flows; those that live have until the deadline.
+    /// No new flows; existing ones have until the deadline.
     Draining,
-    /// What is left is reset.
+    /// The remaining flows are reset.
     Forced,
 }
 
@@ -30,13 +30,13 @@ impl LifePhase {
     }
 }
 
-/// Publishes phases.
+/// Publishes the phase.
 #[derive(Debug)]
 pub struct Drain {
     phase: watch::Sender<LifePhase>,
 }
 
-/// Sees phases.
+/// Reads the phase.
 #[derive(Clone, Debug)]
 pub struct DrainWatch {
     phase: watch::Receiver<LifePhase>,
@@ -49,7 +49,7 @@ impl Default for Drain {
 }
 
 impl Drain {
-    /// Goes on to `phase`; going back is ignored.
+    /// Moves to `phase`; a move back is ignored.
     pub fn advance(&self, phase: LifePhase) {
         self.phase.send_if_modified(|now| {
             let later = phase > *now;
@@ -70,12 +70,12 @@ impl DrainWatch {
         *self.phase.borrow()
     }
 
-    /// Returns once the instance is in `phase` or past it, or gone.
+    /// Returns once the instance is in `phase` or a later one, or has ended.
     pub async fn reached(&mut self, phase: LifePhase) {
         let _ = self.phase.wait_for(|now| *now >= phase).await;
     }
 
-    /// As [`DrainWatch::reached`], but gives up after `limit`. True if it was reached.
+    /// As [`DrainWatch::reached`], but only waits for `limit`. Returns whether it was reached.
     pub async fn reached_within(&mut self, phase: LifePhase, limit: Duration) -> bool {
         tokio::time::timeout(limit, self.reached(phase)).await.is_ok()
     }

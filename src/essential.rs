@@ -1,7 +1,8 @@
-//! Tasks and threads that a process cannot do without. One that panics ends the process: the supervisor starts Baton anew,
-//! and what has been offloaded goes on meanwhile. Without it the process would live on, look well, and leave its part undone.
+//! Tasks and threads that the process needs. If one panics, the process ends: the supervisor restarts Baton, and
+//! offloaded flows go on meanwhile. Without this rule the process would go on, look healthy, and not do that part's
+//! work.
 //!
-//! `tests/house/layers.rs` lets nothing be spawned in another way, but for what it lists.
+//! `tests/house/layers.rs` allows no other way to spawn, except in its list.
 
 use std::fmt;
 use std::future::Future;
@@ -15,7 +16,7 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// `work`, to be spawned. A panic in it aborts the process; its end or its being dropped does not.
+/// Wraps `work` for spawning. A panic in it aborts the process; its end or its drop does not.
 pub async fn task<F: Future>(name: &'static str, work: F) -> F::Output {
     let mut work = pin!(work);
     let polled = std::future::poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
@@ -26,7 +27,8 @@ pub async fn task<F: Future>(name: &'static str, work: F) -> F::Output {
     polled.await
 }
 
-/// The tasks of one part, each of them [`task`]. Dropping it has them end at their next await; [`Tasks::stop`] waits until they have.
+/// The tasks of one part, each of them [`task`]. Dropping it ends them at their next await; [`Tasks::stop`] also waits
+/// for that.
 #[derive(Default)]
 pub struct Tasks {
     ended: CancellationToken,
@@ -49,7 +51,7 @@ impl Tasks {
         );
     }
 
-    /// A task that ends by itself once the token says that it is to, and has something to do then.
+    /// Spawns a task that ends by itself after the token is cancelled, with work of its own to do then.
     pub fn spawn_with<F>(&self, name: &'static str, work: impl FnOnce(CancellationToken) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -57,12 +59,12 @@ impl Tasks {
         self.all.spawn(task(name, work(self.ended.clone())));
     }
 
-    /// Has all end.
+    /// Ends all tasks.
     pub fn end(&self) {
         self.ended.cancel();
     }
 
-    /// Has all end, and waits until they have.
+    /// Ends all tasks, and waits for their end.
     pub async fn stop(&self) {
         self.end();
         self.all.close();
@@ -82,7 +84,7 @@ impl fmt::Debug for Tasks {
     }
 }
 
-/// Starts a thread called `name`, of which [`task`]'s rule holds.
+/// Starts a thread called `name`, with the rule of [`task`].
 pub fn thread<T: Send + 'static>(
     name: impl Into<String>,
     work: impl FnOnce() -> T + Send + 'static,
@@ -95,7 +97,7 @@ pub fn thread<T: Send + 'static>(
     thread::Builder::new().name(name).spawn(run)
 }
 
-/// The hook has said what panicked, and where.
+/// The panic hook has printed the message and the place.
 fn give_up(name: &str) -> ! {
     tracing::error!(name, "an essential task panicked; the process aborts, and the supervisor should restart it");
     std::process::abort()
@@ -108,10 +110,10 @@ mod tests {
 
     use super::*;
 
-    /// Set in the process that is to die.
+    /// Set in the process that must die.
     const VICTIM: &str = "BATON_TEST_VICTIM";
 
-    /// Runs `die` in a process of its own that runs this very test; the signal that ended it.
+    /// Runs `die` in a process of its own that runs this very test; returns the signal that ended it.
     fn ends_by(test: &str, die: impl FnOnce()) -> Option<i32> {
         if std::env::var_os(VICTIM).is_some() {
             die();

@@ -18,8 +18,8 @@
 //!     │                  ▼                                                          │
 //!     │            proxy::ending ──▶ model::end_reason one reason, told to both     │
 //! ```
-//! Orders from outside (a dead backend, an operator, a reload) reach flows through [`ports::orders`] alone. ARCHITECTURE.md has the layers and
-//! the threads, docs/glossary.md the words.
+//! Orders from outside (a dead backend, an operator, a reload) reach flows only through [`ports::orders`].
+//! ARCHITECTURE.md describes the layers and the threads, docs/glossary.md the words.
 #![deny(unsafe_code)]
 #![warn(unreachable_pub)]
 

@@ -1,27 +1,27 @@
-//! Handles of single parts of what is shared: a signature that takes them says what the callee may touch, and the callee reaches nothing
-//! else. Parts of the table are state; those of the ports are what two rooms have to say to one another.
+//! Handles of single parts of shared state: they show in a signature which part a function may use, and it can reach
+//! nothing else. Parts of the table are state; those of the ports are messages between two parts of Baton.
 
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// What can be handed out without the rest of what it stands in.
+/// A part that can be passed on without the rest of its whole.
 pub trait PartOf {
     type Whole;
 
     fn in_whole(whole: &Self::Whole) -> &Self;
 }
 
-/// One part of a whole, which lives for as long as any of its parts is held.
+/// One part of a whole. The whole exists as long as any handle of one of its parts.
 ///
-/// The parts stay inside of it. An `Arc` around each of them would be one more pointer that a worker follows on its way to
-/// every flow; this handle is the whole's own pointer, and only its type knows the part.
+/// The parts stay inside the whole. An `Arc` around each would be another pointer for a worker to follow on its way to
+/// every flow; this handle is the whole's own pointer, and only its type names the part.
 pub struct Part<P: PartOf + ?Sized> {
     whole: Arc<P::Whole>,
 }
 
 impl<P: PartOf + ?Sized> Part<P> {
-    /// A handle of one part; which one, the callee's signature says.
+    /// A handle of one part; the caller's type determines which.
     pub fn of(whole: &Arc<P::Whole>) -> Self {
         Self { whole: whole.clone() }
     }
@@ -47,7 +47,7 @@ impl<P: PartOf + ?Sized> fmt::Debug for Part<P> {
     }
 }
 
-/// One line for each part of a whole: its type, and where it stands.
+/// One line for each part of a whole: its type, and its field.
 macro_rules! parts {
     ($whole:ty; $($part:ty => $at:ident . $($field:ident).+;)+) => {
         $(impl $crate::part::PartOf for $part {

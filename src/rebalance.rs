@@ -1,6 +1,6 @@
-//! Moves flows from backends that have too many to those that have too few, slowly: after an apiserver returns, its
-//! watches would else stay on the others for days. A flow is moved by closing it while it is idle; its client connects
-//! again, and balancing does the rest.
+//! Moves flows slowly from backends with too many to those with too few: after an apiserver returns, its watches would
+//! otherwise stay on the others for days. To move a flow, Baton closes it while it is idle; its client connects again,
+//! and balancing chooses the backend.
 
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
@@ -25,23 +25,23 @@ use crate::table::flows::{FlowTable, FlowView};
 use crate::table::journal::{Journal, What};
 
 const STEP: Duration = Duration::from_secs(1);
-/// Flows that were asked to end and did not, for they were not idle after all: asking them first again would hold up the
-/// rest. Beyond this many all are forgotten.
+/// Limit for the list of flows that were asked to end and were not idle after all: asking them first again would delay
+/// the others. Beyond it the list is cleared.
 const REFUSALS_KEPT: usize = 10_000;
 const WHOLE_SHARE: u32 = 1024;
 
-/// Flows that one backend has too many.
+/// The flows of one backend above its share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Move {
     pub frontend: String,
     pub backend: String,
     pub id: BackendId,
-    /// What it has, and how many of them should go.
+    /// Number of its flows, and how many of them should go.
     pub flows: u32,
     pub excess: u32,
 }
 
-/// What rebalancing may touch.
+/// The parts of the table that rebalancing may touch.
 #[derive(Clone, Debug)]
 pub struct RebalanceParts {
     pub registry: Part<Registry>,
@@ -50,13 +50,13 @@ pub struct RebalanceParts {
     pub journal: Part<Journal>,
 }
 
-/// What rebalancing would move now, for every frontend, also those that have not asked for it with `balance_existing`.
+/// The moves that rebalancing would make now, for every frontend, also for those without `balance_existing`.
 pub fn plan(registry: &Registry, config: &Config) -> Vec<Move> {
     config.frontends.iter().flat_map(|frontend| plan_frontend(registry, frontend, now_ns())).collect()
 }
 
-/// Carries plans out until the instance leaves: for each frontend that asks for it at all times, and for all others once
-/// `ordered` says so, until they are even. Always at the pace of the frontend.
+/// Carries plans out until the instance leaves: always for each frontend with `balance_existing`, and once after
+/// `ordered` for all others, until they are even. Always at the frontend's pace.
 pub async fn run(
     table: RebalanceParts,
     mut config: watch::Receiver<Arc<Config>>,
@@ -116,7 +116,7 @@ impl Rebalancer {
         }
         let idle_since_ns = now_ns.saturating_sub(settings.min_idle.as_nanos() as u64);
         let (flows, asked) = (table.flows.clone(), std::mem::take(&mut self.asked));
-        // A walk over a million flows takes milliseconds, which this runtime does not have.
+        // A walk over a million flows takes milliseconds, for which this runtime must not wait.
         let pick = move || (pick(&flows, &moves, allowed, idle_since_ns, &asked), asked);
         let (picked, asked) = match tokio::task::spawn_blocking(pick).await {
             Ok(picked) => picked,
@@ -129,14 +129,14 @@ impl Rebalancer {
         self.asked = asked;
         for flow in picked {
             self.asked.insert(flow.id);
-            // The worker looks again: a byte may have come since.
+            // The worker checks again: a byte may have come since.
             table.orders.end_flow(flow.ticket(), EndReason::Rebalanced, Some(settings.min_idle));
         }
     }
 }
 
 fn plan_frontend(registry: &Registry, frontend: &Frontend, now_ns: u64) -> Vec<Move> {
-    // A hashed client would come back to the same backend, and be moved again, for ever.
+    // A hashed client would return to the same backend, and be moved again, for ever.
     if frontend.balance == Balance::SourceHash {
         return Vec::new();
     }
@@ -147,7 +147,7 @@ fn plan_frontend(registry: &Registry, frontend: &Frontend, now_ns: u64) -> Vec<M
     };
     let entries: Vec<_> = registry.backends().into_iter().filter(|entry| configured(entry)).collect();
     let loads: Vec<_> = entries.iter().map(|entry| load(entry)).collect();
-    // While a share still grows, new flows are steered by it; moving flows there would undo the slow start.
+    // While a share still grows, it limits new flows; moving flows there would undo the slow start.
     let starting = |(entry, load): (&Arc<BackendEntry>, &BackendLoad)| load.ready && entry.share(now_ns) < WHOLE_SHARE;
     if entries.iter().zip(&loads).any(starting) {
         return Vec::new();
@@ -170,7 +170,7 @@ fn load(entry: &BackendEntry) -> BackendLoad {
     }
 }
 
-/// Up to `most` flows of the overfull backends, none of which moved a byte after `idle_since_ns`, longest idle first.
+/// Up to `most` flows of the overfull backends without a byte since `idle_since_ns`, longest idle first.
 fn pick(flows: &FlowTable, moves: &[Move], most: u32, idle_since_ns: u64, asked: &HashSet<FlowId>) -> Vec<FlowView> {
     let cap = |excess: u32| excess.min(most) as usize;
     let mut idle: HashMap<BackendId, (usize, BinaryHeap<Idle>)> =
@@ -189,7 +189,7 @@ fn pick(flows: &FlowTable, moves: &[Move], most: u32, idle_since_ns: u64, asked:
     picked.into_iter().take(most as usize).map(|idle| idle.0).collect()
 }
 
-/// Ordered by the last byte: the greatest has been idle for the shortest.
+/// Ordered by the last byte: the greatest was idle for the shortest time.
 #[derive(Debug)]
 struct Idle(FlowView);
 

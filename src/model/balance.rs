@@ -1,4 +1,4 @@
-//! Which backend gets a new flow.
+//! Chooses the backend of a new flow.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,23 +6,23 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Balance {
-    /// The fewest flows for its weight; ties are drawn.
+    /// The backend with the fewest flows for its weight; ties are drawn.
     LeastConn,
     /// In turn, by weight.
     RoundRobin,
-    /// Of two drawn by weight, the one with fewer flows (Mitzenmacher 2001).
+    /// The one with fewer flows of two that are drawn by weight (Mitzenmacher 2001).
     RandomTwo,
     /// Rendezvous hashing of the client's address (Thaler, Ravishankar 1998): a lost backend moves only its own
     /// clients.
     SourceHash,
 }
 
-/// How welcome a backend is to new flows; a lower tier is used only when no higher one is left.
+/// A backend's preference for new flows; a lower tier is used only if no higher one is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Preference {
     Ready = 0,
-    /// Draining because its readiness probe says so.
+    /// Draining because its readiness probe failed.
     Draining = 1,
     /// Draining by an operator's order.
     OrderedAway = 2,
@@ -31,7 +31,7 @@ pub enum Preference {
 }
 
 impl Preference {
-    /// The inverse of `as u8`; anything else is [`Preference::Never`].
+    /// The inverse of `as u8`; any other value is [`Preference::Never`].
     pub fn from_u8(value: u8) -> Self {
         match value {
             0 => Self::Ready,
@@ -42,34 +42,34 @@ impl Preference {
     }
 }
 
-/// One backend as the pick sees it.
+/// One backend as a candidate.
 #[derive(Clone, Copy, Debug)]
 pub struct PickCandidate {
     pub preference: Preference,
-    /// Weight times share: 1024 is weight 1 with a whole share. 0 is never picked.
+    /// Weight times share: 1024 is weight 1 with a full share. A candidate with 0 is never picked.
     pub weight: u32,
     pub active: u32,
-    /// At its cap.
+    /// Whether it is at its cap.
     pub full: bool,
-    /// Already tried for this flow.
+    /// Whether this flow has tried it already.
     pub tried: bool,
     pub hash_key: u64,
 }
 
-/// Why there is no pick.
+/// Why no backend can be picked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoPick {
     /// All are ejected, tried, or of weight 0.
     None,
-    /// Some would do, but are at their cap.
+    /// At least one would do, but all of these are at their cap.
     AllFull,
 }
 
-/// What one pick may depend on besides the candidates.
+/// The random values that one pick may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Draw {
     pub random: u64,
-    /// Of the client's address.
+    /// A hash of the client's address.
     pub source_hash: u64,
 }
 
@@ -100,7 +100,7 @@ pub fn pick(policy: Balance, candidates: &[PickCandidate], turns: &mut Turns, dr
     picked.ok_or(NoPick::AllFull)
 }
 
-/// The share of a backend that came back, in 1/1024: grows in a straight line from a tenth, over `ramp_ns`.
+/// The share of a backend that came back, in 1/1024: grows linearly from a tenth, over `ramp_ns`.
 pub fn ramp(start_ns: u64, ramp_ns: u64, now_ns: u64) -> u32 {
     let passed = now_ns.saturating_sub(start_ns);
     if passed >= ramp_ns {
@@ -110,7 +110,7 @@ pub fn ramp(start_ns: u64, ramp_ns: u64, now_ns: u64) -> u32 {
     102 + grown as u32
 }
 
-/// A hash of a backend's place in the configuration (FNV-1a, mixed): the same on every instance.
+/// A hash of a backend's names in the configuration (FNV-1a, mixed): the same on every instance.
 pub fn hash_name(frontend: &str, backend: &str) -> u64 {
     hash_bytes(frontend.bytes().chain([0]).chain(backend.bytes()))
 }
@@ -124,7 +124,7 @@ pub fn hash_ip(ip: std::net::IpAddr) -> u64 {
 }
 
 impl Turns {
-    /// As [`Turns::credits`] were, in the order of the candidates.
+    /// From earlier [`Turns::credits`], in the order of the candidates.
     pub fn resumed(credits: Vec<i64>) -> Self {
         Self { credits }
     }
@@ -150,7 +150,7 @@ impl Turns {
     }
 }
 
-/// Flows per weight if it took one more.
+/// Flows per weight if it took one more flow.
 fn load(candidate: &PickCandidate) -> f64 {
     f64::from(candidate.active + 1) / f64::from(candidate.weight)
 }
@@ -180,7 +180,7 @@ fn same(candidate: &PickCandidate, index: Option<usize>, candidates: &[PickCandi
     index.is_some_and(|index| std::ptr::eq(candidate, &candidates[index]))
 }
 
-/// Weighted rendezvous: the least of -ln(u) / weight wins, u being a hash of source and backend in (0, 1].
+/// Weighted rendezvous: the least of -ln(u) / weight wins, where u is a hash of source and backend in (0, 1].
 fn rendezvous(candidates: &[PickCandidate], open: impl Fn(&PickCandidate) -> bool, source_hash: u64) -> Option<usize> {
     let score = |c: &PickCandidate| {
         let u = ((mix(source_hash ^ c.hash_key) >> 11) + 1) as f64 / (1u64 << 53) as f64;
@@ -304,7 +304,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever the candidates, a pick is one that may be picked, of the best tier.
+        /// For any candidates, the pick is one that may be picked, from the best tier.
         #[test]
         fn a_pick_is_always_allowed(
             raw in proptest::collection::vec((0u8..4, 0u32..3000, 0u32..50, proptest::bool::ANY, proptest::bool::ANY), 0..8),

@@ -1,4 +1,4 @@
-//! Whether flows may go on offloading, judged by what becomes of those that do.
+//! Decides whether Baton may go on offloading flows, by the fate of those that it has offloaded.
 //!
 //! ```text
 //!            many are reset right after          those that offload are, those held back are not
@@ -8,74 +8,76 @@
 //!     └──────────────────────────────────────────────────────────────────────────────── Probe: one flow
 //!                                                                              it lives
 //! ```
-//! A backend that dies resets many once, but not those of the trial; clients that always end so do it in their sockets, too. What
-//! opens it is only what the offload itself does, twice. Times are nanoseconds on one clock, which is passed in.
+//! A backend that dies resets many flows once, but not those of the trial; clients that always end with a reset also do
+//! so in sockets. So the breaker opens only for resets that the offload itself causes, twice. Times are nanoseconds on
+//! one clock, which is passed in.
 
 use crate::model::ids::FlowId;
 
-/// A flow that is reset within this time after it was offloaded was reset right after; one that is not, lives.
+/// A flow that is reset within this time after its offload counts as reset right after it; any other counts as living.
 pub const SOON_NS: u64 = 1_000_000_000;
 
-/// So many must be reset right after, and one in so many of those that were offloaded, in the time of all buckets.
+/// The breaker suspects the offload if at least so many flows, and one in so many of the offloaded ones, are reset
+/// right after it, in the time of all buckets.
 const SUSPECT_MIN: u32 = 5;
 const SUSPECT_ONE_IN: u32 = 5;
 const BUCKETS: usize = 12;
 const BUCKET_NS: u64 = 10_000_000_000;
 
-/// Flows that offload in a trial; half of them speak against the offload.
+/// Flows that are offloaded in a trial; half of them must be reset to speak against the offload.
 const TRIAL: u32 = 6;
 
-/// From one of these to the next: what resets many at a time is over by then.
+/// Time between two of these: a cause that resets many flows at a time is over by then.
 const TRIAL_STEP_NS: u64 = 500_000_000;
 
-/// Flows held back of which it must be known what became of them, and how few are enough after a while. If by chance none of
-/// eight is reset, where half of all are, that is so once in 256 times.
+/// Number of flows held back whose fate must be known, and how few are enough after a while. If half of all flows are
+/// reset, the chance that none of eight is reset is 1 in 256.
 const HELD: [(u64, u32); 4] = [(0, 24), (10_000_000_000, 8), (60_000_000_000, 3), (TRIAL_NS, 0)];
 const HELD_MAX: usize = 64;
 
-/// Of those held back one in so many may be reset as of those that were offloaded.
+/// Of the flows held back, at most one in so many may be reset compared with the offloaded ones.
 const HELD_ONE_IN: u64 = 8;
 
-/// A trial that decides nothing ends after this.
+/// A trial without a result ends after this time.
 const TRIAL_NS: u64 = 180_000_000_000;
 
-/// A flow that says nothing for so long counts as living: in a trial, and where it is the only one.
+/// A flow that is silent for so long counts as living: in a trial, and as the single flow of a probe.
 const MUTE_NS: u64 = 5_000_000_000;
 const MUTE_ALONE_NS: u64 = 30_000_000_000;
 
-/// How long it is open at first; twice that each time that it opens again, up to the most.
+/// How long the breaker is open at first; twice as long each time that it opens again, up to the limit.
 const OPEN_NS: u64 = 300_000_000_000;
 const OPEN_NS_MAX: u64 = 3_600_000_000_000;
 
-/// After a trial has found nothing against the offload, and after one in which all ended so, they may for so long.
+/// How long offload goes on in any case after a trial that found nothing against it, or in which all flows were reset.
 const CLEARED_NS: u64 = 60_000_000_000;
 const EXCUSED_NS: u64 = 600_000_000_000;
 
-/// What may happen to a flow that could be offloaded.
+/// The decision about a flow that could be offloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     Offload,
-    /// It stays for now, and what becomes of it is to be told by [`Breaker::handle_fate`].
+    /// It stays proxied for now, and the caller must report its fate by [`Breaker::handle_fate`].
     Observe,
     Stay,
 }
 
-/// What became of a flow that was offloaded, or was held back.
+/// The fate of a flow that was offloaded or held back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// One of its ends has reset it right after.
+    /// One of its ends has reset it right after the offload.
     Reset,
     Lives,
-    /// Somebody ended it, and nobody will know.
+    /// It was ended in another way, so its fate stays unknown.
     Gone,
 }
 
-/// What is to be told.
+/// A change that people must learn of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BreakerChange {
-    /// Offload stops: so many of so many that were offloaded were reset right after, at last.
+    /// Offload stops: in the end, so many of so many offloaded flows were reset right after their offload.
     Opened { reset: u32, of: u32 },
-    /// It goes on after it had stopped.
+    /// Offload continues after a stop.
     Closed,
 }
 
@@ -85,7 +87,7 @@ enum BreakerState {
     Closed,
     Trial {
         since_ns: u64,
-        /// When the next one may be offloaded.
+        /// When the next flow may be offloaded.
         next_ns: u64,
         offloaded: Arm,
         held: Arm,
@@ -96,10 +98,10 @@ enum BreakerState {
     Probe(Arm),
 }
 
-/// Flows that something was done with, and what became of them.
+/// The watched flows and their fates.
 #[derive(Debug, Default)]
 struct Arm {
-    /// Of those it is not known yet; since when.
+    /// Flows whose fate is not known yet, and since when they are watched.
     watched: Vec<(FlowId, u64)>,
     reset: u32,
     lived: u32,
@@ -108,10 +110,10 @@ struct Arm {
 #[derive(Debug, Default)]
 pub struct Breaker {
     state: BreakerState,
-    /// Offloaded and reset, by the bucket's time modulo [`BUCKETS`].
+    /// Offloaded flows, and those of them that were reset, by the bucket's time modulo [`BUCKETS`].
     buckets: [(u64, u32, u32); BUCKETS],
     trusted_until_ns: u64,
-    /// Openings, and when the last one ended.
+    /// Number of openings, and the end of the last one.
     failures: u32,
     closed_ns: u64,
 }
@@ -121,17 +123,17 @@ impl Breaker {
         matches!(self.state, BreakerState::Closed)
     }
 
-    /// Nothing is offloaded, or one flow to see whether that still ends so.
+    /// Whether no flow is offloaded, except one as a probe.
     pub fn is_open(&self) -> bool {
         matches!(self.state, BreakerState::Open { .. } | BreakerState::Probe(_))
     }
 
-    /// Asks for a flow that could be offloaded. If it may and does not after all, that is [`Fate::Gone`].
+    /// Asks whether a flow may be offloaded. If it may and is not after all, report [`Fate::Gone`].
     pub fn admit(&mut self, id: FlowId, now_ns: u64) -> Admission {
         let admission = match &mut self.state {
             BreakerState::Closed => Admission::Offload,
             BreakerState::Trial { held, .. } if held.watches(id) => Admission::Stay,
-            // In turn, so that neither has what the other lacks.
+            // Alternately, so that both groups are alike.
             BreakerState::Trial { next_ns, offloaded, held, .. }
                 if offloaded.all() < TRIAL && offloaded.all() <= held.all() && now_ns >= *next_ns =>
             {
@@ -155,7 +157,7 @@ impl Breaker {
         admission
     }
 
-    /// Flows that have been offloaded, or (not `offloaded`) were held back, of which it is to be told what becomes of them.
+    /// Flows that were offloaded, or (not `offloaded`) held back, whose fate the caller must report.
     pub fn watched(&self, offloaded: bool) -> impl Iterator<Item = FlowId> + '_ {
         let arm = match &self.state {
             BreakerState::Trial { offloaded: arm, .. } | BreakerState::Probe(arm) if offloaded => Some(arm),
@@ -165,7 +167,7 @@ impl Breaker {
         arm.into_iter().flat_map(|arm| arm.watched.iter().map(|(id, _)| *id))
     }
 
-    /// Of flows that have been offloaded each reset is told; else only what became of those that are watched.
+    /// Reports the fate of a flow. For offloaded flows report each reset; for others only the fate of watched ones.
     pub fn handle_fate(&mut self, id: FlowId, fate: Fate, now_ns: u64) {
         if let BreakerState::Trial { held, .. } = &mut self.state
             && held.settle(id, fate)
@@ -182,7 +184,7 @@ impl Breaker {
         }
     }
 
-    /// Somebody has changed something, which may have been the cause.
+    /// A reload may have removed the cause.
     pub fn handle_reload(&mut self) {
         if self.is_open() {
             self.state = BreakerState::Probe(Arm::default());
@@ -288,7 +290,7 @@ impl Arm {
         self.watched.iter().any(|(its, _)| *its == id)
     }
 
-    /// Whether it is one of these.
+    /// Whether it is one of the watched flows.
     fn settle(&mut self, id: FlowId, fate: Fate) -> bool {
         let Some(place) = self.watched.iter().position(|(its, _)| *its == id) else { return false };
         self.watched.swap_remove(place);
@@ -315,8 +317,9 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Flows that could be offloaded, one every 20 ms for so many seconds; `resets` says whether a flow is reset 100 ms after it
-    /// could, by its number and by whether it has been offloaded. Returns what was told, and how many were reset after they had.
+    /// Plays flows that could be offloaded, one every 20 ms for so many seconds; `resets` says whether a flow is reset
+    /// 100 ms after that, by its number and by whether it was offloaded. Returns the changes, and the number of
+    /// offloaded flows that were reset.
     fn play(
         breaker: &mut Breaker,
         from_ns: u64,
@@ -432,7 +435,7 @@ mod tests {
         #[test]
         fn flows_that_end_so_in_any_case_do_not_stop_it(one_in in 1u64..20, phase in 0u64..20) {
             let mut breaker = Breaker::default();
-            // Mixed up, so that nothing keeps step with the turns of a trial.
+            // Mixed, so that no pattern matches the turns of a trial.
             let mixed = |number: u64| ((number + phase).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % 20;
             let (told, _) = play(&mut breaker, MS, 120, |number, _| mixed(number) < 20 / one_in);
             prop_assert_eq!(told, vec![]);
@@ -457,7 +460,7 @@ mod tests {
                     }
                 }
             }
-            // Flows that live close it, whatever was before.
+            // Flows that live close it, whatever happened before.
             for round in 0..4 {
                 play(&mut breaker, now_ns + (round + 1) * (OPEN_NS_MAX + MS), 30, |_, _| false);
             }

@@ -1,34 +1,34 @@
 //! The heartbeat budget: for each fault, the longest time that a kubelet may go without renewing its lease, against
 //! the time after which its node is NotReady.
 //!
-//! A fault that comes just before a renewal is due costs the renewal's interval, what it takes to tell the client that
-//! its connection is dead, and nothing else: a kubelet that was reset tries again at once.
+//! A fault just before a renewal is due costs the renewal's interval and the time until the client learns that its
+//! connection is dead, and nothing else: a kubelet whose connection was reset tries again at once.
 
 use std::time::Duration;
 
-/// A kubelet leaves a connection whose pings stay unanswered after this (k8s.io/apimachinery, net/http.go:
+/// A kubelet leaves a connection if its pings stay unanswered for so long (k8s.io/apimachinery, net/http.go:
 /// ReadIdleTimeout 30 s, PingTimeout 15 s).
 const PING_GIVES_UP: Duration = Duration::from_secs(45);
 
 /// A backup takes over after three advertisements and a skew below one (RFC 9568 section 6.1).
 const ADVERTS_UNTIL_FAILOVER: u32 = 4;
 
-/// Whoever gives the VIP up says so (priority 0), and only the skew is waited for.
+/// A host that gives the VIP up announces it (priority 0), and the backup waits only for the skew.
 const ADVERTS_WHEN_TOLD: u32 = 1;
 
 /// The retransmission timeout's minimum on Linux (TCP_RTO_MIN), and the first pause of a kubelet's renewals.
 const RETRY_MIN: Duration = Duration::from_millis(200);
 
-/// What the computation rests on.
+/// The timers that the computation uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BudgetTimers {
-    /// Between two renewals of a node's lease.
+    /// Time between two renewals of a node's lease.
     pub lease_renew: Duration,
-    /// From a backend's silence to the last RST to its clients.
+    /// Time from a backend's silence to the last RST to its clients.
     pub reset_after_silence: Duration,
-    /// Whether probes ask the process for an answer, not only its kernel.
+    /// Whether probes need an answer from the process, not only from its kernel.
     pub probes_ask_the_process: bool,
-    /// Of what moves the VIP, where there is one.
+    /// The timers of keepalived, if it moves the VIP.
     pub vrrp: Option<Vrrp>,
 }
 
@@ -36,25 +36,25 @@ pub struct BudgetTimers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vrrp {
     pub advert_interval: Duration,
-    /// From an instance's silence to the failure of the script that asks after it.
+    /// Time from an instance's silence to the failure of the script that checks it.
     pub track_time: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BudgetFault {
-    /// Its process ends; its kernel resets what it had.
+    /// Its process ends; its kernel resets its connections.
     ApiserverKilled,
     /// Its process stops answering; its kernel still accepts and acknowledges.
     ApiserverHung,
     /// Its host is gone, and nothing comes back.
     ApiserverSilent,
-    /// Baton's process ends; its kernel resets what was proxied, and refuses until the VIP has moved.
+    /// Baton's process ends; its kernel resets the proxied flows, and refuses connections until the VIP has moved.
     InstanceKilled,
     /// Baton's process stops answering; its kernel still accepts and acknowledges.
     InstanceHung,
     /// Baton's host is gone; the VIP moves.
     HostDies,
-    /// The VIP is given up on purpose.
+    /// A host gives the VIP up on purpose.
     PlannedFailover,
     /// Another binary takes over.
     Upgrade,
@@ -86,10 +86,9 @@ impl BudgetFault {
     }
 }
 
-/// The longest time between two renewals if `fault` happens once. `None`: the timers do not tell.
-///
-/// Offloaded flows that another instance holds as well do better than this in all faults of an instance: what is computed
-/// is what a flow costs that must be made anew.
+/// The longest time between two renewals if `fault` happens once. `None`: the timers do not determine it.
+/// | In all faults of an instance, flows that another instance also holds do better: the result is for a flow that must
+/// be made anew.
 pub fn longest_gap(fault: BudgetFault, timers: &BudgetTimers) -> Option<Duration> {
     let until_told = match fault {
         BudgetFault::ApiserverKilled | BudgetFault::Upgrade => Duration::ZERO,
@@ -106,8 +105,8 @@ pub fn longest_gap(fault: BudgetFault, timers: &BudgetTimers) -> Option<Duration
                 BudgetFault::PlannedFailover => advert_interval * ADVERTS_WHEN_TOLD,
                 _ => track_time + advert_interval * ADVERTS_WHEN_TOLD,
             };
-            // A segment that is sent again, and a renewal that is tried again, both come after pauses that double: the one
-            // that meets the new owner comes at most as long after the failover as the outage was.
+            // Both a repeated segment and a repeated renewal come after pauses that double: the first one that reaches
+            // the new owner comes at most as long after the failover as the outage lasted.
             outage * 2 + RETRY_MIN
         }
     };

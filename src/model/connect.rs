@@ -9,8 +9,8 @@
 //!                 ▼
 //!                End, unless another is under way
 //! ```
-//! - **Start** is a wish that stands until [`ConnectMachine::handle_start`] answers it: which backend gets the attempt, and whether
-//!   it has a place for one more flow, is decided outside, where the loads are known.
+//! - **Start** is a request that stands until [`ConnectMachine::handle_start`] answers it: the owner, who knows the loads,
+//!   chooses the backend and reserves its place.
 //! - **slow**: one attempt alone is under way, for longer than `hedge_after`.
 //! - **End** names the last failure. A flow for which no attempt failed ends because its backends are full, or because there is none.
 //! - A lack of descriptors is this host's, so no other backend is tried; an attempt that is under way may still be answered.
@@ -28,41 +28,42 @@ use crate::model::ids::BackendId;
 pub use failure::{ConnectFailure, FailedConnect};
 use under_way::{Attempts, UnderWay};
 
-/// The peers are told of a flow that waits for a backend for longer. Most have one within a millisecond, and are told of once.
+/// The machine tells the peers of a flow that has waited longer for a backend. Most flows have one within a
+/// millisecond, and are told of only once.
 const TELL_AFTER_NS: u64 = 20_000_000;
 
-/// The settings of connecting, as they are at an event.
+/// The settings of connecting at the time of an event.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectPolicy {
     pub attempts_max: u32,
     pub timeout_ns: u64,
-    /// `None`: a slow attempt is waited for alone.
+    /// `None`: no second attempt beside a slow one.
     pub hedge_after_ns: Option<u64>,
-    /// There are peers who want to know of flows that wait.
+    /// Whether there are peers, which must know of flows that wait.
     pub has_peers: bool,
 }
 
-/// What the owner of the machine must do.
+/// The actions for the owner of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectAction {
-    /// Begin attempt `number` at a backend that was not tried, and tell what came of it. `hedges`: beside one that is slow.
+    /// Begin attempt `number` at a backend that was not tried, and report the result. `hedges`: beside a slow attempt.
     Start { number: u8, hedges: bool },
-    /// Reset attempt `number`; with the failure that the backend is to be charged with, if it failed.
+    /// Reset attempt `number`; `failed`: the failure to count for its backend, if it failed.
     Reset { number: u8, failed: Option<FailedConnect> },
-    /// Attempt `number` becomes the backend leg. Reset the other: the machine has done its part.
+    /// Attempt `number` becomes the backend leg. Reset the other: the machine is done.
     Establish { number: u8, started_at_ns: u64 },
-    /// Tell the peers between which ends the flow waits, and then [`ConnectMachine::handle_told`].
+    /// Tell the peers the ends of the flow, and then call [`ConnectMachine::handle_told`].
     TellPeers,
-    /// Have [`ConnectMachine::handle_deadline`] called at this time.
+    /// Call [`ConnectMachine::handle_deadline`] at this time.
     SetTimer { at_ns: u64 },
-    /// Leave clients in the backlog: there was no descriptor, as this errno says. This flow's own is about to be free again;
-    /// without a pause the next client would be accepted with it, only to be reset as this one.
+    /// Leave clients in the backlog: no descriptor was free, as this errno says. This flow's own descriptor is about to
+    /// be freed; without a pause, the next client would take it, and be reset in the same way.
     PauseAccepting { errno: i32 },
-    /// End the flow, with errno of the call that told, or 0, and reset what is under way: the machine has done its part.
+    /// End the flow, with the errno of the call that reported it, or 0, and reset open attempts: the machine is done.
     End(EndReason, i32),
 }
 
-/// What came of the wish to start an attempt.
+/// The result of a request to start an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartAnswer {
     /// It is under way.
@@ -77,7 +78,7 @@ pub enum StartAnswer {
     NoPick(NoPick),
 }
 
-/// What the client's socket has shown, and nobody has acted upon. Its kernel keeps the bytes until a backend is there.
+/// Events of the client's socket that were not acted upon. Its kernel keeps the bytes until a backend is connected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientSeen {
     pub readable: bool,
@@ -89,31 +90,31 @@ pub struct ClientSeen {
 pub struct ConnectMachine {
     started_at_ns: u64,
     under_way: Attempts,
-    /// Attempts begun so far; also the next one's number.
+    /// Number of attempts begun so far; also the next one's number.
     begun: u8,
     tried: Vec<BackendId>,
     last_failure: Option<FailedConnect>,
     client_seen: ClientSeen,
-    /// The peers know of the flow.
+    /// Whether the peers know of the flow.
     told: bool,
-    /// The last search for a backend ended because those that would do were at their cap.
+    /// Whether the last search for a backend failed because all suitable ones were at their cap.
     all_full: bool,
-    /// Asked for before all else.
+    /// An action to return before all others.
     next: Option<ConnectAction>,
     start: Option<StartWish>,
     look: DeadlineLook,
     timer_wanted: bool,
 }
 
-/// An attempt is to be started.
+/// A request to start an attempt.
 #[derive(Clone, Copy, Debug)]
 struct StartWish {
     hedges: bool,
-    /// A backend had no place left since this wish stands.
+    /// Whether a backend had no place left since this request was made.
     full_meanwhile: bool,
 }
 
-/// How much of what may be due at a deadline was looked at.
+/// The checks that were made at a deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DeadlineLook {
     Late,
@@ -123,7 +124,7 @@ enum DeadlineLook {
 }
 
 impl ConnectMachine {
-    /// The first attempt is to be started.
+    /// Requests the first attempt.
     pub fn begin(now_ns: u64, client_seen: ClientSeen) -> Self {
         Self {
             started_at_ns: now_ns,
@@ -174,11 +175,11 @@ impl ConnectMachine {
         }
     }
 
-    /// The backend of attempt `number` accepted, and is by now as welcome as this.
+    /// The backend of attempt `number` has accepted; `preference`: its present one.
     pub fn handle_answered(&mut self, number: u8, preference: Preference) {
         let Some(attempt) = self.under_way.take(number) else { return };
         self.next = Some(match preference {
-            // Found dead while it was answering: the client would only be reset a moment later.
+            // The backend was found dead meanwhile: the client would be reset a moment later.
             Preference::Never => {
                 self.start_another(false);
                 ConnectAction::Reset { number, failed: None }
@@ -187,30 +188,30 @@ impl ConnectMachine {
         });
     }
 
-    /// Attempt `number` was refused, or ended otherwise.
+    /// Attempt `number` was refused, or failed in another way.
     pub fn handle_failed(&mut self, number: u8, failed: FailedConnect) {
         if self.under_way.take(number).is_some() {
             self.next = Some(self.after_failure(number, failed));
         }
     }
 
-    /// The backend was ejected: an attempt there is of no use.
+    /// The backend was ejected: an attempt there is useless.
     pub fn handle_ejected(&mut self, backend: BackendId) {
         let Some(attempt) = self.under_way.take_at(backend) else { return };
         self.next = Some(ConnectAction::Reset { number: attempt.number, failed: None });
         match self.under_way.is_empty() {
             true => self.start_another(false),
-            // What is left may be hedged sooner than the timer for both would say.
+            // The other attempt may be hedged sooner than the timer for both says.
             false => self.timer_wanted = true,
         }
     }
 
-    /// A time has come that [`ConnectAction::SetTimer`] asked for, perhaps long ago.
+    /// A time that [`ConnectAction::SetTimer`] asked for has come, perhaps long ago.
     pub fn handle_deadline(&mut self) {
         self.look = DeadlineLook::Late;
     }
 
-    /// The client's socket was ready.
+    /// An event of the client's socket.
     pub fn handle_client(&mut self, seen: ClientSeen) {
         self.client_seen.readable |= seen.readable;
         self.client_seen.ends |= seen.ends;
@@ -221,12 +222,12 @@ impl ConnectMachine {
         self.next = Some(ConnectAction::End(EndReason::ClientLeft, errno));
     }
 
-    /// The peers were told. Not if there was nothing to tell: they are to be at a later deadline.
+    /// The peers were told. Do not call it if there was nothing to tell: then a later deadline asks again.
     pub fn handle_told(&mut self) {
         self.told = true;
     }
 
-    /// What is to be done next.
+    /// The next action.
     pub fn poll(&mut self, policy: &ConnectPolicy, now_ns: u64) -> Option<ConnectAction> {
         self.check();
         if self.next.is_some() {
@@ -268,17 +269,17 @@ impl ConnectMachine {
         Some(ConnectAction::SetTimer { at_ns })
     }
 
-    /// When the flow began to be connected.
+    /// The time when connecting began.
     pub fn started_at_ns(&self) -> u64 {
         self.started_at_ns
     }
 
-    /// Backends that get no further attempt.
+    /// Backends that this flow has tried.
     pub fn tried(&self) -> &[BackendId] {
         &self.tried
     }
 
-    /// What the client's socket has shown so far.
+    /// The events of the client's socket so far.
     pub fn client_seen(&self) -> ClientSeen {
         self.client_seen
     }
@@ -293,14 +294,14 @@ impl ConnectMachine {
         self.all_full = false;
     }
 
-    /// Attempt `number`, which is no longer under way, failed.
+    /// Attempt `number`, which is not open any more, has failed.
     fn after_failure(&mut self, number: u8, failed: FailedConnect) -> ConnectAction {
         self.last_failure = Some(failed);
         self.start_another(false);
         ConnectAction::Reset { number, failed: Some(failed) }
     }
 
-    /// No backend took the flow.
+    /// No backend accepted the flow.
     fn give_up(&self) -> ConnectAction {
         match self.last_failure {
             Some(failed) => ConnectAction::End(failed.failure.end_reason(), failed.errno),
@@ -309,24 +310,24 @@ impl ConnectMachine {
         }
     }
 
-    /// When a deadline may be of use again.
+    /// The time of the next useful deadline.
     fn timer_at_ns(&self, policy: &ConnectPolicy, now_ns: u64) -> Option<u64> {
-        // What could not be done when it was due is not tried again and again.
+        // An action that failed when it was due is not repeated at once.
         let sooner = [self.hedge_at_ns(policy), self.tell_at_ns(policy)].into_iter().flatten();
         sooner.filter(|at_ns| *at_ns > now_ns).chain(self.under_way.first_deadline_ns()).min()
     }
 
-    /// When the only attempt under way is slow.
+    /// When the only open attempt becomes slow.
     fn hedge_at_ns(&self, policy: &ConnectPolicy) -> Option<u64> {
         Some(self.under_way.only()?.started_at_ns.saturating_add(policy.hedge_after_ns?))
     }
 
-    /// When the peers are to know of the flow, if there are any who do not.
+    /// When the peers must know of the flow, unless they do already.
     fn tell_at_ns(&self, policy: &ConnectPolicy) -> Option<u64> {
         (policy.has_peers && !self.told).then_some(self.started_at_ns.saturating_add(TELL_AFTER_NS))
     }
 
-    /// What holds after every event.
+    /// Checks the invariants after every event.
     fn check(&self) {
         debug_assert!(self.under_way.iter().all(|attempt| attempt.number < self.begun), "{self:?}");
         debug_assert!(self.under_way.iter().all(|attempt| self.tried.contains(&attempt.backend)), "{self:?}");

@@ -1,15 +1,16 @@
-//! Durations as people write them, in the file and on the command line.
+//! Durations in the configuration file and on the command line.
 //!
 //! ```text
 //! duration = part { part }                   the units from long to short, each at most once; or "0" alone
 //! part     = digits [ "." digits ] unit      1s, 0.2s, 1m30s, "1h 30m", "1 s": spaces do not count
 //! unit     = "h" | "m" | "s" | "ms"
 //! ```
-//! Whole milliseconds are exact, and nothing finer is taken. Days and longer units are not: nothing here lasts so long.
+//! Whole milliseconds are exact; finer values are refused. There are no days or longer units, because no setting is so
+//! long.
 
 use std::time::Duration;
 
-/// Why a text is no duration. Each is a clause about the text, which it follows.
+/// Why a text is not a duration. Each message is a clause that follows the text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DurationFault {
     #[error("it is empty")]
@@ -93,20 +94,20 @@ pub fn display(duration: Duration) -> String {
     spellings.min_by_key(String::len).expect("a sum there always is")
 }
 
-/// `digits` behind the point, of a unit.
+/// The value of `digits` after the point, in a unit.
 fn fraction_ms(digits: &str, unit_ms: u64) -> Result<u64, DurationFault> {
     let digits = digits.trim_end_matches('0');
     if digits.is_empty() {
         return Ok(0);
     }
-    // An hour has 3.6 million milliseconds: no more digits than seven can make a whole one.
+    // An hour has 3.6 million milliseconds, so more than seven digits never give whole milliseconds.
     let places = u32::try_from(digits.len()).ok().filter(|places| *places <= 7).ok_or(DurationFault::TooFine)?;
     let parts = digits.parse::<u64>().map_err(|_| DurationFault::TooFine)? * unit_ms;
     let scale = 10u64.pow(places);
     if parts.is_multiple_of(scale) { Ok(parts / scale) } else { Err(DurationFault::TooFine) }
 }
 
-/// The longest beginning of such characters, and the rest.
+/// The longest prefix of such characters, and the rest.
 fn cut(text: &str, such: impl Fn(char) -> bool) -> (&str, &str) {
     text.split_at(text.find(|c| !such(c)).unwrap_or(text.len()))
 }

@@ -1,7 +1,7 @@
 //! Why a flow ended: a closed set that every exit path must choose from.
 //!
-//! A byte count cannot tell a clean close from a reset, nor the client's from the backend's, so the relay never
-//! merges them: each reason says who ended the flow and what the client saw.
+//! A byte count does not show whether a flow ended with a close or a reset, nor by which side. So the relay never
+//! merges these: each reason says who ended the flow and what the client saw.
 
 use serde::{Deserialize, Serialize};
 
@@ -68,7 +68,7 @@ impl EndedBy {
 pub enum ClientSaw {
     Fin,
     Rst,
-    /// The client ended it itself, or is gone.
+    /// The client has ended the flow itself, or is gone.
     Nothing,
 }
 

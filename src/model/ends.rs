@@ -1,4 +1,4 @@
-//! The ends of a flow's two connections, and how its packets show themselves.
+//! The ends of a flow's two connections, and the addresses of its packets.
 
 use std::net::SocketAddr;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::splice::FlowDirection;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 
-/// How a packet of one direction shows itself on arrival.
+/// The addresses of one direction's packets when they arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Key {
     pub from: SocketAddr,
@@ -33,12 +33,12 @@ impl Ends {
         }
     }
 
-    /// Of both directions' packets, those to the backend first.
+    /// The keys of both directions' packets, first those to the backend.
     pub fn keys(&self) -> [Key; 2] {
         [self.key(FlowDirection::ToBackend), self.key(FlowDirection::ToClient)]
     }
 
-    /// What one direction's packets become.
+    /// The addresses of one direction's packets when they leave.
     pub fn onward(&self, direction: FlowDirection) -> Key {
         match direction {
             FlowDirection::ToBackend => self.key(FlowDirection::ToClient).reversed(),
@@ -48,7 +48,7 @@ impl Ends {
 }
 
 impl Key {
-    /// The same two ends, seen from the other.
+    /// The same two ends, exchanged.
     pub fn reversed(self) -> Self {
         Self { from: self.to, to: self.from }
     }

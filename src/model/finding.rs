@@ -1,18 +1,18 @@
-//! What somebody looked at on a host, how it is, and what fixes it.
+//! The result of one check of a host, and the fix.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     pub topic: String,
     pub verdict: Verdict,
     pub read: String,
-    /// Empty if all is well.
+    /// Empty if there is no fault.
     pub why: String,
-    /// A command, or what to do where no command does it. Empty if nothing needs to be done.
+    /// A command, or an instruction if no command does it. Empty if nothing needs to be done.
     pub fix: String,
 }
 
@@ -20,11 +20,11 @@ pub struct Finding {
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     Good,
-    /// All works, but something may be slower or other than expected.
+    /// Everything works, but may be slower than expected, or different.
     Advice,
-    /// No flow can be offloaded, or none that this is about; they stay proxied.
+    /// No flow can be offloaded, or none of those concerned; they stay proxied.
     Hindrance,
-    /// Clients may be left waiting, or find nobody at a VIP.
+    /// Clients may be left waiting, or reach no host at a VIP.
     Fault,
 }
 

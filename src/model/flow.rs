@@ -1,9 +1,9 @@
-//! Which flow is meant, and what is known of it from its first moment.
+//! A flow's identity, and its properties at the accept.
 
 use super::ids::{FlowId, FrontendId};
 use crate::addr::{ClientAddr, VipAddr};
 
-/// What is known of a flow when it is accepted.
+/// The properties of a flow when it is accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowOrigin {
     /// Nanoseconds on the monotonic clock.
@@ -27,7 +27,7 @@ impl FlowKey {
     }
 }
 
-/// Which flow is meant. The id tells it from a later one in the same place.
+/// Identifies a flow: the id distinguishes it from a later flow in the same place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket {
     pub worker: usize,

@@ -1,4 +1,4 @@
-//! The health of one backend: its words here, its rules in [`machine`].
+//! The health of one backend: its types here, its rules in [`machine`].
 
 mod damping;
 pub mod doubt;
@@ -10,15 +10,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::addr::BackendAddr;
 
-/// What a backend is good for.
+/// The health state of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HealthState {
     /// Takes new flows.
     Ready,
-    /// Takes none while another is ready, keeps what it has until the drain deadline.
+    /// Gets no new flows while another is ready, and keeps its flows until the drain deadline.
     Draining,
-    /// Takes none; its flows are reset.
+    /// Gets no new flows; its flows are reset.
     Ejected,
 }
 
@@ -34,37 +34,37 @@ impl HealthState {
     }
 }
 
-/// What an operator may order for one backend.
+/// An operator's order for one backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// Take no new flows, keep the old ones until the drain deadline.
+    /// No new flows; the existing ones stay until the drain deadline.
     Drain,
-    /// Back to what the probes say.
+    /// The probes decide again.
     Undrain,
-    /// Take no new flows and reset the old ones.
+    /// No new flows; the existing ones are reset.
     Eject,
 }
 
-/// What one process tells another of a backend's health. Times are monotonic nanoseconds, of the same host.
+/// The state of a backend's health that passes to another process. Times are monotonic nanoseconds of the same host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SavedBackend {
     pub frontend: String,
     pub backend: String,
-    /// Where it was when this was learnt.
+    /// Its address when the state was learnt.
     pub address: Option<BackendAddr>,
     pub machine: machine::Saved,
     pub ramp_start_ns: u64,
     pub ramp_ns: u64,
     pub last_probe: Option<String>,
     pub last_probe_us: u64,
-    /// Flows that it has. `None`: an earlier release does not say.
+    /// Number of its flows. `None`: an earlier release does not send it.
     #[serde(default)]
     pub flows: Option<u32>,
-    /// How long its flows may live on while it drains. `None`: an earlier release does not say.
+    /// How long its flows may go on while it drains. `None`: an earlier release does not send it.
     #[serde(default)]
     pub drain_timeout_ns: Option<u64>,
-    /// Its name has another address by now.
+    /// Whether its name has another address by now.
     #[serde(default)]
     pub former: bool,
 }
@@ -72,15 +72,15 @@ pub struct SavedBackend {
 /// Why a backend gets no flows for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dismissal {
-    /// The configuration has it no more.
+    /// The configuration no longer has it.
     Backend,
-    /// Nor its frontend.
+    /// Nor does it have its frontend.
     Frontend,
-    /// It has another address.
+    /// Its name has another address.
     Address,
 }
 
-/// Why a backend has the health state it has.
+/// The cause of a backend's health state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Cause {
@@ -88,11 +88,11 @@ pub enum Cause {
     NotProbed,
     /// Enough probes in a row passed.
     Passed,
-    /// The probe was answered with this status: the process lives and says that it is not ready.
+    /// The probe was answered with this status: the process runs but is not ready.
     NotReady {
         status: u16,
     },
-    /// Probes time out while its flows still move bytes: slow, not dead.
+    /// Probes time out while its flows still move bytes: the backend is slow, not dead.
     Slow,
     Refused,
     Reset,
@@ -102,11 +102,11 @@ pub enum Cause {
     TimedOut {
         after_ms: u64,
     },
-    /// It speaks TLS, but the handshake failed; the text names the certificate's fault if there is one.
+    /// The TLS handshake failed; the text names the certificate's fault if there is one.
     Tls {
         error: String,
     },
-    /// What came back is not what the probe speaks: not TLS, not HTTP, or nothing before a FIN.
+    /// The answer is not of the probe's protocol: not TLS, not HTTP, or nothing before a FIN.
     Protocol {
         error: String,
     },
@@ -114,7 +114,7 @@ pub enum Cause {
     Unresolved {
         error: String,
     },
-    /// It flaps and is held back.
+    /// It flaps, so it is not ready yet.
     Damped,
     OrderedDrain,
     OrderedEject,

@@ -32,7 +32,7 @@ impl LatencyHistogram {
         bump(&self.sum_us, latency.as_micros() as u64);
     }
 
-    /// Adds what another histogram counted; further buckets than there are here are left out.
+    /// Adds the counts of another histogram; surplus buckets are left out.
     pub fn absorb(&self, counts: &[u64], sum_us: u64) {
         self.counts.iter().zip(counts).for_each(|(cell, count)| bump(cell, *count));
         bump(&self.sum_us, sum_us);

@@ -1,4 +1,4 @@
-//! Figures as people read them, for the page and the command line alike.
+//! Human-readable figures, for the page and the command line.
 
 /// `0 B`, `999 B`, `1.2 kB`, `35 MB`: powers of 1000.
 pub fn bytes(bytes: f64) -> String {

@@ -1,4 +1,4 @@
-//! Small names for things that outlive a reload.
+//! Ids that outlive a reload.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,7 +15,7 @@ macro_rules! id {
     };
 }
 
-/// Shown as the number that it is.
+/// Displayed as a number.
 macro_rules! plain {
     ($name:ident) => {
         impl fmt::Display for $name {
@@ -30,9 +30,9 @@ plain!(BackendId);
 plain!(FrontendId);
 
 id! {
-    /// One flow, for as long as it lives; never given twice by one process. 0 is never given. The upper 16 bits are the
-    /// tag of the instance that accepted it, 0 where there is only one; see `InstanceName::tag`. With a tag it is never given
-    /// by a later process either, whatever became of the map: see [`FlowId::first_count`].
+    /// One flow, until its end; no process gives an id twice, and none gives 0. The upper 16 bits are the tag of the
+    /// instance that accepted the flow, 0 without a fleet; see `InstanceName::tag`. With a tag no later process gives
+    /// the id again either, even if the map is lost: see [`FlowId::first_count`].
     FlowId(u64)
 }
 id! {
@@ -44,17 +44,17 @@ id! {
     FrontendId(u32)
 }
 
-/// Bits of a flow's id that count the flows of its instance.
+/// The lower bits of a flow's id, which count the flows of its instance.
 const COUNT_BITS: u32 = 48;
 
 impl FlowId {
-    /// The flow with this number of the instance with this tag.
+    /// The flow with this number, of the instance with this tag.
     pub fn of(tag: u16, count: u64) -> Self {
         Self(u64::from(tag) << COUNT_BITS | count & ((1 << COUNT_BITS) - 1))
     }
 
-    /// Where the count of a process that starts at this time, in seconds since 1970, begins: above whatever one that started
-    /// earlier has given, up to 65,536 flows a second; until 2106.
+    /// The first number of a process that starts at this time, in seconds since 1970: above all numbers of a process
+    /// that started earlier, up to 65,536 flows per second; until 2106.
     pub fn first_count(unix_s: u64) -> u64 {
         (unix_s & u64::from(u32::MAX)) << 16
     }
@@ -63,7 +63,7 @@ impl FlowId {
         (self.0 >> COUNT_BITS) as u16
     }
 
-    /// Among the flows of its instance.
+    /// The flow's number within its instance.
     pub fn count(self) -> u64 {
         self.0 & ((1 << COUNT_BITS) - 1)
     }
@@ -79,7 +79,7 @@ impl fmt::Display for FlowId {
     }
 }
 
-/// As it is shown, or the whole number.
+/// Parses the displayed form, or the whole number.
 impl FromStr for FlowId {
     type Err = std::num::ParseIntError;
 

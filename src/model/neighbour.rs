@@ -1,12 +1,12 @@
-//! Frames that tell every neighbour where an address is from now on: gratuitous ARP (RFC 5227 section 3) and unsolicited
-//! neighbour advertisements (RFC 4861 section 7.2.6); and one that asks who else has an IPv6 address.
+//! Frames that announce an address to every neighbour: gratuitous ARP (RFC 5227 section 3) and unsolicited neighbour
+//! advertisements (RFC 4861 section 7.2.6); and a frame that asks which other host has an IPv6 address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::addr::Mac;
 
 const BROADCAST: Mac = [0xff; 6];
-/// Of ff02::1, all nodes (RFC 2464 section 7).
+/// The Ethernet address of ff02::1, all nodes (RFC 2464 section 7).
 const ALL_NODES_MAC: Mac = [0x33, 0x33, 0, 0, 0, 1];
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ARP: [u8; 2] = [0x08, 0x06];
@@ -16,11 +16,11 @@ const REPLY: u8 = 2;
 const ICMPV6: u8 = 58;
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
-/// Whoever knows another address is to forget it.
+/// A neighbour that knows another address must replace it.
 const OVERRIDE: u8 = 0x20;
 const TARGET_ADDRESS: u8 = 2;
 
-/// The frames that say that `ip` is at `mac`. ARP in both forms, for some hosts heed only one of them.
+/// The frames that announce `ip` at `mac`. ARP in both forms, because some hosts accept only one of them.
 pub fn announcement(ip: IpAddr, mac: Mac) -> Vec<Vec<u8>> {
     match ip {
         IpAddr::V4(ip) => vec![arp(ip, mac, REQUEST), arp(ip, mac, REPLY)],
@@ -47,18 +47,19 @@ fn advertisement(ip: Ipv6Addr, mac: Mac) -> Vec<u8> {
     icmpv6((mac, ip), (ALL_NODES_MAC, ALL_NODES), icmp)
 }
 
-/// Asks who has `ip`, in nobody's name, so that no neighbour learns anything from it: whoever has it tells all nodes (RFC 4862
-/// section 5.4). A host that is only about to take it would give that up, so ask only for addresses that one has.
+/// Asks which host has `ip`, with the unspecified source, so that no neighbour learns anything from it: the host that
+/// has the address answers to all nodes (RFC 4862 section 5.4). A host that is about to take the address would give it
+/// up, so ask only for addresses of this host.
 pub fn question(ip: Ipv6Addr, mac: Mac) -> Vec<u8> {
     let mut icmp = vec![SOLICITATION, 0, 0, 0, 0, 0, 0, 0];
     icmp.extend(ip.octets());
     let [.., a, b, c] = ip.octets();
-    // The group of all hosts with an address that ends in these bytes (RFC 4291 section 2.7.1).
+    // The multicast group of all hosts with an address that ends in these bytes (RFC 4291 section 2.7.1).
     let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from_be_bytes([b, c]));
     icmpv6((mac, Ipv6Addr::UNSPECIFIED), ([0x33, 0x33, 0xff, a, b, c], group), icmp)
 }
 
-/// The frame of a message whose checksum is still 0.
+/// The frame of a message whose checksum field is still 0.
 fn icmpv6((mac, source): (Mac, Ipv6Addr), (to_mac, to): (Mac, Ipv6Addr), mut icmp: Vec<u8>) -> Vec<u8> {
     let length = (icmp.len() as u16).to_be_bytes();
     let pseudo = [&source.octets()[..], &to.octets(), &[0, 0], &length, &[0, 0, 0, ICMPV6], &icmp].concat();
@@ -67,7 +68,7 @@ fn icmpv6((mac, source): (Mac, Ipv6Addr), (to_mac, to): (Mac, Ipv6Addr), mut icm
     let mut frame = [&to_mac[..], &mac, &IPV6].concat();
     frame.extend([0x60, 0, 0, 0]);
     frame.extend(length);
-    // Receivers drop what a router has passed on (RFC 4861 section 7.1.2).
+    // Receivers drop a message that a router has forwarded (RFC 4861 section 7.1.2).
     frame.extend([ICMPV6, 255]);
     frame.extend(source.octets());
     frame.extend(to.octets());
@@ -75,7 +76,7 @@ fn icmpv6((mac, source): (Mac, Ipv6Addr), (to_mac, to): (Mac, Ipv6Addr), mut icm
     frame
 }
 
-/// RFC 1071, of an even number of bytes.
+/// RFC 1071, for an even number of bytes.
 fn checksum(bytes: &[u8]) -> u16 {
     let mut sum: u32 = bytes.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
     while sum > 0xffff {

@@ -1,4 +1,4 @@
-//! When a flow is offered to the offload engine, and when again after a refusal.
+//! Decides when a flow is offered to the offload engine, and when again after a refusal.
 //!
 //! ```text
 //!            nearly enough round trips,
@@ -17,20 +17,20 @@ pub mod steps;
 #[cfg(test)]
 mod tests;
 
-/// A flow that was busy is tried again after this, twice that, and so on up to the most.
+/// The pause before a busy flow's next try; it doubles each time, up to the limit.
 const BUSY_WAIT_NS: u64 = 2_000_000;
 const BUSY_WAIT_MAX_NS: u64 = 1_000_000_000;
 
-/// Tries in a row, which take two seconds, after which a flow with a silent end counts as refused.
+/// Tries in a row, together two seconds, after which a flow with a silent end counts as refused.
 const UNSEEN_TRIES: u8 = 11;
 
-/// While what becomes of others that offload decides, a flow is tried again after this.
+/// The pause before a flow's next try while a trial of the breaker is under way.
 const TRIAL_WAIT_NS: u64 = 2_000_000_000;
 
-/// While the map is full, an address taken, or none may be offloaded, a flow is tried again after this.
+/// The pause before a flow's next try while the map is full, an address is taken, or offload has stopped.
 const REFUSED_WAIT_NS: u64 = 30_000_000_000;
 
-/// Which flows are offloaded: those with so many answered requests, or of this age.
+/// The flows to offload: those with so many answered requests, or of this age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OffloadPolicy {
     pub round_trips: u32,
@@ -41,30 +41,30 @@ impl OffloadPolicy {
     pub const AT_ONCE: OffloadPolicy = OffloadPolicy { round_trips: 0, after_ns: 0 };
 }
 
-/// Why a flow was not offloaded when it was tried.
+/// Why a try to offload a flow failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadRefusal {
-    /// Bytes were under way.
+    /// Bytes were in flight.
     Busy,
-    /// An end of it has sent nothing yet, and may by itself.
+    /// One of its ends has sent nothing yet, but may do so by itself.
     Unseen,
-    /// It waits for what becomes of others.
+    /// It waits for the result of a trial.
     Trial,
-    /// What is in its way may pass.
+    /// The obstacle may pass.
     ForNow,
     ForGood,
 }
 
-/// How far one flow is on its way to be offloaded.
+/// The progress of one flow towards its offload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Eligibility {
-    /// Requests of the client's that were answered.
+    /// Number of the client's answered requests.
     round_trips: u32,
-    /// Before that it is not tried; [`NEVER`].
+    /// No try before this time; [`NEVER`].
     not_before_ns: u64,
-    /// Times in a row that it was tried and was busy.
+    /// Number of tries in a row that found it busy.
     tries: u8,
-    /// Times in a row that an end of it was silent.
+    /// Number of tries in a row that found an end silent.
     unseen: u8,
     announced: bool,
 }
@@ -77,8 +77,8 @@ impl Eligibility {
         self.round_trips = self.round_trips.saturating_add(1);
     }
 
-    /// A request has just been passed on. True once, if the flow may be offloaded with the next one: the offload engine then begins
-    /// to look at what its packets are like.
+    /// A request has just been passed on. Returns true once, if the flow may be offloaded with the next one: then the
+    /// offload engine begins to watch its packets.
     pub fn announce(&mut self, policy: OffloadPolicy, age_ns: u64) -> bool {
         let near = self.round_trips.saturating_add(1) >= policy.round_trips || age_ns >= policy.after_ns;
         let announces = near && !self.announced && !self.is_refused_for_good();
@@ -86,12 +86,12 @@ impl Eligibility {
         announces
     }
 
-    /// Whether the offload engine knows of it.
+    /// Whether the offload engine watches it.
     pub fn is_announced(&self) -> bool {
         self.announced
     }
 
-    /// Whether it may be tried if nothing is under way: no refusal is too recent.
+    /// Whether it may be tried if no bytes are in flight: the last refusal is long enough ago.
     pub fn is_due(&self, now_ns: u64) -> bool {
         now_ns >= self.not_before_ns && !self.is_refused_for_good()
     }
@@ -102,18 +102,18 @@ impl Eligibility {
         grown && self.announced && self.is_due(now_ns)
     }
 
-    /// It was offered to the offload engine, which looks at it from then on.
+    /// It was offered to the offload engine, which watches it from then on.
     pub fn offered(&mut self) {
         self.announced = true;
     }
 
-    /// Bytes were under way in its sockets, so it was not offered. Returns when it is to be tried again.
+    /// Bytes were in flight, so it was not offered. Returns the time of the next try.
     pub fn busy(&mut self, now_ns: u64) -> u64 {
         self.not_before_ns = now_ns + self.busy_wait_ns();
         self.not_before_ns
     }
 
-    /// It was offered, and not offloaded. Returns when it is to be tried again; `None`: never.
+    /// It was offered, but not offloaded. Returns the time of the next try; `None`: never.
     pub fn refused(&mut self, why: OffloadRefusal, now_ns: u64) -> Option<u64> {
         if why == OffloadRefusal::ForGood {
             self.not_before_ns = NEVER;
@@ -136,7 +136,7 @@ impl Eligibility {
         Some(self.not_before_ns)
     }
 
-    /// What refused it may be gone. True if it is to be tried at once.
+    /// The obstacle may be gone. Returns whether to try it at once.
     pub fn try_again(&mut self) -> bool {
         if self.is_refused_for_good() {
             return false;

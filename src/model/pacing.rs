@@ -1,4 +1,4 @@
-//! Token buckets: how fast something may happen.
+//! Token buckets, which limit a rate.
 
 /// A token bucket on the caller's clock.
 #[derive(Clone, Copy, Debug)]
@@ -29,18 +29,18 @@ impl TokenBucket {
         enough
     }
 
-    /// As it was at `at_ns`, in billionths of a token, under other settings perhaps.
+    /// A bucket with this level at `at_ns`, in billionths of a token, perhaps with new settings.
     pub fn resumed(per_second: u32, burst: u32, level: u64, at_ns: u64) -> Self {
         let full = Self::new(per_second, burst, at_ns);
         Self { level: level.min(full.burst), ..full }
     }
 
-    /// In billionths of a token, and the monotonic time at which it was so.
+    /// The level in billionths of a token, and its monotonic time.
     pub fn level(&self) -> (u64, u64) {
         (self.level, self.filled_at_ns)
     }
 
-    /// Takes it down to the level of `other`, if that is lower.
+    /// Lowers it to the level of `other`, if that is lower.
     pub fn lower_to(&mut self, other: &Self, now_ns: u64) {
         self.fill(now_ns);
         let mut other = *other;
@@ -48,7 +48,7 @@ impl TokenBucket {
         self.level = self.level.min(other.level);
     }
 
-    /// Whether it is as full as it can be at `now_ns`: nothing was taken for long.
+    /// Whether it is full at `now_ns`.
     pub fn is_full(&self, now_ns: u64) -> bool {
         let passed = now_ns.saturating_sub(self.filled_at_ns);
         self.level.saturating_add(passed.saturating_mul(self.per_second)) >= self.burst

@@ -1,27 +1,27 @@
-//! The PROXY protocol, versions 1 and 2 (HAProxy's doc/proxy-protocol.txt): who the client is, told by a proxy
-//! before the client's own bytes.
+//! The PROXY protocol, versions 1 and 2 (HAProxy's doc/proxy-protocol.txt): a proxy states the client's address before
+//! the client's own bytes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Deref;
 
 use crate::addr::{ClientAddr, VipAddr};
 
-/// The longest header that is waited for. Version 2 could announce 64 KiB; no proxy sends near as much.
+/// Limit for the length of a header. Version 2 allows 64 KiB, but no proxy sends nearly as much.
 pub const HEADER_LENGTH_MAX: usize = 4096;
 
-/// What the first bytes of a connection are.
+/// The result of parsing the first bytes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parse {
-    /// The begin of a header, or nothing yet.
+    /// The beginning of a header, or nothing yet.
     Incomplete,
     Header {
-        /// In bytes; what follows is the client's.
+        /// In bytes; the bytes after it are the client's.
         length: usize,
-        /// The client, and the address that it connected to. `None`: the proxy speaks for itself (LOCAL) or does
-        /// not say (UNKNOWN, UNSPEC), and the connection's own addresses hold.
+        /// The client, and the address that it connected to. `None`: the connection is the proxy's own (LOCAL), or the
+        /// header does not state them (UNKNOWN, UNSPEC); then the connection's own addresses apply.
         source: Option<(ClientAddr, VipAddr)>,
     },
-    /// No header that is understood, whatever may follow.
+    /// Not a valid header, whatever follows.
     Invalid(HeaderError),
 }
 
@@ -62,7 +62,7 @@ impl Deref for HeaderV2 {
     }
 }
 
-/// Looks at all bytes received so far.
+/// Parses all bytes received so far.
 pub fn parse(bytes: &[u8]) -> Parse {
     let parsed = if begins(bytes, V1_START) {
         parse_v1(bytes)
@@ -78,8 +78,8 @@ pub fn parse(bytes: &[u8]) -> Parse {
     }
 }
 
-/// A version 2 header of the command PROXY. Two families that differ are both written as IPv6, the IPv4 one mapped
-/// (RFC 4291 section 2.5.5.2).
+/// A version 2 header with the command PROXY. If the two families differ, both addresses are written as IPv6, the IPv4
+/// one mapped (RFC 4291 section 2.5.5.2).
 pub fn encode_v2(client: ClientAddr, vip: VipAddr) -> HeaderV2 {
     let mut bytes = [0; V2_FIXED_LENGTH + IPV6_LENGTH];
     let (fixed, addresses) = bytes.split_at_mut(V2_FIXED_LENGTH);
@@ -104,10 +104,10 @@ pub fn encode_v2(client: ClientAddr, vip: VipAddr) -> HeaderV2 {
     HeaderV2 { bytes, length: V2_FIXED_LENGTH + length }
 }
 
-/// Length and source; `None` if more bytes are needed.
+/// Length and source; `None`: more bytes are needed.
 type Parsed = Result<Option<(usize, Option<(ClientAddr, VipAddr)>)>, HeaderError>;
 
-/// Whether `bytes` begin with `start`, as far as there are any.
+/// Whether `bytes` begin with `start`, as far as both go.
 fn begins(bytes: &[u8], start: &[u8]) -> bool {
     bytes.iter().zip(start).all(|(byte, expected)| byte == expected)
 }
@@ -152,7 +152,7 @@ fn parse_v2(bytes: &[u8]) -> Parsed {
         return Err(HeaderError::TooLong { length });
     }
     let addresses_length = match (version_command & 0x0f, family) {
-        // A LOCAL connection's family says nothing and is to be ignored.
+        // The family of a LOCAL connection must be ignored.
         (COMMAND_LOCAL, _) | (COMMAND_PROXY, UNSPECIFIED) => 0,
         (COMMAND_PROXY, TCP_OVER_IPV4) => IPV4_LENGTH,
         (COMMAND_PROXY, TCP_OVER_IPV6) => IPV6_LENGTH,
@@ -194,7 +194,7 @@ fn as_ipv6(ip: IpAddr) -> Ipv6Addr {
 }
 
 const V1_START: &[u8] = b"PROXY ";
-/// With the end of line.
+/// Including the end of line.
 const V1_LENGTH_MAX: usize = 107;
 const V2_SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
 /// Signature, version and command, family and protocol, length of the rest.
@@ -359,7 +359,7 @@ mod tests {
             }
         }
 
-        /// A verdict is final: bytes that come later do not change it.
+        /// A result is final: later bytes do not change it.
         #[test]
         fn a_refused_start_stays_refused(bytes: Vec<u8>, more: Vec<u8>) {
             if let Parse::Invalid(error) = parse(&bytes) {

@@ -1,11 +1,11 @@
-//! Which backends have more than their share of flows, and how many should move.
+//! Finds backends with more than their share of flows, and how many should move.
 
 /// One backend as the plan sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct BackendLoad {
-    /// Others neither give nor take: their flows end by themselves or by other rules.
+    /// Backends that are not ready neither give nor take: their flows end by themselves or by other rules.
     pub ready: bool,
-    /// 0 takes no flow, and so neither gives nor takes here.
+    /// A backend with 0 takes no flows, so it neither gives nor takes here.
     pub weight: u32,
     pub flows: u32,
     pub max_connections: Option<u32>,
@@ -19,9 +19,9 @@ pub struct Excess {
     pub flows: u32,
 }
 
-/// What must go so that no ready backend has more than `tolerance_percent` above its share of the flows that the ready
-/// ones have. A share is by weight, and never above `max_connections`: what a full backend cannot take is the others'.
-/// A share is rounded up, so that one flow among three backends stays where it is.
+/// The flows to move so that no ready backend has more than `tolerance_percent` above its share of all flows on ready
+/// backends. Shares are by weight, and never above `max_connections`: the others get the rest of a full backend's
+/// share. A share is rounded up, so that one flow among three backends stays.
 pub fn plan(loads: &[BackendLoad], tolerance_percent: u32) -> Vec<Excess> {
     let mut sharers: Vec<usize> = (0..loads.len()).filter(|index| takes_part(&loads[*index])).collect();
     if sharers.len() < 2 {
@@ -29,7 +29,7 @@ pub fn plan(loads: &[BackendLoad], tolerance_percent: u32) -> Vec<Excess> {
     }
     let mut flows: u128 = sharers.iter().map(|index| u128::from(loads[*index].flows)).sum();
     let mut weights: u128 = sharers.iter().map(|index| u128::from(loads[*index].weight)).sum();
-    // Who cannot hold its share drops out with all it can hold; that raises the shares of the rest.
+    // A backend that cannot hold its share drops out with all that it can hold; that raises the shares of the others.
     let capped = |index: &usize, flows: u128, weights: u128| {
         let load = &loads[*index];
         load.max_connections.is_some_and(|max| flows * u128::from(load.weight) > u128::from(max) * weights)
@@ -50,10 +50,10 @@ pub fn plan(loads: &[BackendLoad], tolerance_percent: u32) -> Vec<Excess> {
     sharers.into_iter().filter_map(excess).collect()
 }
 
-/// How many flows may move, as time passes: `per_minute`, evenly, and never what was not used before.
+/// The number of flows that may move over time: `per_minute`, evenly; unused moves do not add up.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowance {
-    /// In minutes' billionths of a flow; below one flow.
+    /// The rest below one flow, in billionths of a flow times a minute.
     rest: u64,
     at_ns: u64,
 }
@@ -65,7 +65,7 @@ impl Allowance {
         Self { rest: 0, at_ns: now_ns }
     }
 
-    /// What may move now, for the time since the last call.
+    /// The number of flows that may move now, for the time since the last call.
     pub fn take(&mut self, per_minute: u32, now_ns: u64) -> u32 {
         let passed_ns = now_ns.saturating_sub(self.at_ns).min(MINUTE_NS);
         self.at_ns = now_ns;
@@ -139,8 +139,8 @@ mod tests {
     }
 
     proptest! {
-        /// Moving helps and ends: who gives is over its share, the others together can take it within their limits,
-        /// and after the moves there is nothing left to do.
+        /// Moving helps and ends: a backend that gives is over its share, the others together can take the flows within
+        /// their limits, and after the moves nothing is left to do.
         #[test]
         fn a_plan_that_was_carried_out_leaves_nothing_to_do(
             raw in proptest::collection::vec((any::<bool>(), 0u32..5, 0u32..10_000, proptest::option::of(0u32..10_000)), 0..8),
@@ -155,7 +155,7 @@ mod tests {
                 loads[excess.backend].flows -= excess.flows;
                 homeless += excess.flows;
             }
-            // Each moved flow goes where there is the least load of those with room, as least_conn does.
+            // Each moved flow goes to the least loaded backend with room, as with least_conn.
             for _ in 0..homeless {
                 let room = |load: &&mut BackendLoad| takes_part(load) && load.max_connections.is_none_or(|max| load.flows < max);
                 let per_weight = |load: &&mut BackendLoad| u64::from(load.flows + 1) * 60 / u64::from(load.weight);

@@ -1,15 +1,15 @@
-//! A TCP segment, whole with its IP header: what resets or challenges a connection that has no socket here, or tells a socket
-//! what its far end would have.
+//! A TCP segment, whole with its IP header: resets or challenges a connection without a socket here, or gives a socket
+//! the acknowledgement of its far end.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// What the segment says, besides its numbers.
+/// The flags of the segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flags {
     /// Makes the far end answer with its own numbers, if `seq` is one below what it expects (RFC 9293 section 3.8.4).
     Ack,
     /// Makes the far end answer with its own numbers, whatever `seq` is (RFC 5961 section 4.2). A firewall that tracks
-    /// connections lets it pass, towards the end that began the connection: it takes it for a retransmission.
+    /// connections lets it pass towards the end that began the connection, as a retransmission.
     SynAck,
     /// Ends the connection, if `seq` is exactly what the far end expects (RFC 5961 section 3.2).
     RstAck,
@@ -23,7 +23,7 @@ pub struct Segment {
     pub seq: u32,
     pub ack: u32,
     pub flags: Flags,
-    /// As the header has it, before any scaling.
+    /// As in the header, before any scaling.
     pub window: u16,
 }
 
@@ -32,12 +32,12 @@ const TCP: u8 = 6;
 const HOPS: u8 = 64;
 
 impl Segment {
-    /// The packet. `None`: the two ends are not of one family.
+    /// The packet. `None`: the two ends are of different families.
     pub fn packet(&self) -> Option<Vec<u8>> {
         self.packet_of_zeros(0)
     }
 
-    /// The packet with so many zeros for payload, of which a packet holds 65,000 at most.
+    /// The packet with so many zeros as payload, at most 65,000.
     pub fn packet_of_zeros(&self, count: u16) -> Option<Vec<u8>> {
         let mut packet = match (self.from.ip(), self.to.ip()) {
             (IpAddr::V4(from), IpAddr::V4(to)) => self.over_v4(from, to, count),
@@ -53,7 +53,7 @@ impl Segment {
         let mut header = Vec::with_capacity(40 + usize::from(payload));
         header.extend([0x45, 0]);
         header.extend((20 + length).to_be_bytes());
-        // Whole in any case, so its identification means nothing (RFC 6864).
+        // Never a fragment, so its identification has no meaning (RFC 6864).
         header.extend([0, 0, 0x40, 0, HOPS, TCP, 0, 0]);
         header.extend(from.octets());
         header.extend(to.octets());
@@ -78,7 +78,7 @@ impl Segment {
         header
     }
 
-    /// The header; zeros behind it add nothing to its sum but their count, which is in `pseudo`.
+    /// The header; zeros after it add only their number to the checksum, which is in `pseudo`.
     fn tcp(&self, pseudo: &[u8]) -> Vec<u8> {
         let flags = match self.flags {
             Flags::Ack => 0x10,
@@ -99,7 +99,7 @@ impl Segment {
     }
 }
 
-/// Of the parts one after the other, each of an even length (RFC 1071).
+/// The checksum of the parts one after the other, each of an even length (RFC 1071).
 fn checksum(parts: &[&[u8]]) -> u16 {
     let pairs = parts.iter().flat_map(|part| part.chunks_exact(2));
     let mut sum: u32 = pairs.map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();

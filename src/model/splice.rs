@@ -1,8 +1,8 @@
 //! The arithmetic of an offloaded flow: how a packet of one leg becomes a packet of the other.
 //!
-//! A relay never alters a byte, so a byte's position in one leg's stream differs from its position in the other's by
-//! a constant, which holds from the moment on in which both legs are at rest. The same goes for acknowledgements, for
-//! SACK blocks, and for timestamps, whose clocks both tick on.
+//! A relay never changes a byte, so a byte's position in one leg's stream differs from its position in the other's by a
+//! constant, from the moment on in which both legs are at rest. The same holds for acknowledgements, for SACK blocks,
+//! and for timestamps, whose clocks both go on.
 //!
 //! ```text
 //!  client's stream   ... copied by the relay | held | unread in the socket | what comes next
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use leg::{Ecn, LegState, SocketState, Timestamps};
 pub use obstacle::{FlowDirection, Obstacle, Side};
 
-/// What is added to the header fields of every packet of one direction, modulo 2^32.
+/// The numbers added to the header fields of every packet of one direction, modulo 2^32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rewrite {
     /// To the sequence number.
@@ -30,7 +30,7 @@ pub struct Rewrite {
     pub tsecr: u32,
     /// The window is shifted left by this many bits, right if negative; it saturates at 65,535.
     pub window_shift: i8,
-    /// Only the sender's leg negotiated ECN (RFC 3168): its marks mean nothing to the receiver.
+    /// Only the sender's leg negotiated ECN (RFC 3168), so its marks mean nothing to the receiver.
     pub clear_ecn: bool,
 }
 
@@ -41,15 +41,16 @@ pub struct Terms {
     pub up: Rewrite,
     /// Backend to client.
     pub down: Rewrite,
-    /// Bytes of the client's that its socket has acknowledged and the backend's has not been given.
+    /// Bytes of the client that its socket has acknowledged, but that the backend was not sent yet.
     pub in_flight_to_backend: u32,
     /// The same, from the backend to the client.
     pub in_flight_to_client: u32,
-    /// Once the backend acknowledges this position of its leg, the bytes in flight has arrived (as its packets show it).
+    /// When the backend acknowledges this position of its leg, the bytes in flight have arrived; in the numbers of its
+    /// own packets.
     pub backend_must_ack: u32,
     /// The same for the client.
     pub client_must_ack: u32,
-    /// No window that the client gives, or was told of by this host, is larger: a power of two of bytes, up to 30.
+    /// No window of the client, nor of this host in its place, is larger: a power of two of bytes, up to 30.
     pub client_window: u8,
     /// The same for the backend.
     pub backend_window: u8,
@@ -62,7 +63,7 @@ pub struct Held {
     pub down: u32,
 }
 
-/// Works out the terms of a flow whose legs were probed, or what stands against its offload at this moment.
+/// Computes the terms of a flow whose legs were probed, or returns the present obstacle.
 pub fn terms(client: &LegState, backend: &LegState, held: Held) -> Result<Terms, Obstacle> {
     obstacle::find(client, backend, held)?;
     let seq_up = backend.write_seq.wrapping_sub(client.copied_seq.wrapping_sub(held.up));
@@ -99,17 +100,16 @@ pub fn terms(client: &LegState, backend: &LegState, held: Held) -> Result<Terms,
     })
 }
 
-/// Whether what is in between can still be passed on at once, now that more may be `unread`, of the client's and of the
-/// backend's bytes.
+/// Whether the bytes in between can still be passed on at once, now that more of the client's and of the backend's
+/// bytes may be `unread`.
 pub fn still_fits(client: &LegState, backend: &LegState, held: Held, unread: [u32; 2]) -> Result<(), Obstacle> {
     obstacle::in_flight(FlowDirection::ToBackend, &client.with_unread(unread[0]), held.up, backend)?;
     obstacle::in_flight(FlowDirection::ToClient, &backend.with_unread(unread[1]), held.down, client)
 }
 
-/// How far the timestamps that came on `from` lag behind those that this host sent on `to`.
-///
-/// Ahead by [`TIMESTAMP_SLACK_MS`], so that no packet that passes through is older to the receiver (PAWS, RFC 7323
-/// section 5) than what the socket itself sends until it is closed: the bytes in flight and what slipped in.
+/// How far the received timestamps on `from` are behind those that this host sent on `to`.
+/// | Plus [`TIMESTAMP_SLACK_MS`], so that for the receiver (PAWS, RFC 7323 section 5) no forwarded packet is older than
+/// those that the socket itself sends until it is closed, with the bytes in flight and the late ones.
 fn clock_delta(from: &Timestamps, to: &Timestamps) -> u32 {
     let slack = u64::from(to.per_second) * TIMESTAMP_SLACK_MS / 1000;
     to.own.wrapping_add(slack as u32).wrapping_sub(from.recent)
@@ -120,12 +120,12 @@ fn window_shift(sender: &LegState, receiver: &LegState) -> i8 {
     sender.peer_window_scale as i8 - receiver.own_window_scale as i8
 }
 
-/// Of what `of` gives, and of what this host, which stood in for it, has given to the other side.
+/// The largest window that `of` gives, or that this host, in its place, has given to the other side.
 fn window_max(of: &LegState, other: &LegState) -> u8 {
     (16 + of.peer_window_scale.max(other.own_window_scale)).min(30)
 }
 
-/// More than the time between the installing of an entry and the closing of its sockets.
+/// Longer than the time between the installation of an entry and the closing of its sockets.
 const TIMESTAMP_SLACK_MS: u64 = 100;
 
 #[cfg(test)]

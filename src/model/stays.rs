@@ -18,7 +18,7 @@ macro_rules! reasons {
                 match self { $(Stays::$variant => $label,)* }
             }
 
-            /// It is not asked again.
+            /// Whether no further try follows.
             pub fn for_good(self) -> bool {
                 match self { $(Stays::$variant => $for_good,)* }
             }
@@ -47,7 +47,7 @@ reasons! {
 }
 
 impl Stays {
-    /// The word that a flow's entry in the table holds; 0 is none.
+    /// The word in a flow's table entry; 0 is none.
     pub fn pack(why: Option<Self>) -> u64 {
         why.map_or(0, |why| why as u64 + 1)
     }

@@ -1,9 +1,9 @@
-//! How much something matters to whoever reads it.
+//! The severity of a message.
 
 use super::fleet::Liveness;
 use super::health::HealthState;
 
-/// Its colour on the page and in the terminal; of an event also the level of its log line.
+/// Its colour on the page and in the terminal; for an event also the level of its log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weight {
     /// Something is well again.

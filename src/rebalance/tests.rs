@@ -63,7 +63,7 @@ impl Bench {
         key
     }
 
-    /// What each backend should give away.
+    /// The flows that each backend should give away.
     fn excess(&self, now_ns: u64) -> Vec<(String, u32)> {
         let moves = plan_frontend(&self.table.registry, &self.frontend, now_ns);
         moves.into_iter().map(|planned| (planned.backend, planned.excess)).collect()

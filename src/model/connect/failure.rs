@@ -2,7 +2,7 @@
 
 use crate::model::end_reason::EndReason;
 
-/// errno of a connect(2) that took too long: the kernel's own word, which an attempt that Baton gives up gets as well.
+/// The errno of a connect(2) that timed out; also used for an attempt that Baton gives up.
 const ETIMEDOUT: i32 = 110;
 
 /// Why one connect attempt failed.
@@ -40,12 +40,12 @@ impl ConnectFailure {
         }
     }
 
-    /// Whether it says something about the backend, and not about this host.
+    /// Whether the backend is the cause, and not this host.
     pub fn blames_backend(self) -> bool {
         !matches!(self, Self::OutOfFiles | Self::OutOfPorts)
     }
 
-    /// Of a flow whose last attempt failed so.
+    /// The end reason of a flow whose last attempt failed in this way.
     pub(super) fn end_reason(self) -> EndReason {
         match self {
             Self::TimedOut => EndReason::ConnectTimedOut,
@@ -64,6 +64,6 @@ pub struct FailedConnect {
 }
 
 impl FailedConnect {
-    /// Of an attempt that nobody answered in time.
+    /// An attempt that got no answer in time.
     pub const TIMED_OUT: Self = Self { failure: ConnectFailure::TimedOut, errno: ETIMEDOUT };
 }

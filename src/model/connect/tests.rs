@@ -25,7 +25,7 @@ impl Bench {
         Self { machine: ConnectMachine::begin(0, ClientSeen::default()), policy: policy(), now_ns: 0 }
     }
 
-    /// All that is asked for, until a start is.
+    /// All actions up to the next start.
     fn poll(&mut self) -> Vec<ConnectAction> {
         let mut asked = Vec::new();
         while let Some(action) = self.machine.poll(&self.policy, self.now_ns) {

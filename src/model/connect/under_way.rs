@@ -1,4 +1,4 @@
-//! The attempts that are under way: one, or two while hedging.
+//! The open attempts: one, or two while hedging.
 
 use crate::model::ids::BackendId;
 
@@ -11,7 +11,7 @@ pub(super) struct UnderWay {
     pub deadline_ns: u64,
 }
 
-/// At most two, in the order in which they were begun.
+/// At most two, in the order of their begin.
 #[derive(Debug, Default)]
 pub(super) struct Attempts([Option<UnderWay>; 2]);
 
@@ -29,7 +29,7 @@ impl Attempts {
         self.take_if(|attempt| attempt.backend == backend)
     }
 
-    /// One that has had its time.
+    /// Takes an attempt that has run out of time.
     pub(super) fn take_late(&mut self, now_ns: u64) -> Option<UnderWay> {
         self.take_if(|attempt| attempt.deadline_ns <= now_ns)
     }
@@ -42,7 +42,7 @@ impl Attempts {
         self.iter().next().is_none()
     }
 
-    /// The one, unless there is another.
+    /// The attempt, if there is only one.
     pub(super) fn only(&self) -> Option<&UnderWay> {
         match &self.0 {
             [Some(only), None] => Some(only),

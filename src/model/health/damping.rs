@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How much flapping is borne.
+/// The limits of flapping.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DampingPolicy {
     pub half_life_ns: u64,

@@ -1,4 +1,4 @@
-//! Whether the silence of a backend says anything of it: a host that has lost its own network hears nobody.
+//! Judges whether the silence of a backend proves anything: a host that has lost its own network hears nobody.
 //!
 //! ```text
 //!            silent, and so is whoever else should be heard          somebody is heard
@@ -8,50 +8,51 @@
 //!      └──────────────────────────────────────────────────────┼────────────────────────────┘
 //!                                                             └── silent, and nobody was heard lately
 //! ```
-//! In **Deaf** the backend's flows are left alone. In **Proven** what was counted against it so far does not count: it may
-//! have been this host's fault. What is counted from then on does, as long as somebody goes on being heard.
+//! In **Deaf** the machine leaves the backend's flows alone. In **Proven** earlier evidence against the backend is
+//! discarded: this host may have been the cause. Later evidence counts, as long as this host goes on hearing somebody.
 //!
-//! In any state a network must have settled before a probe that stays silent counts: whoever is heard again proves that packets
-//! come in, not that those went out which were sent before, nor that the backend's hardware address is found again.
+//! In any state, a silent probe counts only if it began after the network had settled. That somebody is heard again
+//! proves that packets come in, not that earlier packets went out, nor that the kernel has found the backend's hardware
+//! address again.
 
-/// What else this host hears. Times are monotonic nanoseconds.
+/// Who else this host hears. Times are monotonic nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Surroundings {
-    /// Others should be heard, and are not: peers, or the wire itself.
+    /// Whether peers, or the carrier itself, should be heard and are not.
     pub are_dark: bool,
     /// When another backend or a client was last heard; 0: never.
     pub heard_ns: u64,
-    /// When this host's network was last found to be back; 0: it never was away.
+    /// When this host's network last came back; 0: it was never away.
     pub back_ns: u64,
 }
 
-/// What the silence of a backend says of it.
+/// The judgement on a silent probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Silence {
-    /// That it may be dead, if flows are left alone while nobody is heard.
+    /// It counts: the backend may be dead. Its flows are left alone while nobody is heard.
     Counts,
-    /// Nothing, nor do those before it: the network has not settled.
+    /// Neither it nor earlier ones count: the network has not settled.
     Nothing,
-    /// As that; and as somebody is heard by now, it is to be asked at once.
+    /// As `Nothing`; and because somebody is heard by now, the backend must be probed at once.
     Anew,
 }
 
-/// Before a probe began, somebody must have been heard within this, or it says nothing. Clients that are asked answer once in
-/// 500 ms (tcp_invalid_ratelimit).
+/// A silent probe proves nothing unless somebody was heard within this time before it began. Challenged clients answer
+/// once in 500 ms (tcp_invalid_ratelimit).
 const FRESH_NS: u64 = 600_000_000;
 
-/// A neighbour that was asked for while the wire was away is asked for again only after this (`retrans_time_ms`, arp(7)); until
-/// then what is sent to it waits.
+/// After the link was down, the kernel repeats an unanswered neighbour request only after this time (`retrans_time_ms`,
+/// arp(7)); until then packets to that neighbour wait.
 const SETTLE_NS: u64 = 1_000_000_000;
 
-/// A network that comes and goes hides a dead backend for no longer.
+/// Limit for this wait: a network that flaps must not hide a dead backend for longer.
 const SETTLE_MAX_NS: u64 = 3 * SETTLE_NS;
 
 /// See the module. One for each backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Doubt {
     state: DoubtState,
-    /// When the first probe began that the network had not settled for, since there was an answer, or nobody was heard.
+    /// When the first probe began before the network had settled, since the last answer, or since nobody was heard.
     unsettled_ns: Option<u64>,
 }
 
@@ -68,12 +69,12 @@ enum DoubtState {
 }
 
 impl Doubt {
-    /// A probe was answered, in whatever way.
+    /// A probe was answered, by any answer.
     pub fn handle_answer(&mut self) {
         *self = Self::default();
     }
 
-    /// A probe that began at `began_ns` has heard nothing.
+    /// A probe that began at `began_ns` got no answer.
     pub fn handle_silence(&mut self, began_ns: u64, around: Surroundings) -> Silence {
         match self.state {
             DoubtState::Trusted if around.are_dark => self.state = DoubtState::Deaf { since_ns: began_ns },
@@ -92,7 +93,7 @@ impl Doubt {
         }
     }
 
-    /// Looks again while nobody is heard. True: somebody is by now, as for [`Silence::Anew`].
+    /// Checks again while nobody is heard. True: somebody is by now, as for [`Silence::Anew`].
     pub fn look(&mut self, around: Surroundings) -> bool {
         match self.state {
             DoubtState::Deaf { since_ns } if !around.are_dark || around.heard_ns > since_ns => {
@@ -104,7 +105,7 @@ impl Doubt {
         }
     }
 
-    /// Of a probe that began at `began_ns`, in a network that is there since `since_ns`.
+    /// Judges a probe that began at `began_ns`, in a network that has been back since `since_ns`.
     fn settle(&mut self, began_ns: u64, since_ns: u64) -> Silence {
         let is_settled = since_ns == 0 || began_ns >= since_ns.saturating_add(SETTLE_NS);
         if is_settled || began_ns >= self.unsettled_ns.get_or_insert(began_ns).saturating_add(SETTLE_MAX_NS) {
@@ -113,7 +114,7 @@ impl Doubt {
         Silence::Nothing
     }
 
-    /// Nobody is heard: the backend may be well.
+    /// Whether nobody is heard, so that the backend may be well.
     pub fn is_deaf(&self) -> bool {
         matches!(self.state, DoubtState::Deaf { .. })
     }
@@ -127,12 +128,12 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Somebody was heard at that time, while peers are silent.
+    /// Somebody was last heard at that time, and peers are silent.
     fn dark(heard_ms: u64) -> Surroundings {
         Surroundings { are_dark: true, heard_ns: heard_ms * MS, back_ns: 0 }
     }
 
-    /// The network is there since that time.
+    /// The network has been back since that time.
     fn back(back_ms: u64) -> Surroundings {
         Surroundings { back_ns: back_ms * MS, ..LIGHT }
     }
@@ -154,7 +155,7 @@ mod tests {
         assert_eq!(silence(&mut doubt, 1000, dark(999)), Silence::Counts);
         assert_eq!(silence(&mut doubt, 1500, dark(999)), Silence::Counts);
         assert!(doubt.is_deaf());
-        // The network is back: what was counted does not count, what follows does.
+        // The network is back: earlier evidence is discarded, later evidence counts.
         assert!(doubt.look(dark(2100)));
         assert!(!doubt.is_deaf());
         doubt.handle_answer();

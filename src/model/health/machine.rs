@@ -1,6 +1,6 @@
 //! The rules of health, as a machine without clock or socket.
 //!
-//! What the probes say (the verdict), and what an operator or a reload says over it:
+//! The result of the probes (the verdict); an operator's order or a reload overrides it:
 //! ```text
 //!      ┌───────────────────── rise passes ─────────────────┬────────────┐
 //!      ▼                                                   │            │
@@ -13,7 +13,7 @@
 //!      └───────── fall dead probes ─────────▶ Ejected ──────────────────┘
 //!                 (from any state)
 //! ```
-//! - **Untried**: no probe has ended. The first one decides alone, whatever it says. At the start of the process a
+//! - **Untried**: no probe has ended. The first one decides alone, whatever its result. At the start of the process a
 //!   backend is trusted until then, because connecting retries elsewhere; one that a reload adds waits for its pass.
 //! - **→ Draining**: the process lives but should get no new flows: it says so, or its certificate is faulty, or it
 //!   answers too late while its flows still move bytes. The last is only half a reason, since loss alone can make a

@@ -1,26 +1,26 @@
-//! Bytes of one direction that go through a flow's sockets while its entries are there already.
+//! The bytes of one direction that go through a flow's sockets although its entries exist already.
 //!
 //! ```text
 //!   the sender's packets ──▶ socket of the sending leg ──▶ held ──▶ socket of the receiving leg ──▶ the receiver
 //!                            until every CPU knows the entries       until the receiver has acknowledged all of it
 //! ```
-//! What each socket counts, and what it must be told so that it does not send again what has arrived. All positions are sequence numbers,
-//! modulo 2^32 (RFC 9293 section 3.4).
+//! Keeps the numbers of each socket, and the acknowledgements that it needs so that it does not repeat bytes that have
+//! arrived. All positions are sequence numbers, modulo 2^32 (RFC 9293 section 3.4).
 
 #[cfg(test)]
 mod tests;
 
-/// Bytes that a socket is told of in one packet, far less than any window of its own.
+/// Bytes that one packet acknowledges to a socket, far fewer than any window of its own.
 const STAND_INS_MAX: u16 = 16 * 1024;
 
-/// Where a direction stood when its entries were made.
+/// The state of a direction when its entries were made.
 #[derive(Clone, Copy, Debug)]
 pub struct InFlightStart {
-    /// What the receiver had acknowledged if all that the proxy had read is left out.
+    /// The receiver's acknowledgement, without the bytes that the proxy had read.
     pub base: u32,
-    /// Behind the last byte that the sending leg's socket had.
+    /// The position behind the last byte in the sending leg's socket.
     pub position: u32,
-    /// Bytes that had been read from the sender, or lay in its socket, and that the receiver had not been sent.
+    /// Bytes that had been read from the sender, or were in its socket, and that were not sent to the receiver.
     pub between: u32,
     /// Bytes of one segment to the receiver.
     pub segment_max: u32,
@@ -33,34 +33,34 @@ pub struct InFlight {
     fin: bool,
     position: u32,
     between: u32,
-    /// The receiver's last acknowledgement that the receiving leg's socket was told of.
+    /// The last acknowledgement of the receiver that the receiving leg's socket got.
     told: u32,
-    /// Bytes that the sending leg's socket was told have come, though they went by the entries.
+    /// Bytes that went by the entries, but that were reported to the sending leg's socket as received.
     passed_by: u32,
-    /// Segments that were sent, and bytes of one.
+    /// Number of segments sent, and bytes of each.
     segments: u32,
     segment_max: u32,
-    /// Up to where the entry was told of what came into the sending leg's socket.
+    /// The position up to which the entry knows the bytes in the sending leg's socket.
     shown: u32,
 }
 
-/// What an entry is to be told of the sending leg's socket.
+/// The news for an entry about the sending leg's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlippedIn {
-    /// It has all up to here.
+    /// The socket has all bytes up to this position.
     Sent(u32),
-    /// FIN too, which is counted.
+    /// As `Sent`, with FIN, which counts as one.
     Fin(u32),
 }
 
-/// What the entry of the receiver's packets, and that of the sender's, have seen.
+/// The counters of the entry for the receiver's packets, and of the entry for the sender's.
 #[derive(Clone, Copy, Debug)]
 pub struct SeenByEntries {
     /// The receiver's last acknowledgement.
     pub acked: u32,
     /// The same in the numbers of the sending leg.
     pub taken: u32,
-    /// Behind the last byte of the sender's, in the numbers of its leg.
+    /// The position behind the sender's last byte, in the numbers of its leg.
     pub sent: u32,
 }
 
@@ -70,13 +70,13 @@ impl InFlight {
         Self { base, position, between, told: base, segment_max, shown: position, ..Self::default() }
     }
 
-    /// The receiving leg's socket has taken so many.
+    /// The receiving leg's socket has accepted so many bytes.
     pub fn wrote(&mut self, bytes: u32) {
         self.written = self.written.wrapping_add(bytes);
         self.segments = self.segments.saturating_add(bytes.div_ceil(self.segment_max.max(1)));
     }
 
-    /// FIN came out of the sending leg's socket, and was passed on.
+    /// The sending leg's socket returned FIN, which was passed on.
     pub fn finish(&mut self) {
         self.fin = true;
         self.segments = self.segments.saturating_add(1);
@@ -86,7 +86,7 @@ impl InFlight {
         self.fin
     }
 
-    /// What the receiver must acknowledge before the socket may go.
+    /// The position that the receiver must acknowledge before the socket may be closed.
     pub fn end(&self) -> u32 {
         self.base.wrapping_add(self.written).wrapping_add(u32::from(self.fin))
     }
@@ -95,19 +95,19 @@ impl InFlight {
         self.written == 0 && !self.fin
     }
 
-    /// Whether what is read from the sending leg's socket are the flow's own bytes, and none that only stand for them.
+    /// Whether the sending leg's socket holds only bytes of the flow, and no zeros in their place.
     pub fn reads_own_bytes(&self) -> bool {
         self.passed_by == 0
     }
 
-    /// What the sending leg's socket expects next, while `held` bytes of it wait to be written.
+    /// The position that the sending leg's socket expects next, while `held` bytes wait to be written.
     pub fn expected(&self, held: usize) -> u32 {
         let slipped_in = self.written.wrapping_add(held as u32).wrapping_sub(self.between);
         self.position.wrapping_add(slipped_in).wrapping_add(u32::from(self.fin)).wrapping_add(self.passed_by)
     }
 
-    /// What the entry is to be told, if more has come into the sending leg's socket since the last time: the program has not seen that,
-    /// and would take its acknowledgement for a forged one.
+    /// The news for the entry, if more bytes have come into the sending leg's socket since the last call: the program
+    /// has not seen these, and would take their acknowledgement for a forged one.
     pub fn show(&mut self, held: usize) -> Option<SlippedIn> {
         let position = self.expected(held);
         let own = position.wrapping_sub(self.passed_by);
@@ -118,13 +118,13 @@ impl InFlight {
         Some(if self.fin { SlippedIn::Fin(position) } else { SlippedIn::Sent(position) })
     }
 
-    /// Whether the receiving leg's socket will soon send something again unless it is told that it has arrived.
+    /// Whether the receiving leg's socket will soon repeat a segment unless it gets an acknowledgement.
     pub fn is_hasty(&self) -> bool {
         self.segments > 1 && self.told != self.end()
     }
 
-    /// The receiver has acknowledged so far. Returns what the receiving leg's socket is to be told of that, if it is news to it: no more
-    /// than what went through it.
+    /// The receiver has acknowledged up to `acked`. Returns the acknowledgement for the receiving leg's socket, if it
+    /// is news: no more than went through that socket.
     pub fn acknowledge(&mut self, acked: u32) -> Option<u32> {
         let whole = self.end().wrapping_sub(self.told);
         let news = acked.wrapping_sub(self.told);
@@ -135,18 +135,18 @@ impl InFlight {
         })
     }
 
-    /// Whether the receiving leg's socket knows that all of it has arrived.
+    /// Whether the receiving leg's socket knows that all its bytes have arrived.
     pub fn is_told(&self) -> bool {
         self.told == self.end()
     }
 
-    /// What the receiving leg's socket was last told.
+    /// The last acknowledgement that the receiving leg's socket got.
     pub fn told(&self) -> u32 {
         self.told
     }
 
-    /// So many bytes, of which `taken` says how far they go, have passed the sending leg's socket by; it is told of the next
-    /// of them, as zeros that nobody reads. `None`: of none.
+    /// Bytes up to `taken` have passed the sending leg's socket; it gets a part of them as zeros that nobody reads.
+    /// Returns how many; `None`: none.
     pub fn stand_in(&mut self, taken: u32) -> Option<u16> {
         let behind = taken.wrapping_sub(self.expected(0));
         if behind == 0 || behind > 1 << 31 {
@@ -157,7 +157,7 @@ impl InFlight {
         Some(zeros)
     }
 
-    /// Whether the receiver has all of it. Who acknowledges more than was sent is not the receiver.
+    /// Whether the receiver has all bytes. An end that acknowledges more than was sent is not the receiver.
     pub fn has_arrived(&self, seen: SeenByEntries) -> bool {
         let beyond = seen.taken.wrapping_sub(seen.sent);
         let acked = seen.acked.wrapping_sub(self.end()) < 1 << 31;

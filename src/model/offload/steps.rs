@@ -1,4 +1,4 @@
-//! One flow on its way out of its sockets, as a machine without socket, map or clock.
+//! The steps of one flow from its sockets to the BPF program, as a machine without socket, map or clock.
 //!
 //! ```text
 //!            entered, bytes in flight written        every CPU knows it         acknowledged
@@ -9,7 +9,7 @@
 //!                                                  ▼                                ▼
 //!                                              Resetting ──▶ removed            Over ──▶ removed
 //! ```
-//! What a kill of the process leaves behind, and what the next one makes of it:
+//! The state that a kill of the process leaves behind, and how the next process handles it:
 //! ```text
 //!   before Entered      two sockets, which the kernel closes: both ends see FIN or RST
 //!   Entered, Filling    the same, and entries without the mark: both ends are reset once more, the entries removed
@@ -17,112 +17,112 @@
 //!   Resetting           entries that answer RST: both ends are reset once more
 //!   Over                entries with the mark and FIN or RST: found to be over at the first look
 //! ```
-//! - Sockets leave a flow that has entries in two ways only: closed in silence, once all that went through them has arrived, or reset.
-//!   They go back to the worker only before there is an entry.
-//! - **The mark** comes after the sockets are gone: a process that dies has the kernel close its sockets, and an entry with the mark
-//!   would carry on a flow whose ends have been told that it is over.
-//! - An end is challenged twice, and once more if it has said nothing since.
+//! - A flow with entries leaves its sockets in two ways only: they are closed without a segment once all their bytes
+//!   have arrived, or reset. They go back to the worker only while there is no entry.
+//! - **The mark** follows after the sockets are closed. If a process dies before, the kernel closes its sockets, and a
+//!   marked entry would carry on a flow whose ends have learned that it is over.
+//! - Each end is challenged twice, and a third time if it has sent nothing since.
 //!
-//! Whoever holds a flow's step carries out what it asks for, in order, and answers as the actions say.
+//! The owner of a flow's step carries out its actions, in order, and reports the results as the actions say.
 
 #[cfg(test)]
 mod tests;
 
 use crate::model::end_reason::EndReason;
 
-/// How often both ends are challenged, whatever they say.
+/// Number of challenges of both ends, whatever they answer.
 const ROUNDS: u8 = 2;
 
-/// The same, with the challenge of those that have said nothing since.
+/// The same, with the challenge of the ends that have sent nothing since.
 const SILENT_ROUNDS: u8 = ROUNDS + 1;
 
-/// How far the offload of one flow has come. `L` is whatever there is only for as long as the flow has sockets.
+/// The step of one flow's offload. `L`: data that exists only while the flow has sockets.
 #[derive(Debug)]
 pub enum OffloadStep<L> {
     /// Packets may still be on their way into the sockets.
     Entered { lent: L, since_ns: u64 },
-    /// No packet can reach the sockets any more, but what went through them has not been acknowledged.
+    /// No packet can reach the sockets any more, but their bytes are not all acknowledged.
     Filling { lent: L, since_ns: u64 },
-    /// The sockets are gone.
+    /// The sockets are closed.
     Alone,
-    /// Both ends are being reset; so many times so far. Who has said something since then is.
+    /// Both ends are being reset: the number of challenges so far. An end that has sent a packet since is reset.
     Resetting { rounds: u8, since_ns: u64 },
-    /// It has ended by itself; its entries serve what is still on its way.
+    /// It has ended by itself; its entries stay for packets that are still on their way.
     Over,
 }
 
-/// What the owner of a flow with sockets must do.
+/// The actions for the owner of a flow with sockets.
 #[derive(Debug, PartialEq, Eq)]
 pub enum SettleAction<L> {
-    /// Pass on what was held and what has come into the sockets. If a leg breaks, leave what is asked for behind this, and call
+    /// Pass on the held bytes and those in the sockets. If a leg breaks, drop the actions after this one, and call
     /// [`OffloadStep::handle_broken`].
     Pass,
     /// Call [`OffloadStep::handle_barrier_over`] after an RCU barrier that begins from now on.
     AwaitBarrier,
-    /// Call [`OffloadStep::handle_look`] with what the entries show.
+    /// Call [`OffloadStep::handle_look`] with the state of the entries.
     Look,
-    /// Tell the sockets what their far ends would tell them, whose packets pass them by.
+    /// Give the sockets the acknowledgements of their far ends, whose packets no longer reach them.
     TellSockets,
     /// As `Look`, at the next turn.
     LookAgain,
-    /// Close both sockets, so that neither end hears of it.
+    /// Close both sockets without a segment to either end.
     Close(L),
     /// Mark both entries, and call [`OffloadStep::handle_marked`].
     Mark,
-    /// Tell the worker and the peers that the flow is offloaded, and look whether it has ended meanwhile.
+    /// Tell the worker and the peers that the flow is offloaded, and check whether it has ended meanwhile.
     TellOffloaded,
     /// Tell the worker that the flow is over, and reset both ends: [`OffloadStep::handle_reset`].
     End(EndReason),
 }
 
-/// What the entries show of the bytes that went through a flow's sockets.
+/// The entries' view of the bytes that went through a flow's sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PassedOn {
-    /// Both ends have acknowledged all of them.
+    /// Both ends have acknowledged all bytes.
     Arrived,
-    /// Some are not acknowledged, or not written yet.
+    /// Not all bytes are acknowledged, or not all are written.
     Awaited { by_client_alone: bool },
-    /// The entries could not be read. All may have been acknowledged long ago.
+    /// The entries could not be read. All bytes may have been acknowledged long ago.
     Unread,
-    /// Somebody has removed the entries: the sockets are all that is left of the flow.
+    /// Somebody has removed the entries: the flow has only its sockets.
     EntriesLost,
 }
 
-/// What is to be done with a flow whose packets say that it has ended.
+/// The action for a flow whose packets show that it has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// Tell the worker, and reset both ends: an RST may be lost on its last way, and an idle end would never know.
+    /// Tell the worker, and reset both ends: an RST may be lost behind this host, and an idle end would never know.
     Reset,
     /// Tell the worker, and call [`OffloadStep::handle_over`].
     Fade,
 }
 
-/// What is to be done at a time that was set.
+/// The action at a time that was set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DueAction {
     Nothing,
     /// Challenge both ends.
     Challenge,
-    /// Call [`OffloadStep::handle_silence`] with what the ends have said.
+    /// Call [`OffloadStep::handle_silence`] with the times of the ends' last packets.
     HearEnds,
-    /// Remove the entries, unless something still passes by them.
+    /// Remove the entries, unless packets still pass them.
     RemoveIfQuiet,
 }
 
-/// What is to be done with ends that have said nothing since their flow is being reset. Of client and backend.
+/// The action for ends that have sent nothing since the reset of their flow began. For client and backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SilenceAction {
-    /// Challenge these once more; the others need their entries no longer.
+    /// Challenge these once more; the others no longer need their entries.
     Challenge([bool; 2]),
-    /// Remove the entries. These ends are told later, without any.
+    /// Remove the entries. These ends are told later, without entries.
     Remove([bool; 2]),
 }
 
-/// What an entry of an earlier process says.
+/// The content of an entry of an earlier process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeftEntry {
     pub committed: bool,
-    /// It passes packets on, and answers none of them.
+    /// Whether it forwards packets, and answers none of them.
     pub splices: bool,
 }
 
@@ -137,12 +137,12 @@ impl<L> OffloadStep<L> {
         (Self::Entered { lent, since_ns: now_ns }, vec![SettleAction::Pass, SettleAction::AwaitBarrier])
     }
 
-    /// No packet is under way that met the map without the entries.
+    /// No packet is left that read the map before the entries were made.
     pub fn handle_barrier_over(&mut self) -> Vec<SettleAction<L>> {
         match std::mem::replace(self, Self::Over) {
             Self::Entered { lent, since_ns } => {
                 *self = Self::Filling { lent, since_ns };
-                // The last of what has slipped in.
+                // The last late bytes.
                 vec![SettleAction::Pass, SettleAction::Look]
             }
             // It was reset meanwhile.
@@ -153,7 +153,8 @@ impl<L> OffloadStep<L> {
         }
     }
 
-    /// What the entries show. A flow is given up once one of its ends has owed an acknowledgement for longer than `patience_ns`.
+    /// The state of the entries. The flow is given up once one of its ends has owed an acknowledgement for longer than
+    /// `patience_ns`.
     pub fn handle_look(&mut self, passed_on: PassedOn, now_ns: u64, patience_ns: u64) -> Vec<SettleAction<L>> {
         let Self::Filling { since_ns, .. } = self else { return Vec::new() };
         let is_overdue = now_ns.saturating_sub(*since_ns) > patience_ns;
@@ -190,17 +191,17 @@ impl<L> OffloadStep<L> {
         vec![if marked { SettleAction::TellOffloaded } else { SettleAction::End(EndReason::Internal) }]
     }
 
-    /// Packets of the flow say that it has ended; finished: by FINs that have arrived on both sides.
+    /// Packets of the flow show that it has ended; `is_finished`: by FINs that have arrived on both sides.
     pub fn handle_ended(&self, is_finished: bool) -> Option<Ending> {
         match self {
             Self::Alone if is_finished => Some(Ending::Fade),
-            // With sockets, it is looked at once more when they are gone.
+            // A flow with sockets is checked again when they are closed.
             Self::Alone | Self::Entered { .. } | Self::Filling { .. } => (!is_finished).then_some(Ending::Reset),
             Self::Resetting { .. } | Self::Over => None,
         }
     }
 
-    /// Both ends are to be reset. First turn the entries into ones that answer RST: what the ends say from now on must find them. Then
+    /// Both ends must be reset. First make the entries answer RST: the ends' further packets must find these. Then
     /// reset the sockets that this returns, and challenge both ends.
     pub fn handle_reset(&mut self, now_ns: u64) -> Option<L> {
         self.leave_for(Self::Resetting { rounds: 1, since_ns: now_ns })
@@ -211,7 +212,7 @@ impl<L> OffloadStep<L> {
         *self = Self::Over;
     }
 
-    /// A time has come that was set for the flow, perhaps for an earlier step of it.
+    /// A time that was set for the flow has come, perhaps for an earlier step.
     pub fn handle_due(&mut self) -> DueAction {
         match self {
             Self::Resetting { rounds, .. } if *rounds < ROUNDS => {
@@ -224,7 +225,7 @@ impl<L> OffloadStep<L> {
         }
     }
 
-    /// When client and backend last said something; `None`: whether this end is silent is of no interest.
+    /// The times of the last packets of client and backend; `None`: a silence of this end does not matter.
     pub fn handle_silence(&mut self, last_ns: [Option<u64>; 2]) -> Option<SilenceAction> {
         let Self::Resetting { rounds, since_ns } = self else { return None };
         *rounds = rounds.saturating_add(1);
@@ -239,7 +240,7 @@ impl<L> OffloadStep<L> {
         self.lent().is_some()
     }
 
-    /// Whether its end was told of, or ordered.
+    /// Whether its end was reported or ordered.
     pub fn is_ending(&self) -> bool {
         matches!(self, Self::Over | Self::Resetting { .. })
     }

@@ -4,18 +4,18 @@ use super::*;
 
 const MS: u64 = 1_000_000;
 
-/// What a flow and its surroundings do for a while.
+/// An event of a flow or its surroundings.
 #[derive(Clone, Copy, Debug)]
 enum Spell {
     /// The client asks, and the backend answers, so often.
     Requests(u8),
-    /// Whoever tries it meets this.
+    /// The next tries have this result.
     Meets(Option<OffloadRefusal>),
     /// Something may have changed for all flows.
     TryAll,
-    /// Nothing happens for so many ms.
+    /// No event for so many ms.
     Pause(u16),
-    /// It is tried though nothing is under way in its sockets: a timer of the worker's.
+    /// The worker's timer tries it while no bytes are in flight.
     Timer,
 }
 
@@ -34,7 +34,7 @@ fn spell() -> impl Strategy<Value = Spell> {
     ]
 }
 
-/// One flow, as a worker plays it.
+/// One flow, with the worker's part simulated.
 #[derive(Debug)]
 struct Scene {
     policy: OffloadPolicy,
@@ -48,7 +48,7 @@ struct Scene {
     round_trips: u32,
     for_good: bool,
     offloaded: bool,
-    /// When it was refused, and why, since it was tried at once for the last time.
+    /// The refusals with their times, since the flow was last tried at once.
     refusals: Vec<(u64, OffloadRefusal)>,
 }
 
@@ -58,7 +58,7 @@ impl Scene {
             policy,
             flow: Eligibility::default(),
             now_ns: 0,
-            // A worker sets it when the flow begins, for when it is old enough.
+            // A worker sets it when the flow begins, for its age.
             timer_ns: Some(policy.after_ns),
             meets: None,
             announced: 0,
@@ -173,7 +173,7 @@ proptest! {
                 scene.play(spell);
             }
         }
-        // Whatever was in its way is gone: it is not forgotten.
+        // The obstacle is gone: the flow must be tried again.
         scene.meets = None;
         scene.pass(30_200 * MS);
         prop_assert!(scene.offloaded || scene.for_good, "{scene:?}");
@@ -198,7 +198,7 @@ fn a_silent_end_is_waited_for_two_seconds_and_then_looked_at_now_and_then() {
     scene.pass(100_000 * MS);
     let at_ms: Vec<_> = scene.refusals.iter().map(|(at_ns, _)| at_ns / MS).collect();
     assert_eq!(at_ms, [0, 2, 6, 14, 30, 62, 126, 254, 510, 1022, 2022, 3022, 33_022, 63_022, 93_022]);
-    // It has spoken.
+    // The end has sent a packet.
     scene.meets = Some(OffloadRefusal::Busy);
     scene.pass(31_000 * MS);
     scene.meets = Some(OffloadRefusal::Unseen);

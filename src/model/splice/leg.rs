@@ -1,19 +1,19 @@
-//! What the kernel knows of one leg.
+//! The kernel's state of one leg.
 
-/// One leg's socket, as its kernel structure shows it at one instant.
+/// One leg's socket, as its kernel structure is at one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LegState {
     pub state: SocketState,
     pub ipv6: bool,
     /// The oldest byte that was sent and not acknowledged.
     pub snd_una: u32,
-    /// Behind the last byte that was sent.
+    /// The position behind the last byte that was sent.
     pub snd_nxt: u32,
-    /// Behind the last byte that was written to the socket.
+    /// The position behind the last byte that was written to the socket.
     pub write_seq: u32,
-    /// Behind the last byte that came in order.
+    /// The position behind the last byte that arrived in order.
     pub rcv_nxt: u32,
-    /// Behind the last byte that was read from the socket.
+    /// The position behind the last byte that was read from the socket.
     pub copied_seq: u32,
     /// The window that the peer announced last, in bytes.
     pub snd_wnd: u32,
@@ -27,7 +27,7 @@ pub struct LegState {
     pub peer_mss: u16,
     /// The MSS that this host announced.
     pub own_mss: u16,
-    /// Of the route to the peer, in bytes of the IP packet.
+    /// The MTU of the route to the peer, in bytes of the IP packet.
     pub path_mtu: u32,
     /// The shift for windows that the peer announces.
     pub peer_window_scale: u8,
@@ -43,15 +43,15 @@ pub struct LegState {
     pub urgent: bool,
     /// The interface of the cached route to the peer; `None`: no route is cached.
     pub interface: Option<u32>,
-    /// The interface that the peer's segments come by; `None`: the kernel has not kept it.
+    /// The interface on which the peer's segments arrive; `None`: the kernel has not kept it.
     pub receives_by: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timestamps {
-    /// What this host would send now.
+    /// The value that this host would send now.
     pub own: u32,
-    /// The last that the peer sent.
+    /// The peer's last value.
     pub recent: u32,
     /// Ticks of this host's clock.
     pub per_second: u32,
@@ -67,7 +67,7 @@ pub enum Ecn {
     Accurate,
 }
 
-/// As include/net/tcp_states.h numbers them, as far as they differ for an offload.
+/// As in include/net/tcp_states.h; only states that matter for an offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketState {
     Established,
@@ -76,12 +76,12 @@ pub enum SocketState {
 }
 
 impl LegState {
-    /// Bytes that came and were not read.
+    /// Bytes that have arrived and were not read.
     pub fn unread(&self) -> u32 {
         self.rcv_nxt.wrapping_sub(self.copied_seq)
     }
 
-    /// The same leg with so many unread bytes.
+    /// The same leg with this number of unread bytes.
     pub fn with_unread(&self, bytes: u32) -> Self {
         Self { rcv_nxt: self.copied_seq.wrapping_add(bytes), ..*self }
     }
@@ -96,7 +96,7 @@ impl LegState {
         if self.ipv6 { 60 } else { 40 }
     }
 
-    /// Bytes that can be sent at once: by the peer's window and by the congestion window.
+    /// Bytes that can be sent at once, by the peer's window and the congestion window.
     pub fn room(&self) -> u32 {
         let window = self.snd_wnd.saturating_sub(self.snd_nxt.wrapping_sub(self.snd_una));
         let congestion = u64::from(self.cwnd.saturating_sub(self.in_flight)) * u64::from(self.mss);

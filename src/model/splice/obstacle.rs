@@ -1,4 +1,4 @@
-//! What stands against an offload, for now or for good.
+//! The obstacles to an offload, temporary or permanent.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ pub enum Side {
     Backend,
 }
 
-/// Why a flow cannot leave user space, for now ([`Obstacle::passes`]) or ever.
+/// Why a flow cannot be offloaded, at present ([`Obstacle::passes`]) or ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Obstacle {
     #[error("the {0} leg is not established")]
@@ -48,17 +48,17 @@ pub enum Obstacle {
     AccurateEcn(Side),
 }
 
-/// The most that may be in bytes in flight, in bytes of one direction: what a burst through a socket may be.
+/// Limit for one direction's bytes in flight: the size of a burst through a socket.
 pub(super) const IN_FLIGHT_MAX: u32 = 64 * 1024;
 
-/// The same for a sender that was never given a window beyond 64 KiB. What is in bytes in flight was acknowledged to it, and what
-/// comes back from the other leg acknowledges less until the bytes in flight is there: segments that lie further behind than the
-/// largest window that it was ever given are dropped (RFC 5961 section 5.2; net/ipv4/tcp_input.c, tcp_ack). Half of that
-/// window, for more may come until the entries are there.
+/// The same for a sender that was never given a window beyond 64 KiB. It has an acknowledgement for the bytes in
+/// flight, but until these have arrived, the other leg's packets acknowledge less. It drops segments that are further
+/// behind than the largest window that it was ever given (RFC 5961 section 5.2; net/ipv4/tcp_input.c, tcp_ack). Half of
+/// that window, because more bytes may arrive before the entries exist.
 pub(super) const IN_FLIGHT_MAX_UNSCALED: u32 = 32 * 1024;
 
 impl Obstacle {
-    /// It may be gone the next time; otherwise the flow stays proxied for good.
+    /// Whether it may be gone at the next try; otherwise the flow stays proxied.
     #[allow(dead_code, reason = "for tests of the program")]
     pub fn passes(&self) -> bool {
         match self {
@@ -90,7 +90,7 @@ impl Obstacle {
     }
 }
 
-/// The first obstacle, those for good before those that pass.
+/// The first obstacle: permanent ones before temporary ones.
 pub(super) fn find(client: &LegState, backend: &LegState, held: Held) -> Result<(), Obstacle> {
     let legs = [(Side::Client, client), (Side::Backend, backend)];
     for (side, leg) in legs {
@@ -104,8 +104,8 @@ pub(super) fn find(client: &LegState, backend: &LegState, held: Held) -> Result<
     if client.ipv6 != backend.ipv6 {
         return Err(Obstacle::Families);
     }
-    // A receiver may drop segments that lack an option it was promised (RFC 7323 section 3.2), so timestamps are
-    // neither stripped nor left out.
+    // A receiver may drop segments that lack a negotiated option (RFC 7323 section 3.2), so timestamps are neither
+    // removed nor left out.
     if let Some(side) = only_one(client.timestamps.is_some(), backend.timestamps.is_some()) {
         return Err(Obstacle::Timestamps(side));
     }
@@ -137,14 +137,14 @@ fn only_one(client: bool, backend: bool) -> Option<Side> {
     }
 }
 
-/// Whether every segment that `from` may send is one that `to` takes and its path carries.
+/// Whether `to` accepts every segment that `from` may send, and its path carries it.
 fn fits(direction: FlowDirection, from: &LegState, to: &LegState) -> Result<(), Obstacle> {
     let payload = to.path_mtu.saturating_sub(to.headers());
     let (sent, taken) = (u32::from(from.own_mss), u32::from(to.peer_mss).min(payload));
     if sent > taken { Err(Obstacle::Mss { direction, sent, taken }) } else { Ok(()) }
 }
 
-/// Whether what is in between can be passed on at once.
+/// Whether the bytes in between can be passed on at once.
 pub(super) fn in_flight(direction: FlowDirection, from: &LegState, held: u32, to: &LegState) -> Result<(), Obstacle> {
     let bytes = from.unread().saturating_add(held);
     let most = if from.own_window_scale == 0 { IN_FLIGHT_MAX_UNSCALED } else { IN_FLIGHT_MAX };

@@ -1,11 +1,11 @@
-//! The terms against a relay of both streams, byte by byte.
+//! Compares the terms with a relay of both streams, byte by byte.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// A relay: what each end has sent, what was read of it, and what of that the other leg was given. In bytes from the
-/// start of the stream; on the wire each leg counts from a number of its own.
+/// A relay: the bytes that each end has sent, that were read of them, and that the other leg was given. In bytes from
+/// the start of the stream; on the wire each leg has its own first number.
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     received: u32,
@@ -31,7 +31,7 @@ fn stream() -> impl Strategy<Value = Stream> {
     })
 }
 
-/// Numbers near the wrap more often than chance would have it.
+/// Numbers near the wrap, more often than at random.
 fn number() -> impl Strategy<Value = u32> {
     prop_oneof![any::<u32>(), (0..100_000u32).prop_map(|below| 0u32.wrapping_sub(below)), 0..100_000u32]
 }
@@ -104,7 +104,8 @@ proptest! {
     fn every_byte_and_every_acknowledgement_lands_where_a_relay_would_put_it(relay in relay(), further in 0..u32::MAX / 4) {
         let [client, to_client, to_backend, backend] = relay.first;
         let terms = relay.terms().unwrap();
-        // The byte at a place of a stream has that place in both legs; so has its acknowledgement, the other way.
+        // A byte at a position of a stream has this position in both legs; so has its acknowledgement in the other
+        // direction.
         for (place, rewrite, back, near, far) in [
             (relay.up.written.wrapping_add(further), terms.up, terms.down, client, to_backend),
             (relay.down.written.wrapping_add(further), terms.down, terms.up, backend, to_client),
@@ -132,7 +133,8 @@ proptest! {
             (relay.clocks[0], relay.clocks[1], terms.up, terms.down),
             (relay.clocks[1], relay.clocks[0], terms.down, terms.up),
         ] {
-            // What this host sends on the other leg until its socket is closed, with the newest timestamp seen so far.
+            // The timestamp that this host sends on the other leg until its socket is closed, with the newest one
+            // received so far.
             let own = to.own.wrapping_add(later_ms * (to.per_second / 1000));
             prop_assert!(!older(from.recent.wrapping_add(rewrite.tsval), own));
             let sent = from.recent.wrapping_add(rewrite.tsval);
@@ -156,7 +158,7 @@ proptest! {
     }
 }
 
-/// A relay at rest, in which nothing stands against an offload.
+/// A relay at rest without any obstacle.
 fn at_rest() -> (LegState, LegState) {
     let quiet = Stream { received: 100, read: 100, written: 100 };
     let clocks = [Timestamps { own: 1, recent: 2, per_second: 1000 }; 2];

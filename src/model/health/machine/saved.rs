@@ -1,4 +1,4 @@
-//! A machine's memory, for the process that takes over: nobody is trusted or probed anew because of an upgrade.
+//! A machine's state, for the process that takes over: an upgrade must not make it trust or probe any backend anew.
 
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +28,7 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// Of one that is in the configuration again, if it was removed.
+    /// For a backend that was removed and is in the configuration again.
     pub fn reinstated(mut self) -> Self {
         if self.removal.take().is_some() {
             self.deadline = None;
@@ -38,10 +38,10 @@ impl Saved {
 }
 
 impl Machine {
-    /// Everything but the settings and what is still to be done. Call it when no action waits.
+    /// Everything except the settings and pending actions. Call it when no action is pending.
     pub fn save(&self) -> Saved {
         let due_ns = match self.probe.running {
-            // Its outcome will be lost, so the next one comes when this one would have been started anew.
+            // Its result will be lost, so the next probe starts when this one would have been repeated.
             true => self.probe.started_ns.unwrap_or(0).saturating_add(self.policy.fast_interval_ns),
             false => self.probe.due_ns,
         };
@@ -64,7 +64,7 @@ impl Machine {
         }
     }
 
-    /// Goes on as `saved`, under the settings of this process.
+    /// Continues from `saved`, with the settings of this process.
     pub fn restore(policy: Policy, saved: Saved, now_ns: u64) -> Self {
         let probe = ProbePlan {
             running: false,
@@ -90,7 +90,7 @@ impl Machine {
             probe,
             actions: Default::default(),
         };
-        // Other thresholds may decide otherwise.
+        // Other thresholds may give another result.
         machine.settle(now_ns);
         machine.refresh(now_ns);
         machine
@@ -104,8 +104,8 @@ mod tests {
     use super::*;
     use crate::model::health::machine::Arrival;
 
-    /// A process of the release before cannot read a word that it does not know, and would not take over. A new one
-    /// must be said to it in words that it knows.
+    /// A process of the last release cannot parse an unknown word, and would refuse the upgrade. So a new word must be
+    /// sent to it as one that it knows.
     #[test]
     fn the_release_before_knows_every_word_of_a_machine() {
         let verdicts = [
@@ -135,7 +135,7 @@ mod tests {
             Cause::OrderedEject,
             Cause::Removed,
         ];
-        // Says which lists above to add to when a variant is added.
+        // Names the lists above that a new variant must be added to.
         let known = |verdict: &ProbeVerdict, say: &Say, cause: &Cause| match (verdict, say, cause) {
             (
                 ProbeVerdict::Untried(Arrival::AtStart | Arrival::ByReload)
@@ -159,7 +159,7 @@ mod tests {
                 | Cause::OrderedDrain
                 | Cause::OrderedEject
                 | Cause::Removed
-                // Never kept: it follows from the removal.
+                // Never saved: it follows from the removal.
                 | Cause::Readdressed,
             ) => (),
         };

@@ -19,7 +19,7 @@ fn policy() -> Policy {
     }
 }
 
-/// A machine, its clock, and all it asked for.
+/// A machine, its clock, and all its actions.
 struct Bench {
     machine: Machine,
     now_ns: u64,
@@ -31,7 +31,7 @@ impl Bench {
         Self { machine: Machine::new(policy, arrival, S), now_ns: S, actions: Vec::new() }
     }
 
-    /// Past its first pass, another backend being ready.
+    /// After its first pass, while another backend is ready.
     fn ready(policy: Policy) -> Self {
         let mut bench = Self::new(policy, Arrival::AtStart);
         bench.machine.handle_another_ready(bench.now_ns, true);
@@ -619,7 +619,7 @@ proptest! {
         }
     }
 
-    /// Whatever else happens, a backend whose late probes are outweighed by moving flows keeps them.
+    /// Whatever else happens, a backend whose flows move enough to outweigh its late probes keeps them.
     #[test]
     fn slow_never_resets(late in proptest::collection::vec((any::<bool>(), 0..100 * S), 0..100), another: bool) {
         let mut bench = Bench::ready(policy());

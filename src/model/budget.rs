@@ -87,7 +87,8 @@ impl BudgetFault {
 }
 
 /// The longest time between two renewals if `fault` happens once. `None`: the timers do not determine it.
-/// | In all faults of an instance, flows that another instance also holds do better: the result is for a flow that must
+///
+/// In all faults of an instance, flows that another instance also holds do better: the result is for a flow that must
 /// be made anew.
 pub fn longest_gap(fault: BudgetFault, timers: &BudgetTimers) -> Option<Duration> {
     let until_told = match fault {

@@ -108,7 +108,8 @@ pub fn still_fits(client: &LegState, backend: &LegState, held: Held, unread: [u3
 }
 
 /// How far the received timestamps on `from` are behind those that this host sent on `to`.
-/// | Plus [`TIMESTAMP_SLACK_MS`], so that for the receiver (PAWS, RFC 7323 section 5) no forwarded packet is older than
+///
+/// Plus [`TIMESTAMP_SLACK_MS`], so that for the receiver (PAWS, RFC 7323 section 5) no forwarded packet is older than
 /// those that the socket itself sends until it is closed, with the bytes in flight and the late ones.
 fn clock_delta(from: &Timestamps, to: &Timestamps) -> u32 {
     let slack = u64::from(to.per_second) * TIMESTAMP_SLACK_MS / 1000;

@@ -136,7 +136,8 @@ impl FlowWatch {
     }
 
     /// Returns flows that have been idle for too long, and schedules the next walk.
-    /// | Walks replace a deadline per flow: deadlines of flows that ended long before would pile up, an hour's worth
+    ///
+    /// Walks replace a deadline per flow: deadlines of flows that ended long before would pile up, an hour's worth
     /// with an idle_timeout of an hour.
     pub(super) fn walk_for_idle(&mut self, cx: &mut WorkerContext, flows: &FlowSlab) -> Vec<FlowRef> {
         let is_idle = |flow: &&Flow| {

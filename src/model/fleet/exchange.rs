@@ -220,7 +220,8 @@ impl Exchange {
     }
 
     /// A link has come up whose other end sent `hello`. It replaces an older link to the same peer.
-    /// | # Errors
+    ///
+    /// # Errors
     /// Why this instance refuses the link, in words for both ends.
     pub fn handle_link(&mut self, hello: &Hello, now_ns: u64) -> Result<(), String> {
         let own = &self.own.name;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What the program uses of the kernel's BPF interface (include/uapi/linux/bpf.h), and nothing more: with these lines
- * of its own it needs no header of the machine that it is built on, so that the object is the same everywhere.
+ * The parts of the kernel's BPF interface (include/uapi/linux/bpf.h) that the program uses. With these lines of
+ * its own the program needs no header of the machine that builds it, so that the object is the same everywhere.
  */
 #pragma once
 
@@ -16,7 +16,7 @@ typedef long long __s64;
 #define SEC(name) __attribute__((section(name), used))
 #define __inline static inline __attribute__((always_inline))
 #define __function static __attribute__((noinline))
-/* Verified once by itself, whoever calls it. */
+/* The verifier checks such a function once by itself, whatever its callers. */
 #define __separate __attribute__((noinline))
 #define unlikely(x) __builtin_expect(!!(x), 0)
 #define likely(x) __builtin_expect(!!(x), 1)
@@ -25,7 +25,7 @@ typedef long long __s64;
 #define __uint(name, value) int(*name)[value]
 #define __type(name, type) type *name
 
-/* The compiler must not move or merge what stands on either side. */
+/* The compiler must not move or merge code across this. */
 #define barrier() __asm__ volatile("" ::: "memory")
 
 #define ntohs(x) __builtin_bswap16(x)

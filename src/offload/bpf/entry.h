@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The maps, and what is in them. src/offload/entry/codec.rs, counters.rs and maps.rs have the same layouts in Rust. A change
- * of one of them is a change of LAYOUT in maps.rs, or a process of another version would misread what is pinned.
+ * The maps and their elements. src/offload/entry/codec.rs, counters.rs and program/pins.rs have the same layouts in
+ * Rust. Change LAYOUT in pins.rs with any of them, or a process of another version would misread the pinned maps.
  */
 #pragma once
 #include "abi.h"
 
-/* Addresses are those of IPv6, IPv4 ones mapped; ports and addresses in network order, all else in the host's. */
+/* Addresses are in IPv6 form, IPv4 ones mapped; ports and addresses in network order, all else in the host's. */
 struct address {
 	__u32 word[4];
 };
 
-/* How a packet shows itself on arrival. The family keeps an IPv6 packet with a mapped source from meaning an IPv4 flow. */
+/* A packet's addresses on arrival. The family keeps an IPv6 packet with a mapped source from matching an IPv4 flow. */
 struct key {
 	struct address src, dst;
 	__u16 sport, dport;
@@ -48,13 +48,13 @@ enum doubt {
 };
 
 /*
- * One direction of a flow. What the program writes fills the last of the four cache lines that the element has in the
- * kernel: header 56 bytes, key 40, entry 160.
+ * One direction of a flow. The program writes only to the last of the four cache
+ * lines that the element has in the kernel: header 56 bytes, key 40, entry 160.
  */
 struct entry {
 	/*
-	 * How the packet shows itself when it leaves. ACTION_FORWARD: dst is the next hop; ACTION_RESET: without a port it is
-	 * that of an RST, if there is an ifindex.
+	 * The packet's addresses when it leaves. ACTION_FORWARD: dst is the next hop;
+	 * ACTION_RESET: with an ifindex and without a port, dst is the next hop for RSTs.
 	 */
 	struct address src, dst;
 	__u16 sport, dport;
@@ -63,7 +63,7 @@ struct entry {
 		struct {
 			__u32 seq, ack, tsval, tsecr;
 		};
-		/* ACTION_FORWARD, ACTION_RESET: what comes from there is not sent back. Zero: not known. */
+		/* ACTION_FORWARD, ACTION_RESET: packets from this address are not sent back to it. Zero: not known. */
 		__u8 owner_mac[6];
 	};
 	__u8 action;
@@ -71,9 +71,9 @@ struct entry {
 	__u16 flags;
 	__u32 ifindex;
 	__u16 backend;
-	/* The largest windows, as powers of two of bytes: the sender's own (what it may acknowledge next), and the receiver's. */
+	/* The largest windows, as powers of two of bytes: the sender's own (the most that it acknowledges at once), the receiver's. */
 	__u8 own_window, far_window;
-	/* For user space only: what must outlive it. The two directions share the room. */
+	/* For user space only: the identity, which must outlive the process. The two directions share the space. */
 	__u64 flow_id;
 	__u64 share; /* up: when it was accepted, ns; down: its backend's key */
 	__u64 bytes_before;
@@ -87,15 +87,15 @@ struct entry {
 	/* On CLOCK_MONOTONIC, exact to a tick of the kernel. */
 	__u64 last_ns;
 	__u64 last_data_ns;
-	/* Of a FIN that is the last of what was sent; it counts once the receiver has acknowledged it. */
+	/* Time of a FIN with nothing sent beyond it; it counts once the receiver has acknowledged it. */
 	__u64 fin_ns;
 	__u64 rst_ns;
 	__u16 marks;
-	/* User space was told of a segment that lies elsewhere, and has not said yet that it wants to hear of the next. */
+	/* User space knows of a segment outside the windows, and has not asked for the next one yet. */
 	__u8 doubted;
-	/* The other side's FIN has passed, and its sender has not acknowledged it yet. */
+	/* The other side's FIN has passed, and the sender of this direction has not acknowledged it yet. */
 	__u8 far_fin;
-	/* When the last packet came that demands an answer: data, FIN, a probe. In units of 2^20 ns, modulo 2^32; 0: never. */
+	/* Time of the last packet that demands an answer: data, FIN, a probe. In units of 2^20 ns, modulo 2^32; 0: never. */
 	__u32 asked;
 };
 
@@ -130,7 +130,7 @@ enum counter {
 	COUNTERS,
 };
 
-/* What a backend was asked and whether it answered, over all its flows. */
+/* Whether a backend answers, over all its flows. */
 struct evidence {
 	__u64 asked_ns;	   /* first packet that demands an answer since the last one from the backend */
 	__u64 answered_ns; /* last packet from the backend, which its kernel may have sent alone */
@@ -139,27 +139,27 @@ struct evidence {
 	__u64 taken_ns;	   /* last packet in which it acknowledged bytes, or a FIN, for the first time */
 };
 
-/* What becomes of packets that neither an entry nor a socket knows, by where they go; port 0: any of a port range. */
+/* The rule for packets that match neither an entry nor a socket, by their destination; port 0: any of a port range. */
 struct service {
 	__u64 guard_until_ns; /* until then they are not answered */
 	__u64 filled_ns;      /* when user space last filled up `asks` */
 	__u32 then;	      /* an enum then, after that */
-	/* So many may be asked for before user space fills this up again; beyond it they are dropped, while user space lives. */
+	/* Packets that the program may report before user space fills this up; further ones are dropped, while user space runs. */
 	__s32 asks;
-	/* Flows of all instances that live are told of here, so that what stays unknown is nobody's. */
+	/* All live instances have told of their flows and go on telling, so a packet that stays unknown belongs to nobody. */
 	__u32 all_told;
 	__u32 zero;
 };
 
 _Static_assert(sizeof(struct service) == 32, "unknown.rs: SERVICE_SIZE");
 
-/* What clients by one hash of their address, or network, have asked for in one round. */
+/* Number of questions about one source, by a hash of its address or network, in one round. */
 struct source {
 	__u32 round;
 	__u32 asks;
 };
 
-/* A packet that nobody knew, by a hash, and since when it comes. */
+/* An unknown packet, by a hash, and since when it comes. */
 struct seen {
 	__u32 hash;
 	__u32 since; /* in units of 2^20 ns, modulo 2^32 */
@@ -176,15 +176,15 @@ enum then {
 	THEN_ASK = 2, /* dropped, and user space is told of it, of so many */
 };
 
-/* Where an instance is to be reached. */
+/* The next hop to an instance. */
 struct hop {
 	struct address address;
 	__u32 ifindex; /* 0: not by this family */
 };
 
 /*
- * Source ports of an instance's backend legs: what no entry knows and comes to one of them is sent there. Without a hop
- * it is this instance's, or that of one that does not live.
+ * The source ports of an instance's backend legs: packets to one of them that match no
+ * entry are sent there. Without a hop they belong to this instance, or to a dead one.
  */
 struct port_range {
 	__u16 first, last; /* in the host's order; last 0: none */
@@ -200,8 +200,8 @@ enum {
 };
 
 /*
- * A connection that comes to a port of a range and is none of Baton's: somebody translates that port's addresses. Known
- * by its SYN for a moment; what conntrack says of it then holds for longer.
+ * A connection to a port of a range that is not Baton's, because another program translates that
+ * port's addresses. Its SYN makes it known for a moment; conntrack's answer then holds for longer.
  */
 struct foreign {
 	__u64 until_ns;
@@ -215,7 +215,7 @@ struct place {
 	__u8 zero;
 };
 
-/* Where later fragments of a packet go. */
+/* The destination of later fragments of a packet. */
 struct fragment_key {
 	struct address src, dst;
 	__u32 id;
@@ -228,7 +228,7 @@ struct fragment {
 	__u32 flags;
 };
 
-/* Told to user space when it happens, for as long as there is room; the entry says the same to whoever scans. */
+/* Reported to user space as they happen, as long as there is room; a scan of the entries finds the same facts. */
 enum event_kind {
 	EVENT_FIN = 1,
 	EVENT_RST = 2,
@@ -248,8 +248,8 @@ struct event {
 };
 
 /*
- * EVENT_UNKNOWN: a packet that nobody here knows, and that was dropped. EVENT_DOUBT: one of a flow whose numbers no receiver
- * would take. EVENT_FOREIGN: one that passed, as it seems to be none of Baton's. As long as the other events.
+ * EVENT_UNKNOWN: a packet that no entry and no socket matched; it was dropped. EVENT_DOUBT: a segment of a flow whose
+ * numbers no receiver would accept. EVENT_FOREIGN: a packet that passed, as not Baton's. As long as other events.
  */
 struct unknown_packet {
 	struct key key;
@@ -262,14 +262,14 @@ struct unknown_packet {
 
 _Static_assert(sizeof(struct unknown_packet) == sizeof(struct event), "events.rs: they differ by their kind only");
 
-/* What user space wants to find again of a flow and finds no room for in its entries; by the flow's id. */
+/* Data that user space keeps of a flow and that its entries have no room for; by the flow's id. */
 struct note {
 	__u64 word[4];
 };
 
 /*
- * That something has passed of a flow since user space last looked: a byte for each flow, which others share if there are
- * many. So that whoever wants to know what has happened need not look through all entries.
+ * Marks of flows with packets since user space last looked: a byte per flow, which
+ * several flows share if there are many. So user space need not look through all entries.
  */
 struct marks {
 	__u8 flow[64];
@@ -342,7 +342,7 @@ struct {
 	__type(value, struct seen);
 } unknown_packets SEC(".maps");
 
-/* The oldest may go: a packet whose later fragments are lost is sent again. */
+/* The oldest may be evicted: TCP repeats a packet whose later fragments are lost. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1024);
@@ -350,7 +350,7 @@ struct {
 	__type(value, struct fragment);
 } fragments SEC(".maps");
 
-/* The oldest may go: conntrack is asked of it. */
+/* The oldest may be evicted: user space asks conntrack again. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 8192);
@@ -394,7 +394,7 @@ __function void tell(const struct entry *entry, const struct key *key, __u32 kin
 	bpf_ringbuf_output(&events, &event, sizeof(event), 0);
 }
 
-/* After what it tells of was written: user space takes the mark first and looks then, and once more a moment later. */
+/* Called after the entry was written: user space takes the mark first, then reads, and reads once more a moment later. */
 __inline void mark(const struct entry *entry)
 {
 	__u32 at = (__u32)entry->flow_id + (__u32)(entry->flow_id >> FLOW_COUNT_BITS) * FLOW_TAG_STRIDE, line;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * "Packet too big" about a packet that was sent on: its sender is told, in the numbers of its own leg. Nobody else could
- * be: this host has no socket whose path MTU could be lowered, and the sender would send the same packet for ever.
- * Other ICMP errors are soft ones for an established connection (RFC 5927 section 5.2) and go to the kernel. All errors
- * about a flow of another instance, which has its sockets, go there.
+ * "Packet too big" about a packet that was sent on: the program tells its sender, in the numbers of its
+ * own leg. No other part could: this host has no socket whose path MTU the kernel could lower, and the
+ * sender would repeat the packet for ever. Other ICMP errors are soft ones for an established connection
+ * (RFC 5927 section 5.2) and pass to the kernel, as do all errors about another instance's proxied flow.
  */
 #pragma once
 #include "unknown.h"
@@ -17,7 +17,7 @@ enum {
 	ICMPV6_UNREACHABLE = 1,
 	ICMPV6_TOO_BIG = 2,
 	ICMPV6_PARAMETER_PROBLEM = 4,
-	/* Ports and sequence number: what an error must quote at least (RFC 792). */
+	/* Ports and sequence number: the least that an error must quote (RFC 792). */
 	QUOTED = 8,
 };
 
@@ -32,7 +32,7 @@ struct quoted {
 	__u32 seq;
 };
 
-/* Makes the quoted packet the one that its sender sent; the sum of what was changed in it. */
+/* Changes the quoted packet to the one that its sender sent; returns the sum of the changes. */
 __inline __u64 rewrite_quoted(struct quoted *tcp, const struct entry *back)
 {
 	__u64 sum = 0;
@@ -48,7 +48,7 @@ __inline __u64 rewrite_quoted(struct quoted *tcp, const struct entry *back)
 
 __function int icmp_ipv4(struct __sk_buff *skb)
 {
-	/* The packets that come back: their far end is the sender. */
+	/* The returning packets: their far end is the sender. */
 	struct packet answer = { .key = { .family = 4 }, .tcp = TCP_AT_MAX + 1 };
 	struct entry *back;
 	struct ipv4 *outer, *inner;
@@ -85,7 +85,7 @@ __function int icmp_ipv4(struct __sk_buff *skb)
 	if (outer->ttl <= 1)
 		return drop(DROP_TTL);
 	sum = rewrite_quoted(tcp, back);
-	/* The quoted addresses are made up for by the quoted header's checksum. */
+	/* The quoted header's checksum compensates for the quoted addresses. */
 	change(&inner_sum, inner->src, back->dst.word[3]);
 	change(&inner_sum, inner->dst, back->src.word[3]);
 	inner->src = back->dst.word[3];

@@ -29,7 +29,7 @@ __function int is_syn(struct __sk_buff *skb, const struct packet *packet)
 	       (tcp.flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
 }
 
-/* A flow that is another instance's, still in its sockets. */
+/* A flow of another instance, still in its sockets. */
 __function int to_owner(struct __sk_buff *skb, const struct packet *packet, const struct entry *entry)
 {
 	struct hop hop = { .address = entry->dst, .ifindex = entry->ifindex };
@@ -38,10 +38,10 @@ __function int to_owner(struct __sk_buff *skb, const struct packet *packet, cons
 		count(LOOP);
 		return unknown(skb, packet);
 	}
-	/* Its ends may have begun another connection with this host, before its owner's word came. */
+	/* Its ends may have begun another connection with this host before the owner's record came. */
 	if (knows_better(skb, packet, before_others(entry)))
 		return NEXT;
-	/* Its owner challenges a SYN. Where nobody has said that it is there, nobody may be, and what begins, begins here. */
+	/* Its owner challenges a SYN. If no record names a flow there, none may exist, and a new connection begins here. */
 	if (entry->flags & FLAG_LENT && is_syn(skb, packet))
 		return unknown(skb, packet);
 	count(FORWARDED);
@@ -49,8 +49,8 @@ __function int to_owner(struct __sk_buff *skb, const struct packet *packet, cons
 }
 
 /*
- * RST is the answer; one that comes goes to whom the flow was, for should that live, its socket has to end as well. An entry
- * with a port is of a flow that had no socket.
+ * Answers with RST. An RST goes on to the flow's owner: if that lives, its socket
+ * must end as well. An entry with a port belongs to a flow without a socket.
  */
 __function int refuse(struct __sk_buff *skb, const struct packet *packet, const struct entry *entry)
 {
@@ -64,10 +64,10 @@ __function int refuse(struct __sk_buff *skb, const struct packet *packet, const 
 	return forward(skb, packet, &hop);
 }
 
-/* Whether a SYN begins a new connection: its client has heard that the one before is over, or has forgotten it. */
+/* Whether a SYN begins a new connection: its client knows that the one before is over, or has forgotten it. */
 __function int begins_after(struct __sk_buff *skb, const struct packet *packet, struct entry *entry)
 {
-	/* Of what is another instance's only that knows what is over. */
+	/* For another instance's flow only that instance knows whether it is over. */
 	if (!entry->flow_id || entry->flags & (FLAG_DOWN | FLAG_STANDBY) || !is_syn(skb, packet))
 		return 0;
 	pass_anew(entry, &packet->key);
@@ -129,7 +129,7 @@ __separate int handle(struct __sk_buff *skb, const struct packet *packet)
 	}
 }
 
-/* A fragment that is not its packet's first has no ports: it follows its first one, or passes. */
+/* A fragment that is not the first has no ports: it follows the first one, or passes. */
 __function int later_fragment(struct __sk_buff *skb, struct fragment_key *key)
 {
 	struct fragment *onward = bpf_map_lookup_elem(&fragments, key);
@@ -192,7 +192,7 @@ __function int from_ipv4(struct __sk_buff *skb)
 		packet.fragment_id = ip->id;
 		packet.first_fragment = 1;
 	}
-	/* Large packets of the kernel's own making (BIG TCP) have no length in the header. */
+	/* Large packets that the kernel itself makes (BIG TCP) have no length in the header. */
 	packet.end = ip->total_length ? ETH_LEN + ntohs(ip->total_length) : skb->len;
 	if (packet.end > skb->len)
 		return NEXT;
@@ -215,8 +215,8 @@ __function int from_ipv4(struct __sk_buff *skb)
 }
 
 /*
- * Walks the extension headers to the TCP header. Those that a host on the way may not touch (authentication, encryption)
- * and routing headers that still route are not walked: such packets pass.
+ * Walks the extension headers to the TCP header, but not past those that no host on the way may
+ * touch (authentication, encryption), nor past routing headers that still route: such packets pass.
  */
 __inline int find_tcp(struct __sk_buff *skb, struct packet *packet, __u8 next, __u16 *offset)
 {
@@ -299,8 +299,8 @@ SEC("classifier")
 int offload(struct __sk_buff *skb)
 {
 	/*
-	 * Not for this host: a bridge floods what is for a vanished host, and the copies would come twice. A VLAN tag is
-	 * still on: the interface of that VLAN sees the packet next.
+	 * Not for this host: a bridge floods packets for a vanished host, and their copies
+	 * would come twice. A packet with a VLAN tag: the VLAN's own interface sees it next.
 	 */
 	if (skb->pkt_type != PACKET_HOST || skb->vlan_present)
 		return NEXT;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * TCP options: timestamps (RFC 7323) and SACK blocks (RFC 2018) hold numbers of one leg.
- *
- * Nearly every segment has timestamps alone, laid out as the RFC's appendix A shows, and those are rewritten where they
- * are. Everything else is walked on a copy, for which the verifier wants a bound that it sees once, not forty times.
+ * TCP options: timestamps (RFC 7323) and SACK blocks (RFC 2018) hold numbers of one
+ * leg. Nearly every segment has only timestamps, in the layout of the RFC's appendix
+ * A, and the program rewrites those in place. It walks all other options on a copy,
+ * because the verifier must see a bound for the walk, once and not forty times.
  */
 #pragma once
 #include "packet.h"
@@ -27,7 +27,7 @@ struct walk {
 	__u32 bad;
 };
 
-/* The copy lies on the stack, where the verifier wants every access aligned: so it is made of bytes. */
+/* The copy is on the stack, where the verifier demands aligned accesses: so it consists of bytes. */
 __inline __u32 word_at(const struct walk *walk, __u32 at)
 {
 	const __u8 *b = walk->bytes + at;
@@ -45,7 +45,7 @@ __inline void put_word(struct walk *walk, __u32 at, __u32 word)
 	b[3] = word;
 }
 
-/* An echo of zero is none: what sends no acknowledgement has nothing to echo. */
+/* An echo of zero is no echo: a segment without an acknowledgement has nothing to echo. */
 __inline __u32 echo(__u32 tsecr, __u32 delta)
 {
 	return tsecr ? tsecr + delta : 0;
@@ -64,7 +64,7 @@ static long rewrite_option(__u32 index __attribute__((unused)), struct walk *wal
 		walk->at = at + 1;
 		return 0;
 	}
-	/* A kernel stops reading here too, so what follows means nothing to the receiver. */
+	/* A kernel stops reading here too, so the rest means nothing to the receiver. */
 	if (at + 2 > walk->length || at + 2 > OPTIONS_MAX)
 		goto bad;
 	length = walk->bytes[at + 1];
@@ -91,8 +91,8 @@ bad:
 }
 
 /*
- * Rewrites `length` bytes of options at `at`; what that does to the sum of the segment, or a negative error. Packet
- * pointers are void afterwards.
+ * Rewrites `length` bytes of options at `at`; returns the change of the
+ * segment's sum, or a negative error. Packet pointers are void afterwards.
  */
 __function __s64 rewrite_options(struct __sk_buff *skb, __u32 at, __u32 length, const struct entry *entry)
 {

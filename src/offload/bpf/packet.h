@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Headers as they are on the wire, and sums over them. */
+/* Headers in wire format, and checksums over them. */
 #pragma once
 #include "entry.h"
 
@@ -63,7 +63,7 @@ enum {
 	TCP_CWR = 0x80,
 };
 
-/* Where the parts of a packet are, in bytes from the start of the frame. */
+/* The offsets of a packet's parts, in bytes from the start of the frame. */
 struct packet {
 	struct key key;
 	__u32 tcp; /* the TCP header */
@@ -114,7 +114,7 @@ __inline void fix_check(__u16 *check, __u64 sum)
 	*check = ~fold16((__u64)(__u16)~*check + sum);
 }
 
-/* Two bytes of the wire as the word that sums them at an even offset; the order does not matter to the sum. */
+/* Two bytes of the wire as the word that counts at an even offset; their order does not matter to the sum. */
 __inline __u32 pair(__u8 first, __u8 second)
 {
 	return first | (__u32)second << 8;

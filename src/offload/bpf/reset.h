@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* RST made out of the packet that demands it: no socket, and no firewall of this host, has a part in it. */
+/* Makes an RST of the packet that demands it: no socket of this host, and no firewall, is involved. */
 #pragma once
 #include "packet.h"
 
@@ -20,8 +20,8 @@ struct rst {
 };
 
 /*
- * Whether the checksum is left to the interface. That is not shown to programs, but adding to a checksum that covers the
- * packet changes it, and one that does not yet is left alone. Changes the checksum.
+ * Whether the interface completes the checksum. Programs cannot read that, but an addition changes
+ * a checksum that covers the packet, and leaves one alone that does not yet. Changes the checksum.
  */
 __inline int is_partial(struct __sk_buff *skb, __u32 tcp)
 {
@@ -34,14 +34,14 @@ __inline int is_partial(struct __sk_buff *skb, __u32 tcp)
 	return before == after;
 }
 
-/* The checksum of a header without payload: whole, or of the pseudo header only. */
+/* The checksum of a header without payload: complete, or over the pseudo header only. */
 __inline __u16 rst_check(const struct rst *rst, const struct tcp *tcp)
 {
 	const __u16 *word = (const __u16 *)tcp;
 	__u64 sum = htons(PROTO_TCP) + htons(TCP_LEN);
 	__u32 i;
 
-	/* What IPv4 is mapped with would count too, were it not 0xffff: zero to this sum. */
+	/* The prefix of mapped IPv4 addresses would count too, if it were not 0xffff: zero in this sum. */
 	for (i = 0; i < 4; i++)
 		sum += (__u64)rst->src.word[i] + rst->dst.word[i];
 	if (rst->partial)
@@ -51,7 +51,7 @@ __inline __u16 rst_check(const struct rst *rst, const struct tcp *tcp)
 	return ~fold16(sum);
 }
 
-/* Turns the packet, whose TCP header stands at `tcp` and which is already cut to its headers, into `rst`. */
+/* Turns the packet, whose TCP header is at `tcp` and which was cut to its headers before, into `rst`. */
 __function int put_rst(struct __sk_buff *skb, __u32 tcp, const struct rst *rst)
 {
 	struct tcp header = {};
@@ -96,7 +96,7 @@ __function int put_rst(struct __sk_buff *skb, __u32 tcp, const struct rst *rst)
 
 		if ((void *)(ip + 1) > end)
 			return -1;
-		/* Neither its class nor its flow label is ours. */
+		/* Neither its class nor its flow label is this host's. */
 		ip->head[0] = 0x60;
 		ip->head[1] = 0;
 		ip->head[2] = 0;
@@ -151,7 +151,7 @@ __function int answer(struct __sk_buff *skb, const struct packet *packet)
 	return bpf_skb_store_bytes(skb, 0, &ethernet, ETH_LEN, 0);
 }
 
-/* As a verdict. */
+/* As `answer`, but returns a verdict. */
 __inline int reset(struct __sk_buff *skb, const struct packet *packet)
 {
 	if (answer(skb, packet))

@@ -10,11 +10,11 @@ enum {
 	WINDOW_MAX = 65535,
 	/* Where the TCP header of a packet may begin: behind 60 bytes of IPv4, or some extension headers of IPv6. */
 	TCP_AT_MAX = 320,
-	/* No verdict: the packet does not fit the interface that it would leave through. */
+	/* Not a verdict: the packet does not fit the outgoing interface. */
 	TOO_LARGE = 100,
-	/* Bytes that a segment at its place may acknowledge at once and be an ordinary one. */
+	/* Bytes that a segment at its place may acknowledge at once and still count as an ordinary one. */
 	ORDINARY = 1 << 17,
-	/* Bytes after which the other instances are told again how far a flow has come. held.rs: TELL_AGAIN */
+	/* Bytes after which user space reports a flow's progress to the other instances again. tell.rs: TELL_AGAIN */
 	TOLD_EVERY = 1 << 30,
 };
 
@@ -37,7 +37,7 @@ __inline void partner_key(struct key *key, const struct entry *entry, __u8 famil
 	key->family = family;
 }
 
-/* The entry of the other direction, if it is of a flow that has left its sockets. */
+/* The entry of the other direction, if its flow is offloaded. */
 __function struct entry *partner(const struct entry *entry, __u8 family)
 {
 	struct entry *other;
@@ -48,7 +48,7 @@ __function struct entry *partner(const struct entry *entry, __u8 family)
 	return other && other->action != ACTION_WITNESS ? other : 0;
 }
 
-/* Makes sure that the first `length` bytes can be read and written directly. */
+/* Makes the first `length` bytes readable and writable. */
 __inline int linear(struct __sk_buff *skb, __u32 length)
 {
 	if (likely((void *)(long)skb->data + length <= (void *)(long)skb->data_end))
@@ -56,13 +56,13 @@ __inline int linear(struct __sk_buff *skb, __u32 length)
 	return skb->len < length ? -1 : bpf_skb_pull_data(skb, length);
 }
 
-/* Whether the FIN of `entry`'s sender was acknowledged, by the sender of `other`. */
+/* Whether the sender of `other` has acknowledged the FIN of `entry`'s sender. */
 __inline int finished(const struct entry *entry, const struct entry *other)
 {
 	return entry->fin_ns && (__s32)((__u32)other->acked + other->ack - (__u32)entry->sent) >= 0;
 }
 
-/* From now on packets of its client's pass. */
+/* From now on the client's packets pass to the kernel. */
 __inline void pass_anew(struct entry *entry, const struct key *key)
 {
 	entry->marks |= MARK_REUSED;
@@ -72,8 +72,8 @@ __inline void pass_anew(struct entry *entry, const struct key *key)
 }
 
 /*
- * Whether a SYN may begin a new connection: the one that the entry belongs to is over, though its record lives on until
- * user space has read it. From then on packets of its client's pass, and its backend gets RST.
+ * Whether a SYN may begin a new connection: that of the entry is over, though the entry stays until user
+ * space has read it. From then on the client's packets pass to the kernel, and its backend gets RST.
  */
 __function int begins_anew(struct entry *entry, const struct key *key)
 {
@@ -88,8 +88,8 @@ __function int begins_anew(struct entry *entry, const struct key *key)
 }
 
 /*
- * Whether the receiver has to take an RST with this number: what it last acknowledged, or what comes next if all has
- * arrived (RFC 5961 section 3.2). For any other it answers with an ACK, and the flow lives on.
+ * Whether the receiver must accept an RST with this number: its last acknowledgement, or the next number if
+ * everything has arrived (RFC 5961 section 3.2). It answers any other with an ACK, and the flow goes on.
  */
 __function int ends_flow(const struct entry *entry, __u32 seq, __u8 family)
 {
@@ -102,13 +102,13 @@ __function int ends_flow(const struct entry *entry, __u32 seq, __u8 family)
 }
 
 /*
- * Whether the numbers of a segment without SYN and RST are ones that its receiver would take (RFC 9293 section 3.10.7.4,
- * RFC 5961 section 5.2): what lies elsewhere was forged, or damaged, and must decide nothing.
- *
- * Nearly every segment is the next one, and acknowledges little more than the one before. No other would be guessed in
- * fewer than 2^32 attempts, and that one costs no second look-up. Any other must lie within the receiver's window, beyond
- * what has come so far or before it, and acknowledge nothing beyond the window that its sender has given; nor more than the
- * other side has sent, unless that side's packets go by another instance: then its sender has acknowledged more before.
+ * Whether the receiver of a segment without SYN and RST would accept its numbers (RFC 9293 section
+ * 3.10.7.4, RFC 5961 section 5.2): any other segment is forged, or damaged, and must decide nothing.
+ * Nearly every segment is the next one, and acknowledges little more than the one before. An attacker
+ * would need 2^32 attempts to guess such numbers, and the check needs no second look-up. Any other
+ * segment must be within the receiver's window, ahead of the received bytes or behind them, and must not
+ * acknowledge more than the window that its sender has given; nor more than the other side has sent,
+ * unless that side's packets pass another instance: then its sender has already acknowledged more.
  */
 __function int fits_in(const struct entry *entry, const struct segment *segment, __u8 family)
 {
@@ -124,7 +124,7 @@ __function int fits_in(const struct entry *entry, const struct segment *segment,
 	if (seq < -far || seq > far || (__s32)(seq + length) > far || ack < -own || ack > own)
 		return 0;
 	other = partner(entry, family);
-	/* What was told by another instance, and not confirmed by a packet yet, may be old on either side. */
+	/* Positions from another instance that no packet has confirmed yet may be old on either side. */
 	if (!other || !entry->packets || !other->packets)
 		return 1;
 	/* In the numbers of the receiver's leg, and of the sender's. */
@@ -135,7 +135,7 @@ __function int fits_in(const struct entry *entry, const struct segment *segment,
 	return behind < 0 || behind > far || behind + (__s32)(seq + length) <= far;
 }
 
-/* Tells user space of a segment that does not fit in, once until it wants to hear of the next. */
+/* Reports a segment outside the windows to user space, once until user space asks for the next. */
 __function void doubt(struct entry *entry, const struct segment *segment, const struct key *key)
 {
 	struct unknown_packet unknown = { .key = *key, .kind = EVENT_DOUBT };
@@ -151,15 +151,15 @@ __function void doubt(struct entry *entry, const struct segment *segment, const 
 		entry->doubted = DOUBT_TOLD;
 }
 
-/* Whether the number lies within so much of the position, before it or behind it. */
+/* Whether the number is within this distance of the position, before it or after it. */
 __inline int is_near(__u32 number, __u32 position, __u32 window)
 {
 	return number - position + window <= 2 * window;
 }
 
 /*
- * Takes the numbers of a segment for positions that are known to be old, if the flow may have come as far since it was last told
- * of. It goes on from there, and never back. Where the other direction is known by its own packets, the two must fit each other.
+ * Takes the numbers of a segment as positions, if the old ones are known to be behind and the flow may have progressed
+ * so far. Positions never move back. Where the other direction's own packets are known, the two directions must match.
  */
 __function int catches_up(struct entry *entry, const struct segment *segment, __u8 family)
 {
@@ -186,7 +186,7 @@ __function int catches_up(struct entry *entry, const struct segment *segment, __
 	return 1;
 }
 
-/* Whether the segment counts: an RST with exactly the right number, or one that fits in. */
+/* Whether the segment counts: an RST with exactly the right number, or a segment within the windows. */
 __function int counts(struct entry *entry, const struct segment *segment, const struct key *key)
 {
 	if (unlikely(segment->flags & TCP_SYN))
@@ -205,7 +205,7 @@ __function int counts(struct entry *entry, const struct segment *segment, const 
 	return 0;
 }
 
-/* The other side is to say when it has acknowledged the FIN. */
+/* The other side must report when it has acknowledged the FIN. */
 __function void see_fin(const struct entry *entry, const struct key *key)
 {
 	struct entry *other = partner(entry, key->family);
@@ -224,7 +224,7 @@ __function void see_finished(struct entry *entry, const struct key *key)
 	tell(entry, key, EVENT_FINISHED);
 }
 
-/* What was seen of a segment that counts. Two CPUs that race here lose a packet of the count, and nothing else for long. */
+/* Records a segment that counts. Two CPUs that race here may lose a packet of the count, and nothing else for long. */
 __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segment *segment,
 			 const struct key *key)
 {
@@ -245,7 +245,7 @@ __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segm
 	} else {
 		if (segment->payload)
 			entry->last_data_ns = now;
-		/* Data, FIN, and a probe, which lies before what was sent. */
+		/* Data, FIN, and a probe, whose number lies before the end of the sent bytes. */
 		demands = behind != segment->seq || (__s32)(segment->seq - (__u32)entry->sent) < 0;
 		if (demands) {
 			asked = now >> ASKED_SHIFT;
@@ -255,7 +255,7 @@ __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segm
 		if (ahead > 0) {
 			entry->sent += ahead;
 			speaks = segment->payload;
-			/* Nothing comes after a FIN: it was none, or its sender's. */
+			/* Nothing follows a FIN: it was none, or not its sender's. */
 			if (unlikely(entry->fin_ns))
 				entry->fin_ns = 0;
 		}
@@ -276,11 +276,11 @@ __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segm
 	evidence = bpf_map_lookup_elem(&backends, &slot);
 	if (!evidence)
 		return;
-	/* Written once a tick at most, for all CPUs share it. */
+	/* Written at most once a tick, because all CPUs share it. */
 	if (segment->down) {
 		if (evidence->answered_ns != now)
 			evidence->answered_ns = now;
-		/* Who hears nobody sends again what it said before. */
+		/* An end that hears nobody repeats bytes that it has sent before. */
 		if (speaks && evidence->spoke_ns != now)
 			evidence->spoke_ns = now;
 		if (takes && evidence->taken_ns != now)
@@ -305,8 +305,8 @@ __inline __u16 rescaled(__u16 window, __s8 shift)
 }
 
 /*
- * Takes one from the time to live and, if the entry says so, the ECN bits; the sum of what IPv6 has no checksum for.
- * `ip` was checked to lie in the packet.
+ * Decrements the time to live and, if the entry says so, clears the ECN bits; returns the
+ * change of the sum for IPv6, which has no checksum. `ip` was checked to lie in the packet.
  */
 __inline void rewrite_ipv4(struct ipv4 *ip, const struct address *src, const struct address *dst, int clear_ecn,
 			   __u64 *pseudo)
@@ -346,7 +346,7 @@ __inline void rewrite_ipv6(struct ipv6 *ip, const struct address *src, const str
 	ip->dst = *dst;
 }
 
-/* Whether the packet, or each that it will be cut into, fits the interface that it leaves through. */
+/* Whether the packet, or each packet that it will be cut into, fits the outgoing interface. */
 __inline int fits(struct __sk_buff *skb, __u32 ifindex, __u32 headers)
 {
 	__u32 mtu = 0;
@@ -358,9 +358,9 @@ __inline int fits(struct __sk_buff *skb, __u32 ifindex, __u32 headers)
 }
 
 /*
- * A packet that is too large for the next interface, whose MTU was changed behind the flow's back: it would be lost
- * again and again. Both ends are told that the connection is over; whoever does not hear it is answered with RST from
- * now on.
+ * A packet that is too large for the next interface, whose MTU was changed during the
+ * flow: it would be lost again and again. The program tells both ends that the
+ * connection is over; an end that does not get that is answered with RST from now on.
  */
 __function int end_both(struct __sk_buff *skb, const struct packet *packet, struct entry *entry)
 {
@@ -379,7 +379,7 @@ __function int end_both(struct __sk_buff *skb, const struct packet *packet, stru
 	rst.seq = entry->sent;
 	if (other) {
 		other->action = ACTION_RESET;
-		/* Where the far end is: that is the number which it must take. */
+		/* The far end's position: the number that it must accept. */
 		rst.seq = other->acked;
 	}
 	rst.family = packet->key.family;
@@ -433,7 +433,7 @@ __inline int leave(__u32 ifindex, __u32 flags)
 	return bpf_redirect_neigh(ifindex, 0, 0, 0);
 }
 
-/* A verdict, or TOO_LARGE with the packet as it came. */
+/* Returns a verdict, or TOO_LARGE with the packet unchanged. */
 __function int splice(struct __sk_buff *skb, const struct packet *packet, struct entry *entry)
 {
 	__u32 at = packet->tcp, length, before, after, *word;
@@ -540,7 +540,7 @@ __function int splice(struct __sk_buff *skb, const struct packet *packet, struct
 	}
 	if (likely(counted))
 		note(skb, entry, &segment, &packet->key);
-	/* What is left to the interface (CHECKSUM_PARTIAL) needs the pseudo header only; the kernel tells these apart. */
+	/* A checksum that the interface completes (CHECKSUM_PARTIAL) needs only the pseudo header; the kernel knows which is which. */
 	if (bpf_l4_csum_replace(skb, at + CHECK_OFFSET, 0, fold32(sum), 0) ||
 	    bpf_l4_csum_replace(skb, at + CHECK_OFFSET, 0, fold32(pseudo), BPF_F_PSEUDO_HDR))
 		return drop(DROP_ERROR);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * For tests: counts TCP packets whose sum was taken over the whole of them on arrival (CHECKSUM_COMPLETE), and those among them
- * whose sum is not theirs. The kernel itself only says so once, and sums again. All packets pass.
+ * For tests: counts TCP packets whose checksum was taken over the whole packet on arrival (CHECKSUM_COMPLETE),
+ * and those of them with a wrong sum. The kernel itself reports that only once, and sums again. All packets pass.
  */
 #include "abi.h"
 
@@ -30,7 +30,7 @@ struct {
 	__type(value, __u64);
 } counted SEC(".maps");
 
-/* What is added to each sum, folded. */
+/* The number added to each sum, folded. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);

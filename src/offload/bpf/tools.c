@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Programs that see no packet: user space runs them with a list where the packet would be (BPF_PROG_TEST_RUN). One call
- * answers for many sockets or changes many entries.
+ * Programs that see no packet: user space runs them with a list in place of the packet
+ * (BPF_PROG_TEST_RUN). One call answers for many sockets or changes many entries.
  */
 #include "entry.h"
 
@@ -10,12 +10,12 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 enum {
 	/* An Ethernet header, without which no list is taken. */
 	LIST = 14,
-	/* As many as fit a page beside what the kernel keeps there. */
+	/* As many as fit into a page beside the kernel's own data there. */
 	LEGS_MAX = 28,
 	CHANGES_MAX = 64,
 };
 
-/* What is asked of one socket: its key is that of the packets that it receives. probe.rs has the same. */
+/* The request for one socket: its key is that of the packets that it receives. probe.rs has the same. */
 struct leg {
 	struct key key;
 
@@ -33,8 +33,8 @@ struct leg {
 _Static_assert(sizeof(struct leg) == 40 + 76, "probe.rs: LEG_SIZE");
 
 /*
- * The kernel's structures, by the names of their fields; the loader finds where they are on the kernel that runs
- * (include/linux/tcp.h, include/net/sock.h).
+ * The kernel's structures, by the names of their fields; the loader finds the
+ * offsets in the running kernel (include/linux/tcp.h, include/net/sock.h).
  */
 #define KERNEL __attribute__((preserve_access_index))
 
@@ -102,7 +102,7 @@ enum {
 	INFO_SHIFT_RIGHT = 5,
 };
 
-/* A bit field: where it lies, how it is read and shifted are all for the loader to say. */
+/* A bit field: the loader fills in its place, its width and its shift. */
 #define BITS(holder, field)                                                                                       \
 	({                                                                                                        \
 		const void *at = (const void *)(holder) +                                                         \
@@ -163,7 +163,7 @@ __inline void describe(struct leg *leg, struct tcp_sock *tp)
 	if (!BITS(tp, rx_opt.tstamp_ok))
 		return;
 	leg->ts_recent = tp->rx_opt.ts_recent;
-	/* Microseconds are the choice of a route (features tcp_usec_ts), from Linux 6.7 on. */
+	/* Microseconds depend on a route's setting (features tcp_usec_ts), from Linux 6.7 on. */
 	if (__builtin_preserve_field_info(tp->tcp_usec_ts, INFO_EXISTS) && BITS(tp, tcp_usec_ts)) {
 		leg->ts_per_second = 1000000;
 		leg->ts_own = now / NS_PER_US + tp->tsoffset;
@@ -194,7 +194,7 @@ __function void look_up(struct __sk_buff *skb, struct leg *leg)
 	}
 	if (!found)
 		return;
-	/* A listener is found for a connection that there is not. */
+	/* A look-up returns a listener for a connection that does not exist. */
 	if (found->state != BPF_TCP_LISTEN) {
 		tp = bpf_skc_to_tcp_sock(found);
 		if (tp)
@@ -203,7 +203,7 @@ __function void look_up(struct __sk_buff *skb, struct leg *leg)
 	bpf_sk_release(found);
 }
 
-/* Fills in each leg of the list; returns how many there were. */
+/* Fills in each leg of the list; returns their number. */
 SEC("classifier/probe")
 int probe(struct __sk_buff *skb)
 {
@@ -250,9 +250,9 @@ struct change {
 _Static_assert(sizeof(struct change) == 56, "probe.rs: CHANGE_SIZE");
 
 /*
- * Changes entries where they are; returns how many were there. A new value from user space would undo what was counted
- * since it read the old one. At a flow's key another flow's entry may stand, whose client has used the port again: that
- * one stays as it is.
+ * Changes entries in place; returns how many there were. A new value from user
+ * space would lose the counts since it read the old one. Another flow, whose
+ * client has reused the port, may have an entry at the key: that entry stays.
  */
 SEC("classifier/amend")
 int amend(struct __sk_buff *skb)

@@ -1,36 +1,36 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Packets without an entry. Nearly all are for the kernel. Where user space has said so, those of a connection that this
- * kernel does not know either are held off for moments, while the records of its owner are still on their way, or
- * answered with RST, so that a firewall that drops what it has not tracked cannot leave a client waiting.
+ * Packets without an entry. Nearly all are for the kernel. By the rules of user space, the program drops those
+ * of a connection that this kernel does not know for moments, while its owner's records are still on their way,
+ * or answers them with RST, so that a firewall that drops untracked packets cannot leave a client waiting.
  */
 #pragma once
 #include "splice.h"
 
 enum {
-	/* A SYN says for so long that its connection is none of Baton's; what conntrack says is good for longer. */
+	/* How long a SYN shows that its connection is not Baton's; conntrack's answer holds for longer. */
 	FOREIGN_TRIAL_NS = 2000000000,
 	FOREIGN_TELL_EVERY_NS = 100000000,
 };
 
 /*
- * Of the questions that user space allows (unknown.rs: ASKS): what nothing but packets that come again may ask, and what
- * one address, and one network, may ask in a round.
+ * Of the questions that user space allows (unknown.rs: ASKS): the share that only
+ * repeated packets may ask, and the shares of one address and of one network in a round.
  */
 enum {
 	ASKS_SPARE = 100,
 	ASKS_OF_ADDRESS = 50,
 	ASKS_OF_NETWORK = 100,
 	ROUND_SHIFT = 27, /* 134 ms */
-	/* User space that has not filled them up for so long is not waited for. */
+	/* After this time without a refill, the program does not wait for user space. */
 	FILLED_MAX_NS = 2000000000,
 	SEEN_SHIFT = 20,
-	/* TCP's packet that nobody knew for so long is nobody's; after so long it is another one by the same ports. */
+	/* A TCP packet that was unknown for so long belongs to nobody; after the second time it is another connection's. */
 	SEEN_OVER = 3000000000 >> SEEN_SHIFT,
 	SEEN_STALE = 10000000000 >> SEEN_SHIFT,
 };
 
-/* So long before it is over user space is told, and asks conntrack anew. Longer than the trial. */
+/* So long before it ends, user space is told and asks conntrack again. Longer than the trial. */
 #define FOREIGN_RENEW_NS 30000000000ULL
 
 __inline struct service *service_at(const struct packet *packet, __u16 port)
@@ -40,7 +40,7 @@ __inline struct service *service_at(const struct packet *packet, __u16 port)
 	return bpf_map_lookup_elem(&services, &place);
 }
 
-/* Receive windows are smaller, but for those of hosts that were tuned for one fast and far link. */
+/* Receive windows are smaller, except on hosts that were tuned for one fast and long link. */
 #define BEYOND_WINDOWS (1U << 24)
 
 enum known {
@@ -49,7 +49,7 @@ enum known {
 	KNOWN_LIVES,
 };
 
-/* The socket of this host that the packet would come to, which is to be released. */
+/* The socket of this host that the packet would reach; the caller must release it. */
 __inline struct bpf_sock *socket_of(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct bpf_sock_tuple tuple = {};
@@ -68,7 +68,7 @@ __inline struct bpf_sock *socket_of(struct __sk_buff *skb, const struct packet *
 	return bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
 }
 
-/* What sockets of this host know of the connection: one of its own, or a listener the cookie that it gave for a SYN. */
+/* What this host's sockets know of the connection: a socket of its own, or a listener's cookie for its SYN. */
 __function int known(struct __sk_buff *skb, const struct packet *packet)
 {
 	__u32 at = packet->tcp, length;
@@ -80,7 +80,7 @@ __function int known(struct __sk_buff *skb, const struct packet *packet)
 	sk = socket_of(skb, packet);
 	if (!sk)
 		return KNOWN_NOT;
-	/* FIN_WAIT2 that no process has any more, too. */
+	/* Also FIN_WAIT2 without a process. */
 	if (sk->state == BPF_TCP_TIME_WAIT)
 		known = KNOWN_OVER;
 	if (sk->state != BPF_TCP_LISTEN)
@@ -110,7 +110,7 @@ __inline __u32 distance(__u32 a, __u32 b)
 	return (__s32)(a - b) < 0 ? b - a : a - b;
 }
 
-/* How far the number lies from what the connection's socket on this host expects next. 0, too, while its handshake goes on. */
+/* The distance of the number from the one that the connection's socket expects next. 0 also during its handshake. */
 __function __u32 beyond_expected(struct __sk_buff *skb, const struct packet *packet, __u32 seq)
 {
 	struct bpf_tcp_sock *expects;
@@ -128,8 +128,8 @@ __function __u32 beyond_expected(struct __sk_buff *skb, const struct packet *pac
 }
 
 /*
- * What a socket of this host knows goes before an entry that forwards if it is more than this. What is lent was known to no
- * socket here, so what is over began since; where it is what comes last of a flow, either may answer.
+ * A socket of this host takes precedence over a forwarding entry if its state is more than this. No socket here
+ * knew a lent packet, so a connection that is over began since; for a flow's last packets either may answer.
  */
 __inline int before_others(const struct entry *entry)
 {
@@ -137,8 +137,8 @@ __inline int before_others(const struct entry *entry)
 }
 
 /*
- * Whether a socket of this host knows more of the connection than `than`, and the packet is for it: one that lies far outside any window is
- * of a later connection by the same port, and the end of the one that the socket has was not heard here.
+ * Whether a socket of this host knows more of the connection than `than`, and the packet is for it: a packet far outside
+ * any window belongs to a later connection from the same port, and this host did not see the end of the socket's.
  */
 __function int knows_better(struct __sk_buff *skb, const struct packet *packet, int than)
 {
@@ -152,7 +152,7 @@ __function int knows_better(struct __sk_buff *skb, const struct packet *packet, 
 	return tcp.flags & TCP_SYN || beyond_expected(skb, packet, ntohl(tcp.seq)) <= BEYOND_WINDOWS;
 }
 
-/* Two instances that each hold the other for the owner would send a packet to and fro. */
+/* Two instances that take each other for the owner would send a packet back and forth. */
 __inline int comes_from(struct __sk_buff *skb, const __u8 *mac)
 {
 	struct ethernet *ethernet = (void *)(long)skb->data;
@@ -165,7 +165,7 @@ __inline int comes_from(struct __sk_buff *skb, const __u8 *mac)
 	return !differs;
 }
 
-/* Sent unchanged to the instance at `hop`. */
+/* Sends the packet unchanged to the instance at `hop`. */
 __function int forward(struct __sk_buff *skb, const struct packet *packet, const struct hop *to)
 {
 	struct bpf_redir_neigh hop = {};
@@ -204,14 +204,14 @@ __function int forward(struct __sk_buff *skb, const struct packet *packet, const
 	return bpf_redirect_neigh(to->ifindex, &hop, sizeof(hop), 0);
 }
 
-/* The instance whose backend legs come from the port that the packet goes to. */
+/* The instance whose port range contains the packet's destination port. */
 __function struct port_range *port_range_of(__u16 port)
 {
 	struct port_range *port_range;
 	__u32 i, slot;
 
 	for (i = 0; i < PORT_RANGES; i++) {
-		/* A copy: the verifier loses sight of a number whose address was taken. */
+		/* A copy: the verifier does not track a number whose address was taken. */
 		slot = i;
 		port_range = bpf_map_lookup_elem(&port_ranges, &slot);
 		if (port_range && port_range->last && port >= port_range->first && port <= port_range->last)
@@ -226,7 +226,7 @@ __inline __u32 mix(__u32 hash, __u32 word)
 	return hash ^ hash >> 15;
 }
 
-/* Takes one of what `source` may ask in this round. */
+/* Takes one of the questions that `source` may ask in this round. */
 __inline int take_of(__u32 source, __u32 most)
 {
 	__u32 round = bpf_ktime_get_coarse_ns() >> ROUND_SHIFT, at = source % SOURCES;
@@ -251,8 +251,8 @@ enum may {
 };
 
 /*
- * Whether the packet may be asked for. No source gets the questions of all others, and some are for packets that come
- * again, as TCP's do: made-up ones would have to, too.
+ * Whether the program may ask about the packet. No source gets all the questions, and a part
+ * is reserved for packets that come again, as TCP's do: forged ones would have to do so, too.
  */
 __function int may_ask(const struct packet *packet, const struct service *service)
 {
@@ -261,7 +261,7 @@ __function int may_ask(const struct packet *packet, const struct service *servic
 	struct seen *seen;
 
 	network = mix(mix(mix(key->family, key->src.word[0]), key->src.word[1]), key->src.word[2]);
-	/* Of IPv4 the first 24 bits, of IPv6 the first 64: enough to be one site, or one machine. */
+	/* The first 24 bits of an IPv4 address, the first 64 of an IPv6 address: about one site, or one machine. */
 	if (key->family == 4)
 		network = mix(network, key->src.word[3] & htonl(0xffffff00));
 	else
@@ -287,12 +287,12 @@ __function int may_ask(const struct packet *packet, const struct service *servic
 	return MAY_WAIT;
 }
 
-/* Whether user space was told of the packet. */
+/* Whether user space got a report of the packet. */
 __function int ask(const struct packet *packet, struct service *service, const struct tcp *tcp, __u32 kind)
 {
 	struct unknown_packet unknown = { .key = packet->key, .kind = kind };
 
-	/* CPUs that race may ask for a few more: the bound is against floods. */
+	/* CPUs that race may ask a few more: the bound is against floods. */
 	if (service->asks <= 0)
 		return 0;
 	service->asks -= 1;
@@ -303,7 +303,7 @@ __function int ask(const struct packet *packet, struct service *service, const s
 	return !bpf_ringbuf_output(&events, &unknown, sizeof(unknown), 0);
 }
 
-/* Somebody begins a connection by a port of a range; from the ports of backend legs nothing is ever listened for. */
+/* A SYN to a port of a range begins a connection of another program: Baton never listens on ports of backend legs. */
 __function void begin_foreign(const struct key *key)
 {
 	struct foreign begun = { .until_ns = bpf_ktime_get_coarse_ns() + FOREIGN_TRIAL_NS };
@@ -318,7 +318,7 @@ __inline int is_foreign(const struct key *key)
 	return known && bpf_ktime_get_coarse_ns() < known->until_ns;
 }
 
-/* As is_foreign; conntrack is asked in time whether it goes on. */
+/* As is_foreign; in time user space asks conntrack whether the connection goes on. */
 __function int passes_foreign(const struct packet *packet, struct service *service, const struct tcp *tcp)
 {
 	struct foreign *known = bpf_map_lookup_elem(&foreign, &packet->key);
@@ -353,7 +353,7 @@ __function int unknown(struct __sk_buff *skb, const struct packet *packet)
 			return NEXT;
 	}
 	port_range = port_range_of(ntohs(packet->key.dport));
-	/* Whoever else has the address may use all other ports. */
+	/* Another program with the address may use all other ports. */
 	if (by_range) {
 		barrier();
 		if (!port_range)
@@ -380,26 +380,26 @@ __function int unknown(struct __sk_buff *skb, const struct packet *packet)
 		struct hop *hop = packet->key.family == 4 ? &port_range->v4 : &port_range->v6;
 
 		if (hop->ifindex) {
-			/* Should it answer what this host's kernel has sent in the VIP's name, conntrack knows, and the next one passes. */
+			/* If it answers a packet of this host's kernel from the VIP, conntrack knows it, and the next one passes. */
 			if (by_range && tcp.flags & TCP_SYN && service->asks > ASKS_SPARE)
 				ask(packet, service, &tcp, EVENT_FOREIGN);
 			count(FORWARDED_BY_PORT);
 			return forward(skb, packet, hop);
 		}
 	}
-	/* No socket of this host's has asked for it: conntrack may know who has, and else the kernel answers. */
+	/* No socket of this host has asked for it: conntrack may know the one that did, otherwise the kernel answers. */
 	if (by_range && tcp.flags & TCP_SYN) {
 		begin_foreign(&packet->key);
 		return NEXT;
 	}
 	if (tcp.flags & TCP_RST)
 		return NEXT;
-	/* Who lives may know at once what the others are still about to tell of. */
+	/* A live instance may know at once what the others are still about to tell. */
 	if (then == THEN_ASK) {
 		may = may_ask(packet, service);
 		if (may == MAY_ASK && ask(packet, service, &tcp, EVENT_UNKNOWN))
 			return drop(ASKED);
-		/* It comes again. RST would end the flow of another instance that lives. */
+		/* It comes again. An RST would end the flow of another live instance. */
 		if (bpf_ktime_get_coarse_ns() < filled + FILLED_MAX_NS && may != MAY_NOT_WAIT)
 			return drop(UNASKED);
 	}
@@ -409,8 +409,8 @@ __function int unknown(struct __sk_buff *skb, const struct packet *packet)
 }
 
 /*
- * An ICMP error, about a packet that `back` would answer: it goes where `back` would go, if that is another instance,
- * whose socket looks at the number that it quotes. Without a TCP header of its own, `back` has none of a listener's.
+ * An ICMP error about a packet that `back` would answer: it goes where `back` would go, if that is another
+ * instance, whose socket checks the quoted number. Without a TCP header `back` cannot match a listener.
  */
 __function int error_onward(struct __sk_buff *skb, const struct packet *back)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What a leg looks like on the wire, while its socket still has it. Whatever translates addresses or numbers on this host
- * does so between this program and the socket, so a leg that shows itself here as its socket knows it is not translated.
+ * Shows the addresses and numbers of a leg on the wire, while its socket still exists. A translation on this host
+ * happens between this program and the socket, so a leg that appears here as its socket knows it is not translated.
  */
 #pragma once
 #include "splice.h"

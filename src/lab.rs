@@ -5,7 +5,7 @@
 //! demo      Baton between stand-ins and kubelets, with faults at the press of a key
 //! drill     many kubelets against any address: how many nodes would have gone NotReady?
 //! stand_in  an apiserver, as far as heartbeats and watches need one       certs, bind   certificates and free ports for it
-//! kubelet   a client that behaves as a kubelet does                       lease, tls    what it says, and how it is encrypted
+//! kubelet   a client that behaves as a kubelet does                       lease, tls    its requests, and their encryption
 //!                                                                         pause         time that may have no end
 //! ```
 

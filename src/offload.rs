@@ -3,7 +3,7 @@
 //! ```text
 //!   bpf/*.c -> object in the binary -> program: load or recover, attach, pin      /sys/fs/bpf/baton
 //!                                        entries: one per direction of a flow   entry
-//!                                        probe:   what the kernel knows of a leg
+//!                                        probe:   the kernel's state of a leg
 //!                                        counters: every action, every drop with its reason
 //! ```
 //! The program, its maps and its links are pinned: they outlive the process, and the next one recovers them.

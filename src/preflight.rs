@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   place ──▶ kernel      settings of sysctl(8)        ─┐
-//!         ──▶ firewall    nftables, iptables, NAT       ├─▶ findings: what was read, why it matters, what fixes it
+//!         ──▶ firewall    nftables, iptables, NAT       ├─▶ findings: the value, why it matters, the fix
 //!         ──▶ limits      descriptors, ports, rights    │
 //!         ──▶ keepalived  its file, its process         │
 //!         ──▶ fleet       link, key, ports, with [peers]─┘

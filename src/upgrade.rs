@@ -2,7 +2,7 @@
 //! the new one, which it has started, over a socket pair that no other process can reach.
 //!
 //! ```text
-//!   message  what is said, and in which order        codec    how it looks on the wire
+//!   message  the messages and their order            codec    their wire format
 //!   channel  one message, with descriptors           source   the old process      destination  the new one
 //! ```
 //! Post-condition, whatever happens to either process at any step: each flow is served by exactly one of them, or was

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! command   the arguments and the end          live, log, tour   the three ways to show it
-//! stage     all that runs                      view, screen      what is shown, and how it is drawn
+//! stage     all that runs                      view, screen      the content of the display, and its drawing
 //! baton     Baton as a child                   process, guard    stand-ins as children, and who cleans up
 //! ```
 

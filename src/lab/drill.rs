@@ -1,7 +1,7 @@
 //! `baton drill`: many kubelet-like clients against any address. How many nodes would have gone NotReady?
 //!
 //! ```text
-//! tally    every gap between two heartbeats, and the verdict      screen   what is shown meanwhile
+//! tally    every gap between two heartbeats, and the verdict      screen   the display meanwhile
 //! leases   which leases are written, where it is a PUT
 //! ```
 

@@ -1,4 +1,4 @@
-//! Several instances that act as one: what they tell each other of their flows.
+//! A fleet: several instances that act as one. The messages about their flows, and the decisions that follow from these.
 
 mod beat;
 pub mod evacuate;
@@ -74,7 +74,7 @@ pub enum Liveness {
     Left(Farewell),
 }
 
-/// What an instance says before it goes.
+/// The farewell of an instance before it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Farewell {

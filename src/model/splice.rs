@@ -5,7 +5,7 @@
 //! and for timestamps, whose clocks both go on.
 //!
 //! ```text
-//!  client's stream   ... copied by the relay | held | unread in the socket | what comes next
+//!  client's stream   ... copied by the relay | held | unread in the socket | further bytes
 //!  backend's stream  ... written to the backend     | <- the bytes in flight goes here |   seq + terms.up.seq
 //! ```
 

@@ -1,13 +1,13 @@
 //! The thread that offloads flows, watches them, and ends them.
 //!
 //! ```text
-//!   workers ───▶ requests ──▶ │ noting: what its packets look like on the wire      witness
+//!   workers ───▶ requests ──▶ │ noting: its packets' addresses on the wire          witness
 //!                             │ entering: probe, terms, entries, bytes in flight    enter
 //!                             │ RCU barrier: no packet on its way into a socket     settle, barrier (a thread of its own)
 //!                             │ closing: drained, acknowledged, closed              settle
 //!                             │ watching: ends, silence, bytes                      scan, watch, quiet, doubt
 //!   workers ◀─── answers ◀─── │ ending: both ends reset                             reset, later
-//!   failover ──▶ requests ──▶ │ keeping what is other instances'                    keep
+//!   failover ──▶ requests ──▶ │ keeping other instances' flows                      keep
 //! ```
 //! No worker waits for this thread, and no flow waits for another flow's RCU barrier: only sockets do.
 //!

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   nft -j ─▶ nft ──────┐
-//!                       ├─▶ rules ─▶ walk: what becomes of such a packet, and of the answer to it
+//!                       ├─▶ rules ─▶ walk: the verdict on such a packet, and on its answer
 //!   iptables-save ─▶ iptables ─┘  └─▶ nat: whether they translate it
 //! ```
 

@@ -1,7 +1,7 @@
 //! Beats beside the link: independent datagrams, so that no peer mistakes a cut link for a dead host.
 //!
 //! ```text
-//!   "BTNB" | version | sender's tag | number | whom it hears, sealed        4 + 1 + 2 + 8 + at most 200 + 16 bytes
+//!   "BTNB" | version | sender's tag | number | heard instances, sealed      4 + 1 + 2 + 8 + at most 200 + 16 bytes
 //! ```
 //! Numbers are big-endian; the sealed part is encoded in postcard. The seal is ChaCha20-Poly1305 with the sender's
 //! secret, the number as the nonce, and the preceding bytes as associated data. No number is used twice: it only rises

@@ -9,7 +9,7 @@ use super::{Abandoned, Epoch, FleetId, FlowRecord, InstanceName, Liveness, Passa
 use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
 
-/// What happened to a flow of this instance.
+/// An event of a flow of this instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Local {
     /// Both legs are established, or the flow has waited for a backend for a while, or this instance took the flow over
@@ -23,7 +23,7 @@ pub enum Local {
     Left(FlowId),
 }
 
-/// What the peer link tells the failover.
+/// The peer link's events for the failover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Remote {
     /// Begins a snapshot: the events up to `Synced` name all flows of `owner`; flows that they do not name are gone.
@@ -96,7 +96,7 @@ pub enum Said {
     Nothing,
 }
 
-/// What the failover orders from the peer link.
+/// The failover's orders to the peer link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerCommand {
     /// Tell `owner` that its flows are this instance's from now on.

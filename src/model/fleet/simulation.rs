@@ -175,7 +175,7 @@ impl World {
         self.wake_late(node);
     }
 
-    /// Carries out what the failover wants.
+    /// Carries out the failover's actions.
     fn act(&mut self, node: usize) {
         let now_ns = self.now_ns;
         loop {

@@ -99,7 +99,7 @@ impl fmt::Display for ProbeOutcome {
     }
 }
 
-/// What the owner of the machine must do.
+/// The actions for the owner of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HealthAction {
     /// The health state changed, or who decides it: tell people.
@@ -125,7 +125,7 @@ pub enum Arrival {
 pub struct Machine {
     policy: Policy,
     verdict: ProbeVerdict,
-    /// Why the verdict is what it is.
+    /// The cause of the verdict.
     cause: Cause,
     /// How the last probe ended.
     last: Cause,
@@ -290,7 +290,7 @@ impl Machine {
         self.refresh(now_ns);
     }
 
-    /// It has another address, or is probed in another way: what was counted is no evidence any more. The health state
+    /// It has another address, or is probed in another way, so earlier results are no evidence any more. The health state
     /// stays until the next outcome, which comes at once and decides alone.
     pub fn handle_moved(&mut self, now_ns: u64) {
         self.streak = Streak::default();
@@ -300,7 +300,7 @@ impl Machine {
         self.refresh(now_ns);
     }
 
-    /// This host had lost its own network, and has it back: what was counted is no evidence. Unlike a new address, that
+    /// This host had lost its own network, and has it back, so earlier results are no evidence. Unlike a new address, that
     /// says nothing for the backend either, so the health state needs its `rise` or `fall` as ever.
     pub fn handle_network_back(&mut self, now_ns: u64) {
         self.streak = Streak::default();
@@ -309,7 +309,7 @@ impl Machine {
         self.refresh(now_ns);
     }
 
-    /// The probe ended while this host's network had not settled: neither it nor what was counted is evidence.
+    /// The probe ended while this host's network had not settled: neither it nor earlier results are evidence.
     pub fn handle_unsettled(&mut self, now_ns: u64, random: u64) {
         self.streak = Streak::default();
         self.plan_next(now_ns, false, random);

@@ -2,7 +2,7 @@
 //! good: it would divert the next user of its addresses, and take the room of others.
 //!
 //! ```text
-//!   entry ──▶ nobody here knows it, twice, some time apart ──▶ taken out, with a line in the log that says what it was
+//!   entry ──▶ no list here names it, twice, some time apart ──▶ removed, with a line in the log about it
 //!         └─▶ kept for others ──▶ the failover, which says so if it lists no such thing
 //! ```
 

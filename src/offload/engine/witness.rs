@@ -8,8 +8,8 @@
 //!
 //! ```text
 //!   Witness, or the first try ──▶ noted ──▶ both legs seen ──▶ entered
-//!                                   │  a leg is silent: it is asked, and answers or comes to speak by itself
-//!                                   └─ a leg's socket heard what was not seen ──▶ it stays: nat
+//!                                   │  a leg is silent: it is challenged, and answers, or sends by itself later
+//!                                   └─ a leg's socket received a segment that the program did not see ──▶ stays proxied: nat
 //! ```
 
 use std::collections::HashMap;

@@ -18,7 +18,7 @@ pub type RawEntry = [u8; ENTRY_SIZE];
 const FLAG_DOWN: u16 = 1;
 const FLAG_CLEAR_ECN: u16 = 2;
 const FLAG_LOCAL: u16 = 4;
-/// The sockets are gone.
+/// The sockets are closed.
 pub const FLAG_COMMITTED: u16 = 8;
 const FLAG_STANDBY: u16 = 16;
 
@@ -140,7 +140,7 @@ impl Entry {
     }
 }
 
-/// When the last packet came that demanded an answer: the one before `last_ns`, or at it, that has these low bits.
+/// The time of the last packet that demanded an answer: the latest one up to `last_ns` with these low bits.
 fn asked_ns(asked: u32, last_ns: u64) -> u64 {
     if asked == 0 {
         return 0;
@@ -150,7 +150,7 @@ fn asked_ns(asked: u32, last_ns: u64) -> u64 {
 }
 
 impl Action {
-    /// What the program does for `number`: it passes what it does not know.
+    /// The program's action for `number`: it leaves packets with an unknown one to the kernel.
     fn decode(number: u8) -> Self {
         [Self::Splice, Self::Forward, Self::Guard, Self::Reset, Self::Witness]
             .into_iter()

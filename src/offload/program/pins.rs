@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   DIRECTORY/flows notes counters backends ...             maps
-//!             program                                       what the links run
+//!             program                                       the program that the links run
 //!             link-eth0 ...                                 each attaches it to one interface, and detaches it when removed
 //!             meta                                          a map of one element, made last: the rest is whole
 //! ```

@@ -1,4 +1,4 @@
-//! Whatever backends, client and operator do, in whatever order and at whatever time.
+//! Backends, client and operator act in any order and at any time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -10,7 +10,7 @@ use proptest::test_runner::TestRunner;
 use super::script::{Fate, LATENESS_MAX, Mishap, Script, When, script};
 use super::*;
 
-/// Events that come from outside. The order is that of equal times.
+/// Events from outside. Events at the same time come in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Answered(u8),
@@ -21,14 +21,14 @@ enum Event {
     Mishap(usize),
 }
 
-/// An attempt as its owner keeps it.
+/// An attempt in its owner's list.
 #[derive(Clone, Copy, Debug)]
 struct Open {
     backend: BackendId,
     started_at_ns: u64,
 }
 
-/// How a flow got out of the machine.
+/// How a flow left the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Established,
@@ -36,7 +36,7 @@ enum Outcome {
     Killed,
 }
 
-/// What carries out the machine's actions, and what it has seen of them. Everything is counted apart from the machine.
+/// Carries out the machine's actions, and records them. It counts everything independently of the machine.
 struct World {
     script: Script,
     machine: ConnectMachine,
@@ -44,31 +44,31 @@ struct World {
     events: BinaryHeap<Reverse<(u64, Event)>>,
     timers: BinaryHeap<Reverse<u64>>,
     open: BTreeMap<u8, Open>,
-    /// How often each attempt was ended, by being reset or by becoming the leg.
+    /// How often each attempt ended, by a reset or as the leg.
     ended: BTreeMap<u8, u32>,
     begun: u32,
     attempted: BTreeSet<BackendId>,
     ejected: BTreeSet<BackendId>,
     last_failure: Option<(ConnectFailure, i32)>,
-    /// Those attempts of which the machine is to say that they failed, and how.
+    /// The attempts that the machine must report as failed, with their failures.
     failing: BTreeMap<u8, FailedConnect>,
-    /// What the last search came to, if it found nothing for want of places.
+    /// Whether the last search found no backend for want of places.
     found_full: bool,
     taken_meanwhile: bool,
-    /// It found nothing for whatever reason.
+    /// Whether it found none for any reason.
     found_none: bool,
-    /// Errno of a lack of descriptors that accepting is to be paused for.
+    /// The errno of a lack of descriptors, for which accepting must be paused.
     out_of_files: Option<i32>,
-    /// It was in this search, for a hedge or not: nothing is to be started before the next.
+    /// Set in this search, with whether it was for a hedge: no attempt may start before the next.
     paused: Option<bool>,
     hedges: bool,
     told: u32,
     client_left: Option<i32>,
     client_seen: ClientSeen,
     outcome: Option<Outcome>,
-    /// Each failure gets an errno of its own, so that an end names one.
+    /// Each failure has an errno of its own, so that an end identifies one.
     errno: i32,
-    /// Since the event in hand came: the attempts that were begun, and whether the peers were to be told.
+    /// The attempts begun since the present event, and whether the peers were to be told.
     begun_now: BTreeSet<u8>,
     tells_now: bool,
     is_deadline: bool,
@@ -136,7 +136,7 @@ impl World {
         self.outcome.unwrap()
     }
 
-    /// The soonest, at its time or a little later.
+    /// The earliest event, at its time or a little later.
     fn next_event(&mut self) -> Event {
         let timer = self.timers.peek().map(|Reverse(at_ns)| (*at_ns, Event::Deadline));
         let event = self.events.peek().map(|Reverse(event)| *event);
@@ -156,7 +156,7 @@ impl World {
         self.begun_now.clear();
         match event {
             Event::Answered(number) => {
-                // The owner has no socket of one that was reset.
+                // The owner has no socket of an attempt that was reset.
                 let Some(open) = self.open.get(&number) else { return };
                 let is_ejected = self.ejected.contains(&open.backend);
                 let preference = if is_ejected { Preference::Never } else { Preference::Draining };
@@ -289,7 +289,7 @@ impl World {
         }
     }
 
-    /// Looks for a backend, and begins an attempt there.
+    /// Searches for a backend, and begins an attempt there.
     fn start(&mut self, number: u8) -> StartAnswer {
         let ids = (0..self.script.fates.len() as u32).map(BackendId);
         let usable: Vec<_> =
@@ -351,7 +351,7 @@ impl World {
         self.open.remove(&number).expect("an attempt that is not under way")
     }
 
-    /// Whatever is still under way is reset with the flow, or beside the winner.
+    /// Open attempts are reset with the flow, or beside the winner.
     fn leave(&mut self, outcome: Outcome) {
         self.outcome = Some(outcome);
         while let Some((number, _)) = self.open.first_key_value() {
@@ -373,7 +373,7 @@ impl World {
         }
     }
 
-    /// What holds whenever nothing more is asked for.
+    /// The invariants while no action is left.
     fn look_at_rest(&self) {
         let policy = &self.script.policy;
         let known: Vec<_> = self.machine.under_way.iter().map(|attempt| (attempt.number, attempt.backend)).collect();
@@ -399,7 +399,7 @@ impl World {
         assert!(self.steps < 200, "it never ends");
     }
 
-    /// Attempts one after the other, each for its whole time, and the loop late for each.
+    /// The time for all attempts one after the other, each for its whole timeout, with a late loop for each.
     fn latest_ns(&self) -> u64 {
         u64::from(self.script.policy.attempts_max) * (self.script.policy.timeout_ns + LATENESS_MAX)
     }
@@ -421,7 +421,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 20_000, ..ProptestConfig::default() })]
 
-    /// Attempts, hedges, ends and words to the peers keep to their rules at every step, and no flow waits for ever.
+    /// Attempts, hedges, ends and messages to the peers follow their rules at every step, and no flow waits for ever.
     #[test]
     fn every_flow_is_established_or_ends_in_time_and_leaves_no_attempt_behind(script in script()) {
         World::new(script).run();
@@ -431,7 +431,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// With time to wait, and nobody who interferes, a backend that answers is found behind those that do not.
+    /// With time to wait and without interference, a backend that answers is found behind those that do not.
     #[test]
     fn a_backend_that_answers_is_found_behind_those_that_do_not(script in script(), at in any::<usize>()) {
         let mut script = script;
@@ -449,7 +449,7 @@ proptest! {
     }
 }
 
-/// Or the schedules above would prove nothing.
+/// Otherwise the schedules above would prove nothing.
 #[test]
 fn the_schedules_reach_every_action_and_every_way_out() {
     let mut runner = TestRunner::deterministic();

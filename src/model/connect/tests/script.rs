@@ -1,13 +1,13 @@
-//! What may come to a flow that is being connected: backends of all kinds, and what happens besides.
+//! The events of a flow that is being connected: backends of all kinds, and events from elsewhere.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// The loop comes to an event at most so much too late.
+/// The loop handles an event at most so late.
 pub(super) const LATENESS_MAX: u64 = 3 * MS;
 
-/// What an attempt at a backend comes to.
+/// The result of an attempt at a backend.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fate {
     /// Connect fails at once.
@@ -15,17 +15,17 @@ pub(super) enum Fate {
     FailsAfter(u64, ConnectFailure),
     AnswersAfter(u64),
     Silent,
-    /// It has a place left at the look, and none at the reservation.
+    /// It has a place left at the search, and none at the reservation.
     TakenMeanwhile,
-    /// It is at its cap until then, and then answers after as long.
+    /// It is at its cap until then, and afterwards answers after as long.
     FullUntil(u64),
     Unresolved,
 }
 
-/// What happens besides.
+/// Events from elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Mishap {
-    /// The backend is never to be picked from now on. Attempts there are given up so much later.
+    /// The backend must not be picked from now on. Attempts there are given up so much later.
     Ejected {
         backend: u32,
         order_after: u64,
@@ -35,7 +35,7 @@ pub(super) enum Mishap {
     },
     ClientLeaves,
     Killed,
-    /// Peers appear or are gone.
+    /// Peers are added or removed.
     Peers(bool),
     /// A deadline that was set for something else.
     SpareDeadline,
@@ -53,14 +53,14 @@ pub(super) struct Script {
     pub policy: ConnectPolicy,
     pub fates: Vec<Fate>,
     pub mishaps: Vec<(When, Mishap)>,
-    /// How late the loop comes to each event.
+    /// How late the loop handles each event.
     pub lateness: Vec<u64>,
-    /// Whether there is something to tell the peers, each time.
+    /// Whether the peers can be told, each time.
     pub tellable: Vec<bool>,
     pub picks: Vec<usize>,
 }
 
-/// Short, so that much falls into one instant; or as in life.
+/// Short, so that many events coincide; or realistic.
 fn time() -> impl Strategy<Value = u64> {
     prop_oneof![3 => (0..14u64).prop_map(|at| at * 5 * MS), 1 => 0..80 * MS]
 }

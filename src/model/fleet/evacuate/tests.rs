@@ -68,7 +68,7 @@ impl Scene {
         }
     }
 
-    /// Passes time in small steps; what was ordered and where it is then.
+    /// Passes time in small steps; returns the orders, and the step at the end.
     fn pass(&mut self, ms: u64) -> (Vec<EvacuateOrder>, EvacuateStep) {
         let mut machine = self.machine.take().unwrap();
         let mut orders = Vec::new();
@@ -86,13 +86,13 @@ impl Scene {
         self.machine.as_ref().unwrap().failure().cloned()
     }
 
-    /// The address has gone from here to the peer.
+    /// The address has moved from this host to the peer.
     fn moves(&mut self) {
         self.places.here.clear();
         self.peers[0].vips.push(ip(VIP));
     }
 
-    /// The address is to go, and has not yet.
+    /// The address must leave, and has not left yet.
     fn letting_go() -> Self {
         let mut scene = Self::new();
         scene.begin(None).unwrap();
@@ -101,7 +101,7 @@ impl Scene {
         scene
     }
 
-    /// The address has gone.
+    /// The address has left.
     fn emptying() -> Self {
         let mut scene = Self::letting_go();
         scene.moves();

@@ -1,4 +1,4 @@
-//! Two or three exchanges that talk to each other at once.
+//! Two or three exchanges that send their messages to each other at once.
 
 use super::*;
 use crate::model::fleet::testing::{passage, record};
@@ -11,7 +11,7 @@ fn name(text: &str) -> InstanceName {
     InstanceName(text.into())
 }
 
-/// Instances that all know each other, and what each one's failover was told.
+/// Instances that all know each other, and the events of each one's failover.
 struct Fleet {
     instances: Vec<Exchange>,
     told: Vec<Vec<Remote>>,
@@ -56,7 +56,7 @@ impl Fleet {
         fleet
     }
 
-    /// Delivers what is to be said until all are silent.
+    /// Delivers messages until none is left.
     fn talk(&mut self) {
         let names: Vec<_> = self.instances.iter().map(|exchange| exchange.hello().name).collect();
         let mut moved = true;
@@ -74,7 +74,7 @@ impl Fleet {
         }
     }
 
-    /// As [`Fleet::wait`], in steps as an instance has them that is never away.
+    /// As [`Fleet::wait`], in the small steps of an instance that is never stopped.
     fn pass(&mut self, ms: u64) {
         (0..ms / 10).for_each(|_| self.wait(10));
         self.wait(ms % 10);
@@ -97,7 +97,7 @@ impl Fleet {
         self.instances[at].members(self.now_ns).into_iter().find(|view| *view.name.0 == *of).unwrap()
     }
 
-    /// The flows of `owner` as those that follow `told` have them.
+    /// The flows of `owner` according to the events in `told`.
     fn flows(&self, at: usize, owner: &str) -> BTreeMap<FlowId, FlowRecord> {
         let mut flows = BTreeMap::new();
         for remote in &self.told[at] {
@@ -145,7 +145,7 @@ fn what_changes_while_a_snapshot_is_told_is_not_lost() {
     let mut round = 0;
     while let Some(message) = fleet.instances[0].poll_message(&name("b"), fleet.now_ns) {
         fleet.instances[1].handle_message(&name("a"), message, fleet.now_ns);
-        // Both behind and before the place that the snapshot has come to.
+        // Both after and before the position of the snapshot.
         if round < 5 {
             let ids = [Local::Ended(FlowId(round + 1)), Local::Ended(FlowId(500 - round))];
             fleet.instances[0].handle_local(ids, fleet.now_ns);
@@ -218,10 +218,10 @@ fn an_instance_that_was_stopped_does_not_take_the_others_for_dead() {
         fleet.wait(10);
     }
     fleet.talk();
-    // It is stopped for a minute; what the others said meanwhile waits in its sockets.
+    // It is stopped for a minute; the others' messages meanwhile wait in its sockets.
     fleet.wait(60_000);
     assert_eq!(fleet.view(1, "a").liveness, Liveness::Alive);
-    // Whoever is silent from then on is silent.
+    // A peer that is silent from then on counts as silent.
     for _ in 0..110 {
         fleet.wait(10);
     }
@@ -273,7 +273,7 @@ fn readiness_waits_for_peers_that_can_be_reached_and_gives_up_others() {
     assert!(!fleet.instances[0].is_ready());
     fleet.wait(1);
     assert!(fleet.instances[0].is_ready());
-    // Who was given up comes after all: nobody here has a VIP, so it is waited for.
+    // The peer that was given up comes after all: no instance here has a VIP, so the others wait for it.
     fleet.link(0, 2);
     assert!(!fleet.instances[0].is_ready());
     fleet.talk();
@@ -286,7 +286,7 @@ fn an_instance_stays_ready_when_a_reload_adds_a_member_that_is_not_there_yet() {
     let member = |text| Member { name: name(text), address: "10.0.0.1:9471".parse().unwrap() };
     fleet.instances[0].set_members(&[member("b"), member("c")], fleet.now_ns);
     assert!(fleet.instances[0].is_ready() && fleet.view(0, "c").liveness == Liveness::Unheard);
-    // One that has just begun is not ready before it knows the flows of all, whichever file names them.
+    // A new instance is not ready before it knows the flows of all, whichever file names them.
     let mut begins = Fleet::of(&["a", "b"]);
     begins.instances[0].set_members(&[member("c")], begins.now_ns);
     assert!(!begins.instances[0].is_ready());
@@ -322,7 +322,7 @@ fn a_link_is_refused_for_what_would_mix_flows_up() {
     assert!(refused(a, Hello { name: name("x"), ..b.clone() }).contains("does not know the peer x"));
     assert!(refused(a, Hello { slot: 0, ..b.clone() }).contains("slot 0"));
     assert!(refused(a, Hello { epoch: Epoch(0), ..b.clone() }).contains("a later process"));
-    // The clock of its host has gone back; nobody speaks for the later one any more.
+    // The clock of its host was set back; the process with the later epoch is gone.
     a.handle_loss(&name("b"), "gone", now_ns);
     a.handle_link(&Hello { epoch: Epoch(0), ..b }, now_ns).unwrap();
 }
@@ -340,7 +340,7 @@ fn a_question_is_answered_by_the_owner_by_the_kernel_or_by_the_deadline() {
         fleet.told[0]
     );
     assert_eq!(fleet.instances[1].poll_query().map(|query| query.packet), Some(asked));
-    // What no record says, the kernel may know.
+    // The kernel may know a packet that no record names.
     let unknown = Asked::up(&record(6).ends);
     fleet.told[0].clear();
     fleet.instances[0].handle_command(PeerCommand::Ask(unknown), fleet.now_ns);
@@ -351,7 +351,7 @@ fn a_question_is_answered_by_the_owner_by_the_kernel_or_by_the_deadline() {
     fleet.talk();
     assert!(fleet.told[0].is_empty(), "{:?}", fleet.told[0]);
     fleet.pass(300);
-    // The other has answered nothing, and is silent by now: it may know.
+    // The other has not answered, and is silent by now: it may know the packet.
     let nothing = Remote::Answer { ends: unknown, said: Said::Nothing };
     assert!(fleet.told[0].contains(&nothing), "{:?}", fleet.told[0]);
     fleet.told[0].clear();
@@ -363,7 +363,7 @@ fn a_question_is_answered_by_the_owner_by_the_kernel_or_by_the_deadline() {
     fleet.wait(0);
     let last = fleet.told[0].last();
     assert_eq!(last, Some(&Remote::Answer { ends: unknown, said: Said::Unknown }), "both are dead");
-    // Nobody to ask.
+    // There is no peer to ask.
     let mut alone = Fleet::of(&["a", "b"]);
     alone.instances[0].handle_command(PeerCommand::Ask(unknown), alone.now_ns);
     alone.wait(0);
@@ -393,11 +393,12 @@ fn a_claim_comes_to_the_former_owner() {
             claimed.extend(flows.iter().copied());
         }
     }
-    // They are none that it has told of, and it cannot say where they go.
+    // It has not told of these flows, and cannot say where their packets go.
     assert_eq!(claimed, flows.iter().map(|id| (*id, None)).collect::<Vec<_>>());
 }
 
-/// Found as flows that two instances gave each other again and again: whoever had claimed one that was over did not say so.
+/// Regression: two instances gave a flow to each other again and again, because the one that had claimed an ended flow
+/// did not report its end.
 #[test]
 fn the_former_owner_hears_of_the_end_of_a_claimed_flow_after_the_claim_though_it_was_told_of_nothing_else() {
     let mut fleet = Fleet::linked(&["a", "b"]);
@@ -440,7 +441,7 @@ fn a_peer_that_leaves_the_configuration_takes_its_flows_along() {
 }
 
 impl Fleet {
-    /// Time in which nothing comes on any link, and these beats come beside: from whom, to whom.
+    /// Time in which nothing comes on any link, and beats come by these ways: sender, receiver.
     fn beat(&mut self, ms: u64, ways: &[(usize, usize)]) {
         for _ in 0..ms / 10 {
             self.wait(10);
@@ -464,7 +465,7 @@ fn a_peer_whose_link_is_cut_lives_as_long_as_its_beats_come_and_dies_as_soon_as_
         let other = name(["b", "a"][at]);
         fleet.instances[at].handle_loss(&other, "cut", fleet.now_ns);
     }
-    // One hears the other, and not the other way round.
+    // One hears the other, but not the reverse.
     fleet.beat(5000, &[(1, 0)]);
     assert_eq!((fleet.view(0, "b").liveness, fleet.view(1, "a").liveness), (Liveness::Unlinked, Liveness::Dead));
     fleet.beat(300, &[]);
@@ -483,7 +484,7 @@ fn a_peer_that_only_a_third_hears_lives_until_that_does_not_hear_it_either() {
     fleet.beat(2000, &ways);
     assert_eq!(fleet.view(0, "b").liveness, Liveness::Unlinked);
     assert_eq!(fleet.view(1, "a").liveness, Liveness::Unlinked);
-    // A rumour does not keep it alive: what a third says is what it has heard itself.
+    // A third peer's word does not keep it alive for ever: that peer reports only what it has heard itself.
     fleet.beat(1100, &[(0, 2), (2, 0)]);
     assert_eq!((fleet.view(0, "b").liveness, fleet.view(0, "c").liveness), (Liveness::Dead, Liveness::Unlinked));
 }

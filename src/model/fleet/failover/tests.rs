@@ -109,7 +109,7 @@ impl Scene {
         let mut all = Vec::new();
         while let Some(action) = self.machine.poll_action() {
             match action {
-                // The offload engine is quick.
+                // The offload engine answers at once.
                 Action::Path(StandbyRequest::Report(number)) => {
                     self.machine.handle_standby(self.now_ns, StandbyAnswer::Reached(number));
                 }
@@ -164,16 +164,16 @@ fn flows_to_this_hosts_own_backend_are_reset_when_the_address_comes_here_whether
         scene.addresses(&["10.0.0.22", VIP]);
         let actions = scene.take();
         assert!(is_reset(&actions, &own), "{actions:?}");
-        // Of a dead owner it was refused before.
+        // It was refused before, as a dead owner's flow.
         assert!(dead || is_reset(&actions, &proxied), "{actions:?}");
         assert!(!is_reset(&actions, &other), "{actions:?}");
         let dropped =
             place(&actions, |it| matches!(it, Action::Path(StandbyRequest::Drop(ids)) if *ids == [own.fleet_id()]));
         assert!(dropped < place(&actions, |it| matches!(it, Action::Path(StandbyRequest::Refuse(_)))));
-        // Its packets came while that was under way.
+        // Its packets came meanwhile.
         scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Touched(vec![own.fleet_id()]));
         assert_eq!(scene.take(), []);
-        // It is told of again.
+        // Its owner tells of it again.
         scene.liveness(Liveness::Alive);
         scene.told(&own);
         assert!(
@@ -228,8 +228,8 @@ fn a_proxied_flow_is_forwarded_to_its_owner_and_an_offloaded_one_is_held() {
     place(&scene.take(), |action| *action == forget);
 }
 
-/// Found as clients that waited for ever: each instance runs beside a backend, and the VIP came to the host of the flow's.
-/// Found as entries of backends' packets that stayed for ever.
+/// Regressions: clients waited for ever, because each instance runs beside a backend, and the VIP came to the host of
+/// the flow's backend; and entries for backends' packets stayed for ever.
 #[test]
 fn what_a_backend_sends_to_a_flow_that_is_over_is_forgotten_though_its_client_uses_the_port_again() {
     let mut scene = Scene::new();
@@ -299,7 +299,7 @@ fn the_vip_of_a_silent_owner_comes_first_arp_then_resets_by_priority() {
     assert_eq!(to, ["10.0.0.5", "10.0.1.7", "10.0.0.11", "10.0.0.11"], "masters, others, then backends");
     let with: Vec<_> = ends.iter().map(|challenge| challenge.with).collect();
     assert_eq!(with, [Flags::SynAck, Flags::SynAck, Flags::Ack, Flags::Ack], "what passes a client's firewall");
-    // Those that have not answered once more, and then it is over.
+    // Those that have not answered are challenged once more, and then the round is over.
     scene.machine.handle_challenged(scene.now_ns, round);
     scene.pass(701);
     place(
@@ -349,7 +349,7 @@ fn clients_that_answer_neither_round_are_woken_on_and_no_others() {
             scene.pass(100);
         }
         let wake = |it: &FlowRecord| Wake { from: it.ends.vip.socket_addr(), to: it.ends.client.socket_addr() };
-        // Without offload nobody sees who has answered.
+        // Without offload this instance does not see which ends have answered.
         let expected = match (carries, challenge) {
             (_, false) => vec![],
             (true, true) => vec![wake(&silent)],
@@ -376,7 +376,7 @@ fn an_owner_that_answers_the_ping_keeps_its_flows() {
         }
         scene.pass(251);
         assert_eq!(refused(&scene.take()).is_empty(), answers);
-        // While the VIP stays, silence alone is no death; but right after it has come it is.
+        // While the VIP stays, a short silence is no death; but right after the VIP has come it is.
         scene.pass(6000);
         scene.take();
         scene.liveness(Liveness::Silent);
@@ -424,8 +424,8 @@ fn a_held_flow_belongs_to_whom_its_packets_come() {
     place(&scene.take(), |action| matches!(action, Action::Path(StandbyRequest::Hold(_))));
 }
 
-/// Found as RST for clients while instances joined behind a router: one that had heard of the old owner's farewell to a flow
-/// before it heard of the new owner's claim took it for over, and a packet came in between.
+/// Regression: clients got RST while instances joined behind a router. An instance that heard the old owner's farewell
+/// to a flow before the new owner's claim took the flow for ended, and a packet came in between.
 #[test]
 fn a_flow_that_goes_from_one_to_another_is_held_all_the_time() {
     for first in [true, false] {
@@ -477,7 +477,7 @@ fn of_three_that_say_a_flow_is_theirs_none_is_forgotten() {
     scene.remote(Remote::Begin { owner: c.clone(), epoch: Epoch(1), slot: 2 });
     scene.remote(Remote::Synced { owner: c.clone() });
     scene.take();
-    // Both have the address: that is settled later. The third one has not.
+    // Both have the address: that is settled later. The third one does not have it.
     scene.told(&flow);
     scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Ours(vec![id]));
     scene.remote(Remote::Flow { owner: c, record: Box::new(flow) });
@@ -486,7 +486,8 @@ fn of_three_that_say_a_flow_is_theirs_none_is_forgotten() {
     assert!(scene.take().contains(&Action::Path(StandbyRequest::Release(vec![id]))), "a goes before b");
 }
 
-/// Found as clients that waited for ever: after a cut each of several had left a flow to another one, and all took that for its end.
+/// Regression: clients waited for ever, because after a cut each of several instances had left a flow to another one,
+/// and all took that for its end.
 #[test]
 fn who_leaves_a_flow_to_another_says_so_before_it_ends_here() {
     let mut scene = Scene::new();
@@ -496,11 +497,11 @@ fn who_leaves_a_flow_to_another_says_so_before_it_ends_here() {
         let said = place(actions, |action| *action == Action::Send(PeerCommand::Leave { to: name("a"), flow: id }));
         assert!(said < place(actions, |action| *action == Action::Path(StandbyRequest::Release(vec![id]))));
     };
-    // Both look after it, and the other has the address.
+    // Both own it, and the other has the address.
     scene.told(&flow);
     scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Ours(vec![id]));
     leaves(&scene.take());
-    // It was claimed by this one before the other got the address.
+    // This instance claimed it before the other got the address.
     let mut scene = Scene::new();
     scene.told(&flow);
     scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Touched(vec![id]));
@@ -554,7 +555,7 @@ fn a_flow_that_nobody_tells_of_is_in_the_end_claimed_by_who_has_the_address() {
     }
 }
 
-/// Found as flows that nobody looked after, behind a router: of three claims each took a flow from another.
+/// Regression: behind a router no instance owned a flow, because each of three claims took it from another instance.
 #[test]
 fn who_hears_of_a_third_ones_claim_before_its_own_loss_waits_for_that() {
     let mut scene = Scene::new();
@@ -566,17 +567,17 @@ fn who_hears_of_a_third_ones_claim_before_its_own_loss_waits_for_that() {
     scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Ours(vec![flow.fleet_id()]));
     let taken = |action: &Action| matches!(action, Action::Send(PeerCommand::Claim { .. }));
     assert!(!scene.take().iter().any(taken));
-    // It was `a` that took it.
+    // `a` took it.
     scene.remote(Remote::Claimed { by: name("a"), flows: vec![(flow.fleet_id(), Some(flow.ends))] });
     scene.pass(1500);
     assert!(!scene.take().iter().any(taken));
-    // Without such a word one of them gives way.
+    // Without such a claim one of them gives way.
     scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Ours(vec![flow.fleet_id()]));
     scene.pass(1500);
     assert!(scene.take().iter().any(taken));
 }
 
-/// Found as flows that nobody looked after once a VIP had gone to and fro within moments.
+/// Regression: no instance owned a flow once a VIP had moved to another host and back within moments.
 #[test]
 fn who_has_lost_the_address_does_not_claim_back_what_it_claimed_before() {
     let mut scene = Scene::new();
@@ -634,7 +635,8 @@ fn what_a_new_snapshot_does_not_name_is_gone() {
     assert_eq!(rule(&actions).map(|rule| rule.then), Some(Then::Ask { all_told: true }));
 }
 
-/// Found as clients that waited for ever: two had left a flow to each other, and the snapshot of one did not name it.
+/// Regression: clients waited for ever, because two instances had left a flow to each other, and the snapshot of one
+/// did not name it.
 #[test]
 fn a_snapshot_does_not_end_a_flow_that_its_sender_is_only_said_to_have() {
     let mut scene = Scene::new();
@@ -653,8 +655,8 @@ fn a_snapshot_does_not_end_a_flow_that_its_sender_is_only_said_to_have() {
     assert!(actions.contains(&Action::Path(StandbyRequest::Inherit(vec![id]))), "{actions:?}");
 }
 
-/// Found as an instance that did not know a flow of another one, whose client it would not have told had that one died: two had told
-/// of the flow, and the next process of the one that had told of it last did not name it.
+/// Regression: an instance did not know a flow of another one, and would not have told its client if that one had died.
+/// Two instances had told of the flow, and the next process of the one that did so last did not name it.
 #[test]
 fn a_snapshot_does_not_end_a_flow_that_another_has_told_of_besides() {
     let mut scene = Scene::new();
@@ -679,14 +681,14 @@ fn a_snapshot_ends_what_it_does_not_name_though_another_tells_of_it_meanwhile() 
     let dropped = Action::Path(StandbyRequest::Drop(vec![id]));
     let told_by_c = || Remote::Flow { owner: name("c"), record: Box::new(flow.clone()) };
     scene.remote(Remote::Liveness { owner: c.clone(), liveness: Liveness::Alive });
-    // Another one tells of it.
+    // Another instance tells of it.
     scene.told(&flow);
     scene.remote(Remote::Begin { owner: name("a"), epoch: Epoch(2), slot: 0 });
     scene.remote(told_by_c());
     scene.remote(Remote::Synced { owner: name("a") });
     scene.remote(Remote::Ended { owner: c.clone(), id });
     assert!(scene.take().contains(&dropped), "nobody has it");
-    // Another one leaves it to whose snapshot it is.
+    // Another instance leaves it to the one with the snapshot.
     scene.remote(told_by_c());
     scene.told(&flow);
     scene.remote(Remote::Begin { owner: c.clone(), epoch: Epoch(2), slot: 2 });
@@ -745,8 +747,8 @@ fn what_nobody_knows_is_sent_to_a_peer_that_lives_and_cannot_be_asked_and_reset_
     assert_eq!(scene.take(), [Action::Answer(packet)]);
 }
 
-/// Found as a client that waited 69 s for a connect: its port had been another connection's while the peer could not be asked, and
-/// for a minute all that came by that port went there.
+/// Regression: a client waited 69 s for a connect. Its port had been another connection's while the peer could not be
+/// asked, and for a minute all packets from that port went there.
 #[test]
 fn what_was_sent_to_a_peer_that_could_not_be_asked_stays_here_once_all_of_its_flows_are_known() {
     let mut scene = Scene::new();
@@ -766,12 +768,13 @@ fn what_was_sent_to_a_peer_that_could_not_be_asked_stays_here_once_all_of_its_fl
     let done = scene.take();
     place(&done, |action| *action == forget(&nobodys));
     assert!(!done.contains(&forget(&its)), "{done:?}");
-    // It is asked for again, as if it had never been sent there.
+    // The peers are asked again, as if it had never been sent there.
     scene.packet(&nobodys);
     assert_eq!(scene.take(), [Action::Send(PeerCommand::Ask(Asked::up(&nobodys.ends)))]);
 }
 
-/// Found on a busy machine: routers spread flows over two that had had the address for seconds, and one had no CPU for a moment.
+/// Regression, seen on a busy machine: routers spread flows over two instances that had had the address for seconds,
+/// and one got no CPU for a moment.
 #[test]
 fn a_moment_of_silence_is_no_death_for_a_peer_that_has_answered_since_the_address_came() {
     for answers in [true, false] {
@@ -827,7 +830,7 @@ fn what_an_earlier_process_held_is_dropped_or_claimed_when_the_peers_have_spoken
     place(&scene.take(), |action| *action == Action::Path(StandbyRequest::Settle { claim: false }));
 }
 
-/// The last rule for the frontend's port.
+/// The rule for the frontend's port that was set last.
 fn rule(actions: &[Action]) -> Option<Unknown> {
     let mut rules = actions.iter().filter_map(|action| match action {
         Action::Path(StandbyRequest::Unknown { vip, unknown }) if vip.port() == 6443 => *unknown,
@@ -902,8 +905,8 @@ fn settings_of_a_reload_count_from_the_next_move_on() {
     assert_eq!(challenged(&scene.take()), None);
 }
 
-/// Found as packets of a connect storm that were dropped for as long as a VIP that had just come was guarded: what a
-/// handshake's owner has not told of yet is its owner's nevertheless.
+/// Regression: packets of a connect storm were dropped while the guard ran for a VIP that had just come. A handshake of
+/// which its owner has not told yet still belongs to its owner.
 #[test]
 fn unknown_packets_of_an_address_go_to_its_last_owner_for_moments_after_it_has_come() {
     let mut scene = Scene::new();
@@ -918,12 +921,12 @@ fn unknown_packets_of_an_address_go_to_its_last_owner_for_moments_after_it_has_c
     assert_eq!(elsewhere(&scene.machine), Some(vec![ip("10.0.0.21")]), "it has just come");
     scene.pass(5001);
     assert_eq!(elsewhere(&scene.machine), None, "it is here");
-    // Who has died is sent nothing.
+    // A dead peer gets no packets.
     let mut scene = Scene::new();
     scene.addresses(&["10.0.0.22", VIP]);
     scene.liveness(Liveness::Dead);
     assert_eq!(elsewhere(&scene.machine), None);
-    // And of two that have it nobody knows whose they are.
+    // If two instances have the address, the owner is unknown.
     let mut scene = Scene::new();
     scene.remote(Remote::Liveness { owner: name("c"), liveness: Liveness::Alive });
     scene.remote(Remote::Addresses { owner: name("c"), vips: vec![ip(VIP)] });
@@ -953,7 +956,7 @@ fn clients_of_an_owner_that_came_back_before_their_address_are_told() {
     assert!(!all.contains(&Action::Path(StandbyRequest::Refuse(again.ends.keys().to_vec()))));
 }
 
-/// One whose answer went to the dead host was told nothing, and in FIN_WAIT2 it says nothing by itself.
+/// A client whose answer went to the dead host was not told, and in FIN_WAIT2 it sends nothing by itself.
 #[test]
 fn clients_of_an_owner_that_came_back_while_they_were_told_are_told() {
     let mut scene = Scene::new();
@@ -973,7 +976,7 @@ fn clients_of_an_owner_that_came_back_while_they_were_told_are_told() {
     assert!(to.contains(&dead.ends.client.socket_addr()) && !to.contains(&again.ends.client.socket_addr()), "{to:?}");
 }
 
-/// Their records were on their way when it was buried.
+/// Their records were on their way when this instance took their owner for dead.
 #[test]
 fn clients_of_flows_that_are_told_of_after_their_owner_was_buried_are_told() {
     let mut scene = Scene::new();
@@ -1069,8 +1072,8 @@ fn who_answers_while_a_vip_comes_and_the_map_is_full_is_told_at_once() {
     place(&scene.take(), asks);
 }
 
-/// Found as a watch that got one beat and then none: it had begun at an instance that this one took for dead, and this one answered its
-/// backend with RST.
+/// Regression: a watch got one beat and then none. It had begun at an instance that this one took for dead, and this
+/// one answered its backend with RST.
 #[test]
 fn ports_of_an_instance_that_has_only_fallen_silent_stay_its_own_behind_a_router() {
     let owner = |scene: &Scene| {
@@ -1080,7 +1083,7 @@ fn ports_of_an_instance_that_has_only_fallen_silent_stay_its_own_behind_a_router
     };
     let mut scene = Scene::new();
     scene.addresses(&["10.0.0.22", VIP]);
-    // It answers: the address has not come because of its death.
+    // It answers, so the address has not come because of its death.
     scene.liveness(Liveness::Alive);
     for liveness in [Liveness::Silent, Liveness::Dead, Liveness::Unlinked, Liveness::Left(Farewell::Succeeded)] {
         scene.liveness(liveness);
@@ -1088,7 +1091,7 @@ fn ports_of_an_instance_that_has_only_fallen_silent_stay_its_own_behind_a_router
     }
     scene.liveness(Liveness::Left(Farewell::Stopped));
     assert_eq!(owner(&scene), Some(Vec::new()), "it has said that it stops");
-    // Another address that comes here because of the silence says nothing of the one that both have.
+    // Another address that comes here because of the silence proves nothing about the address that both have.
     const OTHER: &str = "10.0.0.101";
     let vips = [VIP, OTHER].map(|vip| VipAddr::new((ip(vip), 6443).into()));
     let mut scene = Scene::with(Settings { vips: vips.to_vec(), ..settings("b") });
@@ -1098,7 +1101,7 @@ fn ports_of_an_instance_that_has_only_fallen_silent_stay_its_own_behind_a_router
     scene.liveness(Liveness::Silent);
     scene.addresses(&["10.0.0.22", VIP, OTHER]);
     assert_eq!(owner(&scene), Some(vec![ip("10.0.0.21")]), "two addresses");
-    // An address that only one has at a time has left whoever has died.
+    // An address that only one host has at a time has left a dead one.
     let mut scene = Scene::new();
     scene.liveness(Liveness::Silent);
     scene.addresses(&["10.0.0.22", VIP]);
@@ -1125,13 +1128,13 @@ fn ends_of_quiet_flows_are_asked_when_one_behind_the_same_router_is_cut_off_and_
         scene.liveness(liveness);
         assert_eq!(asks(&mut scene), asked, "{liveness:?}");
     }
-    // Where only one has the address no flow's packets come to two.
+    // If only one instance has the address, no flow's packets reach two.
     let mut scene = Scene::new();
     scene.liveness(Liveness::Dead);
     assert!(!asks(&mut scene));
 }
 
-/// One way to two entries that stay in the map of a host at rest.
+/// One cause of two entries that stayed in the map of an idle host.
 #[test]
 fn a_flow_that_was_released_before_anybody_could_say_its_ends_is_not_held_for_ever() {
     let mut scene = Scene::new();
@@ -1139,7 +1142,7 @@ fn a_flow_that_was_released_before_anybody_could_say_its_ends_is_not_held_for_ev
     let drop = Action::Path(StandbyRequest::Drop(vec![id]));
     scene.remote(Remote::Claimed { by: name("a"), flows: vec![(id, None)] });
     assert!(scene.take().contains(&Action::Path(StandbyRequest::Release(vec![id]))));
-    // It ended there before it was told of.
+    // It ended there before any record named it.
     scene.remote(Remote::Ended { owner: name("a"), id });
     assert_eq!(scene.take(), [drop]);
 }
@@ -1166,7 +1169,7 @@ fn what_is_kept_though_nobody_lists_it_goes_and_nothing_else_does() {
     assert_eq!(gone(scene.take()), [], "what an earlier process left is not listed yet");
     scene.machine.handle_ready();
     scene.take();
-    // Those of a flow that has just ended have their time.
+    // Those of a flow that has just ended stay for a while.
     scene.machine.handle_standby(scene.now_ns, keeps.clone());
     scene.remote(Remote::Ended { owner: name("a"), id: ended.fleet_id() });
     scene.pass(4000);

@@ -2,26 +2,26 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What happens to one direction while its flow is offloaded.
+/// Events of one direction while its flow is offloaded.
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// The sender's segment slips into the socket: some CPU does not know the entries yet.
+    /// The sender's segment comes into the socket: one CPU does not see the entries yet.
     SlipsIn(u16),
-    /// All that lies in the socket is read, and as much as there is room for written.
+    /// All bytes in the socket are read, and as many as there is room for are written.
     Drain { room: u16 },
-    /// The sender closes, and that slips in.
+    /// The sender closes, and its FIN comes into the socket.
     Closes,
-    /// Every CPU knows the entries.
+    /// Every CPU sees the entries.
     BarrierOver,
     /// The sender's segment goes by the entries.
     PassesBy(u16),
     /// The receiver acknowledges this part of what it has, in 255ths.
     Acknowledges(u8),
-    /// Somebody claims to acknowledge what was never sent.
+    /// A forged segment acknowledges bytes that were never sent.
     Claims(u16),
-    /// The receiving leg's socket is told what the receiver has acknowledged.
+    /// The receiving leg's socket gets the receiver's acknowledgement.
     Tell,
-    /// The sending leg's socket is told of bytes that went by the entries.
+    /// The sending leg's socket gets zeros for bytes that went by the entries.
     StandIn,
 }
 
@@ -39,7 +39,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// The direction as it is, in bytes since its first one; FIN counts as one.
+/// The true state of the direction, in bytes since its first one; FIN counts as one.
 #[derive(Debug)]
 struct Truth {
     flight: InFlight,
@@ -51,20 +51,20 @@ struct Truth {
     fin_read: bool,
     written: u64,
     barrier_over: bool,
-    /// What went by the entries, and what the sending leg's socket has in its place.
+    /// Bytes that went by the entries, and zeros in the sending leg's socket in their place.
     passed_by: u64,
     stood_in: u64,
-    /// Of all that the receiver was sent: what it has acknowledged, and what is seen of that.
+    /// Of all bytes sent to the receiver: those that it has acknowledged, and those whose acknowledgement was seen.
     acked: u64,
     seen_acked: u64,
-    /// What the receiving leg's socket, and the entry, were told.
+    /// The last acknowledgements that the receiving leg's socket, and the entry, got.
     told: u64,
     shown: u64,
 }
 
 impl Truth {
     fn new(start: InFlightStart) -> Self {
-        // All that lies between was read before.
+        // All bytes in between were read before.
         let flight = InFlight::new(start);
         Self {
             flight,
@@ -84,12 +84,12 @@ impl Truth {
         }
     }
 
-    /// Sent to the receiver by the socket, with FIN.
+    /// Bytes that the socket has sent to the receiver, with FIN.
     fn through(&self) -> u64 {
         self.written + u64::from(self.fin_read)
     }
 
-    /// Read out of the sending leg's socket, with FIN: what it has besides is unread.
+    /// Bytes read from the sending leg's socket, with FIN: the others are unread.
     fn read(&self) -> u64 {
         self.written + self.held + u64::from(self.fin_read)
     }
@@ -119,7 +119,7 @@ impl Truth {
             }
             Event::Closes => self.closed |= !self.barrier_over && self.passed_by == 0,
             Event::BarrierOver => {
-                // What had slipped in is read then.
+                // Late bytes are read then.
                 self.play(Event::Drain { room: 0 });
                 self.barrier_over = true;
             }
@@ -130,7 +130,7 @@ impl Truth {
                 }
             }
             Event::Acknowledges(part) => {
-                // What went by the entries is behind a gap until all that went through the socket is there.
+                // Bytes that went by the entries are behind a gap until all bytes of the socket have arrived.
                 let sent = self.through() + if self.held == 0 { self.passed_by } else { 0 };
                 let more = (sent - self.acked) * u64::from(part) / 255;
                 self.acked += more;
@@ -184,7 +184,7 @@ impl Truth {
     }
 
     fn stand_in(&mut self) {
-        // As the engine asks it: nothing of the flow's own is left in the socket.
+        // As the engine asks: the socket has no byte of the flow left.
         if self.held > 0 || self.unread > 0 || self.fin_read || self.closed {
             return;
         }
@@ -225,7 +225,7 @@ proptest! {
             truth.play(event);
             truth.check();
         }
-        // Left alone it comes to its end: all is written, acknowledged and told.
+        // Without interference it completes: all bytes are written, acknowledged and reported.
         truth.play(Event::BarrierOver);
         for event in [Event::Drain { room: u16::MAX }; 16].into_iter().chain([Event::Acknowledges(255), Event::Tell]) {
             truth.play(event);

@@ -1,4 +1,4 @@
-//! Whatever ends, kernel, worker and operator do, in whatever order, and whenever the process is killed.
+//! Ends, kernel, worker and operator act in any order, and the process is killed at any time.
 
 mod world;
 
@@ -52,15 +52,16 @@ fn script() -> impl Strategy<Value = Script> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 20_000, ..ProptestConfig::default() })]
 
-    /// At no moment would a kill leave an end behind that nobody serves and nobody resets, or one that is served and was reset; no byte is
-    /// lost with a socket; the worker is told one end; no flow waits for ever; no end is reset more often than is drawn.
+    /// At no moment would a kill leave an end that is neither served nor reset, or one that is served after a reset; no
+    /// byte is lost with a socket; the worker learns of one end; no flow waits for ever; no end is reset more often
+    /// than the drawing shows.
     #[test]
     fn each_end_is_carried_on_or_reset_whenever_the_process_dies(script in script()) {
         World::new(script).run();
     }
 }
 
-/// Each moment of one flow that is offloaded, and of one that is reset: none is left to chance.
+/// Kills the process at each moment of one flow that is offloaded, and of one that is reset: none is left to chance.
 #[test]
 fn a_kill_at_each_moment_leaves_each_end_carried_on_or_reset() {
     let offloaded = [Event::BarrierOver, Event::Acknowledged, Event::Turn { readable: true }];
@@ -100,7 +101,7 @@ fn an_end_that_owes_an_acknowledgement_for_too_long_is_named() {
     }
 }
 
-/// Or the schedules above would prove nothing.
+/// Otherwise the schedules above would prove nothing.
 #[test]
 fn the_schedules_reach_every_step_and_a_kill_in_each() {
     let mut runner = TestRunner::deterministic();

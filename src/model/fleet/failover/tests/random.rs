@@ -1,4 +1,4 @@
-//! Whatever comes, in whatever order.
+//! Random events in random order.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use super::super::flows::KnownState;
 use super::*;
 use crate::model::fleet::Farewell;
 
-/// One thing that may happen.
+/// One event.
 #[derive(Clone, Debug)]
 enum Step {
     Flow { owner: bool, number: u64, offloaded: bool },
@@ -57,7 +57,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the offload engine has been told, as it would carry it out.
+/// The requests to the offload engine, and their effect.
 #[derive(Default)]
 struct Told {
     diverted: HashMap<Key, bool>,
@@ -72,7 +72,7 @@ impl Told {
                 self.diverted.retain(|key, _| !record.ends.keys().contains(key));
                 self.held.insert(record.fleet_id());
             }
-            // Of one that is not listed it is not known whether it is held.
+            // For a flow that is not listed it is unknown whether it is held.
             StandbyRequest::Drop(flows) => flows.iter().for_each(|id| {
                 self.held.remove(id);
             }),
@@ -99,8 +99,8 @@ impl Told {
 }
 
 proptest! {
-    /// Whatever happens, in whatever order: packets are forwarded only to who may live, each unknown packet is answered, and what
-    /// is over leaves nothing behind.
+    /// For any events in any order: packets are forwarded only to instances that may be alive, each unknown packet is
+    /// answered, and ended flows leave nothing behind.
     #[test]
     fn no_packet_goes_to_the_dead_and_nothing_is_left_behind(steps in prop::collection::vec(step(), 1..60)) {
         let mut scene = Scene::with(settings("b"));
@@ -157,12 +157,12 @@ proptest! {
                 }
                 Step::Claimed { by, number, was_told } => {
                     let id = flow(number, false).fleet_id();
-                    // One that was this instance's from the beginning.
+                    // One that belonged to this instance from the beginning.
                     let machine = &scene.machine;
                     let own = was_told
                         && machine.flows.get(&id).is_none()
                         && !machine.claims.has(&id)
-                        // It had sockets at another.
+                        // It had sockets at another instance.
                         && !machine.untold.has(&id);
                     if own {
                         told.borrow_mut().own.insert(id);
@@ -183,11 +183,11 @@ proptest! {
             scene.remote(Remote::Synced { owner: owner(first) });
             absorb(&mut scene, &mut packets);
         }
-        // Those that nobody answered while records were on their way come again.
+        // Packets that got no answer while records were on their way come again.
         scene.pass(5000);
         absorb(&mut scene, &mut packets);
         for number in 0..6 {
-            // While nothing is said of it, it is dropped for some seconds, and TCP sends it again.
+            // While no peer answers, the packet is dropped for some seconds, and TCP repeats it.
             packets = 1;
             for _ in 0..4 {
                 if packets > 0 {

@@ -1,34 +1,35 @@
-//! What carries out a flow's actions: sockets, map and ends, counted apart from the machine, and processes one after the other.
+//! Carries out a flow's actions: sockets, map and ends, counted independently of the machine, and one process after the
+//! other.
 
 use super::*;
 
 const MS: u64 = 1_000_000;
 const PATIENCE_NS: u64 = 30_000 * MS;
 
-/// One process challenges an end at most so often: twice, and once more if it is silent.
+/// Limit for one process's challenges of an end: two, and a third if it is silent.
 const CHALLENGES_MAX: u32 = 3;
 
-/// What happens from outside. What does not fit in is left out.
+/// Events from outside. One that is impossible at its time is skipped.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Event {
     BarrierOver,
-    /// A packet that met the map without the entries comes into a socket.
+    /// A packet that read the map before the entries were made comes into a socket.
     SlipsIn,
-    /// The sockets take no more bytes.
+    /// The sockets accept no more bytes.
     Blocks,
-    /// They do, and all that was passed on through them is acknowledged.
+    /// They accept bytes, and all bytes passed on through them are acknowledged.
     Acknowledged,
     /// The engine has its turn.
     Turn {
         readable: bool,
     },
-    /// So many ms.
+    /// A wait of so many ms.
     Wait(u64),
     /// A timer, of this step or of one before.
     Due,
     /// The socket of this end fails at the next pass.
     LegBreaks(usize),
-    /// Somebody takes the entries away.
+    /// Somebody removes the entries.
     EntriesRemoved,
     /// An end's RST passes by the entries.
     ResetByEnd(usize),
@@ -38,7 +39,7 @@ pub(super) enum Event {
     LooksAgain,
     /// The worker has the flow ended.
     Ordered,
-    /// The engine gives a silent end up.
+    /// The engine gives up a silent end.
     FallsSilent,
 }
 
@@ -46,39 +47,39 @@ pub(super) enum Event {
 pub(super) struct Script {
     /// The map has no room for this entry.
     pub(super) write_fails: Option<usize>,
-    /// When the flow is offered, bytes lie between its sockets.
+    /// When the flow is offered, its worker holds bytes.
     pub(super) holds_bytes: bool,
     pub(super) can_mark: bool,
     pub(super) events: Vec<Event>,
-    /// So many effects each process has before it is killed; one more process lives on.
+    /// The number of effects of each process before it is killed; one more process is not killed.
     pub(super) kills: Vec<u32>,
-    /// Whether the ends hear the next challenge.
+    /// Whether the ends receive the next challenge.
     pub(super) hears: Vec<bool>,
 }
 
-/// The process is no more.
+/// The process was killed.
 struct Killed;
 
-/// Both sockets, as the machine has them.
+/// Both sockets, as data of the machine.
 #[derive(Debug)]
 struct BothSockets;
 
 /// Client or backend.
 #[derive(Clone, Copy, Debug, Default)]
 struct End {
-    /// Times that this host let it know that the flow is over, by a socket or by the answer to a challenge.
+    /// How often this host told it that the flow is over, by a socket or by the answer to a challenge.
     told: u32,
     /// It has ended the flow itself.
     is_over: bool,
     /// When it last answered a challenge of this process.
     said_ns: u64,
-    /// By this process.
+    /// Number of challenges by this process.
     challenged: u32,
-    /// It never heard any of a whole series of challenges, and is left to those who repeat resets.
+    /// It received none of a whole series of challenges, and is left to the code that repeats resets.
     unreachable: bool,
 }
 
-/// What the flow's packets have shown.
+/// The events in the flow's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shown {
     Nothing,
@@ -86,7 +87,7 @@ enum Shown {
     Finished,
 }
 
-/// What one process has done.
+/// The record of one process.
 #[derive(Debug, Default)]
 struct Process {
     barrier_awaited: bool,
@@ -111,7 +112,7 @@ pub(super) struct World {
     with_worker: bool,
     entries: [Option<LeftEntry>; 2],
     ends: [End; 2],
-    /// There are bytes in the sockets that were not read; that were read and not passed on; that were passed on and are not acknowledged.
+    /// Bytes in the sockets: unread ones; read but not passed on; passed on but not acknowledged.
     unread: bool,
     held: bool,
     unacknowledged: bool,
@@ -119,7 +120,7 @@ pub(super) struct World {
     breaks: Option<usize>,
     shown: Shown,
     challenges: usize,
-    /// The process that was killed had nothing left to do for the flow but to watch over it.
+    /// The killed process had nothing left to do for the flow but to watch it.
     must_go_on: bool,
     pub(super) seen: BTreeSet<String>,
 }
@@ -167,7 +168,7 @@ impl World {
         self.look_back();
     }
 
-    /// Something happens that the process cannot be killed in the middle of.
+    /// A step during which the process cannot be killed.
     fn effect(&mut self, effect: impl FnOnce(&mut Self)) -> Lives {
         match &mut self.effects_left {
             Some(0) => return Err(Killed),
@@ -241,7 +242,7 @@ impl World {
             self.happen(event)?;
             self.look_at_rest();
         }
-        // Nothing more gets in its way, and no end is slow.
+        // No more interference, and no end is slow.
         for round in 0..20 {
             assert!(round < 3 || !self.has_sockets(), "it stays in its sockets");
             for event in [Event::BarrierOver, Event::Acknowledged, Event::Turn { readable: true }, Event::Due] {
@@ -374,7 +375,7 @@ impl World {
         Ok(())
     }
 
-    /// Looks whether the flow's packets say that it is over.
+    /// Checks whether the flow's packets show its end.
     fn see_end(&mut self) -> Lives {
         let is_finished = match self.shown {
             Shown::Nothing => return Ok(()),
@@ -500,7 +501,7 @@ impl World {
         self.seen.insert(what.into());
     }
 
-    /// What holds at every moment, as if it were the last one of the process.
+    /// The invariants at every moment, as if it were the last one of the process.
     fn check(&self) {
         let both_stand = self.entries.iter().all(Option::is_some);
         for ((end, socket), own) in self.ends.iter().zip(self.sockets).zip(self.entries) {
@@ -519,7 +520,7 @@ impl World {
         assert!(alike, "one entry has the mark");
     }
 
-    /// What holds whenever the process waits.
+    /// The invariants whenever the process waits.
     fn look_at_rest(&mut self) {
         if let Some(step) = &self.step {
             let name = name(step);

@@ -1,5 +1,5 @@
-//! An instance without a data plane: a table filled by hand, a control that notes what it is asked, and one thread
-//! that carries out orders as a worker would.
+//! An instance without a data plane: a table filled by hand, a control that records its calls, and one thread that
+//! carries out orders as a worker would.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
@@ -45,7 +45,7 @@ pub struct FakeInstance {
 pub struct FakeControl {
     pub orders: Mutex<Vec<(BackendId, Order)>>,
     pub not_ready: Mutex<Vec<String>>,
-    /// What the next reload finds.
+    /// The result of the next reload.
     pub reload_errors: Mutex<Vec<String>>,
     pub last_reload: Mutex<Option<LastReload>>,
     pub rebalanced: Mutex<u32>,

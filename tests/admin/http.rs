@@ -1,4 +1,4 @@
-//! The HTTP door.
+//! The HTTP server.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -203,7 +203,7 @@ async fn a_probe_is_answered_at_once_however_many_connections_keep_silent() {
     assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
-/// That this host may have the VIP and that clients are served are two facts.
+/// Two facts: whether this host may have the VIP, and whether clients are served.
 #[tokio::test]
 async fn with_no_backend_left_nothing_says_ready_in_green() {
     let instance = FakeInstance::start();
@@ -230,7 +230,7 @@ async fn with_no_backend_left_nothing_says_ready_in_green() {
     assert!(page.contains("<title>no backend: Baton on ") && page.contains(of_none), "{page}");
     assert!(page.contains("<span class=\"pill bad\">no backend</span>"), "{page}");
     assert!(!page.contains("<span class=\"pill good\">ready</span>") && page.contains("fill='%23d1261b'"), "{page}");
-    // The other fact is as it was.
+    // The other fact has not changed.
     assert_eq!(get(&instance, "/readyz").await.status, 200);
     let status: serde_json::Value = serde_json::from_str(&get(&instance, "/status.json").await.body).unwrap();
     let service = &status["frontends"][0]["service"];

@@ -1,4 +1,5 @@
-//! The admin doors on a table without a data plane: every command, both doors' manners, and promtool's verdict.
+//! The admin servers on a table without a data plane: every command, the limits of both servers, and promtool's
+//! verdict.
 
 mod cli;
 mod fake;

@@ -52,7 +52,7 @@ async fn raw(socket: PathBuf, bytes: Vec<u8>) -> String {
     tokio::task::spawn_blocking(move || {
         let mut stream = UnixStream::connect(socket).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        // Who is turned away may find the door shut before all is said; the answer has come by then all the same.
+        // The server may close before a refused client has sent everything; its answer has arrived by then.
         let said = stream.write_all(&bytes);
         let mut line = String::new();
         match (said, BufReader::new(stream).read_line(&mut line)) {

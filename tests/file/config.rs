@@ -1,4 +1,4 @@
-//! Configuration files as a user has them: what is rejected and with which words, and that nothing breaks the loader.
+//! Configuration files of users: which are rejected, with which words, and that no file crashes the loader.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use baton::config::{self, Loaded, Rejected, Severity};
 use proptest::prelude::*;
 
-/// Each `config/invalid/*.toml` is rejected with exactly what stands beside it in `*.expected`: errors, then warnings, as
-/// `baton check` shows them. UPDATE_EXPECTED=1 in the environment writes what is said there; read what git then shows as changed.
+/// Each `config/invalid/*.toml` is rejected with exactly the text in `*.expected` beside it: errors, then warnings, as
+/// `baton check` shows them. UPDATE_EXPECTED=1 in the environment writes these files; then read the changes in git.
 #[test]
 fn each_invalid_file_is_rejected_with_the_expected_words() {
     let update = std::env::var_os("UPDATE_EXPECTED").is_some();
@@ -39,7 +39,7 @@ fn each_expectation_has_its_file() {
     }
 }
 
-/// Whoever tries Baton begins with it, on a machine that has no cluster.
+/// A new user begins with it, on a machine without a cluster.
 #[test]
 fn the_file_as_it_is_shipped_passes_the_check() {
     let loaded = config::load(Path::new("config/baton.toml")).unwrap_or_else(|rejected| panic!("{}", lines(&rejected)));
@@ -55,14 +55,14 @@ fn the_reference_file_is_taken() {
     assert!(frontend.health.tls.is_some());
 }
 
-/// What the reference shows as a default is the default: with all of those lines in force nothing changes.
+/// A value that the reference shows as a default is the default: with all of those lines uncommented nothing changes.
 #[test]
 fn the_defaults_in_the_reference_are_the_defaults() {
     let path = Path::new("config/invalid/baton.toml");
     let text = reference();
     let mut absent = false;
     let shown = text.lines().map(|line| match line.strip_prefix('#') {
-        // A whole table that is not there, and what it would hold.
+        // A whole table that is commented out, with its keys.
         Some(rest) if rest.starts_with('[') => {
             absent = true;
             line
@@ -325,7 +325,7 @@ fn tls_settings_are_equal_only_while_the_files_are() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Whatever happens to a file, the loader either takes it or names a line that the file has.
+    /// For any damage of a file, the loader either accepts it or names a line that the file has.
     #[test]
     fn a_mutilated_file_is_taken_or_rejected_at_one_of_its_lines(mutations in prop::collection::vec(mutation(), 1..6)) {
         let mut bytes = reference().into_bytes();
@@ -357,7 +357,7 @@ enum Mutation {
     Cut(usize, usize),
     /// Copies one line over another.
     MoveLine(usize, usize),
-    /// A commented key comes into force.
+    /// A commented key is uncommented.
     Uncomment(usize),
     Truncate(usize),
 }

@@ -1,4 +1,5 @@
-//! The configuration file: what is taken, what is refused and in which words, and what a reload does with each key.
+//! The configuration file: which values Baton accepts, which it refuses and with which words, and the effect of a
+//! reload of each key.
 
 mod config;
 mod keys;

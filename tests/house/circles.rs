@@ -1,5 +1,5 @@
-//! Circles of imports. The layers forbid them between rooms; inside of a room files may know one another where they are one part, and
-//! nowhere else.
+//! Finds circles of imports. The layers forbid them between rooms. Inside a room, files may import each other only if
+//! they are one part.
 //!
 //! A part is a room. In the rooms of [`PARTED`] it is a file of the room with the folder of the same name, as `proxy/accept.rs` with
 //! `proxy/accept/`; the room's own file, `proxy.rs`, is a part as well.
@@ -15,7 +15,7 @@ const PARTED: &[&str] =
 /// Imports that close a circle, and why each may stay.
 const ALLOWED: &[(&str, &str, &str)] = &[];
 
-/// Each file by its path below src without `.rs`, with the files whose modules its code names.
+/// Each file by its path below src without `.rs`, with the files of the modules that its code names.
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
 #[test]
@@ -68,14 +68,14 @@ fn part_of(name: &str) -> String {
     }
 }
 
-/// One line for each import between two parts from which a way leads back.
+/// One line for each import between two parts that closes a circle.
 fn circles(imports: &Imports) -> Vec<String> {
     let pairs = imports.iter().flat_map(|(from, imported)| imported.iter().map(move |to| (from, to)));
     let between_parts = pairs.filter(|(from, to)| part_of(from) != part_of(to));
     between_parts.filter_map(|(from, to)| Some(format!("{from} -> {}", way(imports, to, from)?.join(" -> ")))).collect()
 }
 
-/// The shortest way of imports between two files, both included.
+/// The shortest chain of imports between two files, both included.
 fn way(imports: &Imports, from: &str, to: &str) -> Option<Vec<String>> {
     let mut before: BTreeMap<&str, &str> = BTreeMap::new();
     let mut next = VecDeque::from([from]);
@@ -109,7 +109,7 @@ fn imports_of<'a>(files: impl Iterator<Item = (String, &'a str)>) -> Imports {
     files.iter().map(|(name, code)| (name.clone(), imported(name, code))).collect()
 }
 
-/// The file whose module, or what is in it, `path` names in the file `own`; `None` if it is none of `files`.
+/// The file of the module that `path` names, or that contains it, as seen from the file `own`; `None`: none of `files`.
 fn file_of(files: &BTreeMap<String, &str>, own: &str, path: &[&str]) -> Option<String> {
     let mut at: Vec<&str> = own.split('/').collect();
     let mut rest = path;
@@ -123,7 +123,7 @@ fn file_of(files: &BTreeMap<String, &str>, own: &str, path: &[&str]) -> Option<S
                 }
             }
         }
-        // One word alone may as well be a variable.
+        // A single word may be a variable.
         child if path.len() > 1 => _ = files.get(&format!("{own}/{child}"))?,
         _ => return None,
     }
@@ -132,12 +132,12 @@ fn file_of(files: &BTreeMap<String, &str>, own: &str, path: &[&str]) -> Option<S
     (outer.max(1)..=at.len()).rev().map(|end| at[..end].join("/")).find(|name| files.contains_key(name))
 }
 
-/// Every path of `code`, the lists in braces taken apart: of `a::{b, c::d}` the paths `a::b` and `a::c::d`.
+/// Every path of `code`, with lists in braces expanded: of `a::{b, c::d}` the paths `a::b` and `a::c::d`.
 fn paths(code: &str) -> Vec<Vec<&str>> {
-    // What stands before each brace that is open: nothing, unless that is a list.
+    // The path before each open brace; empty if the brace is no list.
     let mut prefixes: Vec<Vec<&str>> = Vec::new();
     let (mut paths, mut path): (Vec<Vec<&str>>, Vec<&str>) = (Vec::new(), Vec::new());
-    // The next word goes on with the path; the path is more than what stands before the brace.
+    // The next word continues the path, which is longer than the part before the brace.
     let (mut joined, mut named) = (false, false);
     for token in tokens(code) {
         let is_word = token.starts_with(in_word);

@@ -1,11 +1,12 @@
-//! tests/run itself, with a stand-in for cargo: what a test may call, and what becomes of one that calls something else.
+//! Tests tests/run itself, with a stand-in for cargo: the commands that a test may call, and the result if it calls
+//! another.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// What the stand-in says that a runner would.
+/// The stand-in prints this, as a runner would.
 const SUMMARY: &str = "     Summary [   0.1s] 3 tests run: 3 passed, 0 skipped";
 
 /// Runs tests/run where `frobnicate` is installed, with a stand-in for cargo whose tests are `script`.
@@ -39,7 +40,7 @@ fn a_command_that_is_installed_and_not_declared_fails_by_its_name() {
         "{said}{why}"
     );
     assert!(said.contains("its end: 127"), "{said}");
-    // A test that takes the failure for an answer does not get away with it.
+    // A test that takes the failure for a result must fail all the same.
     assert!(said.contains("used and not declared in tests/run: frobnicate"), "{said}");
     assert!(said.ends_with("3 passed, 1 failed, 0 skipped\n"), "{said}");
     assert!(!output.status.success());

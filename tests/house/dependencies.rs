@@ -1,4 +1,5 @@
-//! No dependency that nothing uses: each is compiled by everybody who builds Baton, and watched over by whoever keeps it.
+//! Finds unused dependencies: everybody who builds Baton compiles each of them, and somebody must watch it for
+//! advisories.
 
 use std::fs;
 use std::path::Path;
@@ -21,7 +22,7 @@ fn a_dependency_that_is_named_in_a_comment_only_is_not_used() {
     assert_eq!(["tokio", "slab", "toml", "serde_json", "serde"].map(used), [true, false, false, true, false]);
 }
 
-/// Names in `table` of the manifest below `root` of which no source in `folders` uses anything.
+/// Names in `table` of the manifest below `root` that no source in `folders` uses.
 fn unused(root: &Path, table: &str, folders: &[&str]) -> Vec<String> {
     let manifest: toml::Table = fs::read_to_string(root.join("Cargo.toml")).unwrap().parse().unwrap();
     let files = folders.iter().flat_map(|folder| files(&root.join(folder)));

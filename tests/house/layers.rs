@@ -1,11 +1,11 @@
-//! The layers of ARCHITECTURE.md, kept: imports point downwards only, siblings never know one another, and files stay
-//! small enough to read.
+//! Enforces the layers of ARCHITECTURE.md: imports point only downwards, siblings never import each other, and files
+//! stay short enough to read.
 
 use std::path::Path;
 
 use crate::sources::{DIVIDED, Source, code_only, sources, words};
 
-/// From the top; a module may use what stands in a lower row and what is of its own name.
+/// From the top; a module may use the rows below and its own modules.
 const LAYERS: &[&[&str]] = &[
     &["main", "cli"],
     &["app", "lab"],
@@ -23,24 +23,24 @@ const LAYERS: &[&[&str]] = &[
         "late_resets",
     ],
     &["table", "config", "metrics", "drain", "essential"],
-    // Below the table: an entry may have a port of its own, and no port knows what is shown.
+    // Below the table: an entry may have a port of its own, and no port uses the table.
     &["ports"],
     &["model", "part"],
     &["sys"],
-    // Below sys, so that a system call can say which end of a flow it is about.
+    // Below sys, so that a signature of a system call can say which end of a flow it concerns.
     &["addr"],
 ];
 
-/// Modules of one row that may use one another: the binary is the command line's thin shell.
+/// Modules of one row that may use each other: the binary is a thin shell around the command line.
 const TOGETHER: &[[&str; 2]] = &[["main", "cli"]];
 
-/// The only file outside that knows of the lab, which is a feature.
+/// The only file outside the lab that may use it: the lab is a cargo feature.
 const DISPATCH: &str = "cli/lab.rs";
 
 const MAIN_LINES_MAX: usize = 130;
 const FILE_LINES_MAX: usize = 600;
 
-/// Where something may be spawned that is no essential part: the file, what follows `spawn(`, and why its panic is its own.
+/// Places that may spawn work that is not essential: the file, the text after `spawn(`, and the reason.
 const INESSENTIAL: &[(&str, &str, &str)] = &[
     ("admin/http.rs", "async move { cut_off", "a conversation"),
     ("admin/session.rs", "async move {", "a conversation"),
@@ -51,7 +51,7 @@ const INESSENTIAL: &[(&str, &str, &str)] = &[
     ("fleet/link/hub/lines.rs", "async move { if let Err(error) = site.take", "a link, which its other end makes anew"),
 ];
 
-/// What the model may not touch: it is pure.
+/// Names that the model must not use: it is pure.
 const IMPURE: &[&str] = &["tokio", "socket2", "rustix", "libc", "fastrand", "Instant", "SystemTime"];
 
 #[test]
@@ -81,7 +81,7 @@ fn the_model_is_pure() {
     assert!(faults.is_empty(), "{faults:?}");
 }
 
-/// Or a build without the lab would not compile.
+/// Otherwise a build without the lab would not compile.
 #[test]
 fn one_file_knows_of_the_lab() {
     let knows = |source: &Source| {
@@ -94,7 +94,7 @@ fn one_file_knows_of_the_lab() {
     assert!(know.is_empty(), "only {DISPATCH} may: {know:?}");
 }
 
-/// Or a part could panic, and the process live on without it.
+/// Otherwise a part could panic, and the process would go on without it.
 #[test]
 fn whatever_is_spawned_is_essential_or_listed() {
     let faults: Vec<_> = sources()
@@ -117,10 +117,11 @@ fn a_spawn_that_is_neither_essential_nor_listed_is_found() {
     assert_eq!(found("let run = spawn_blocking(walk); nft.spawn()?; scope.spawn(ask)"), 0);
 }
 
-/// Where tasks are stopped in another way than by `essential::Tasks` or a CancellationToken, and why.
+/// Places that stop tasks in another way than by `essential::Tasks` or a CancellationToken, and why.
 const STOPPED_OTHERWISE: &[(&str, &str)] = &[("health/probe.rs", "attempts race, and the first to end has won")];
 
-/// Or each part has its own: a handle to abort here, a dropped sender there, and nobody knows what ends when.
+/// Otherwise each part would stop its tasks in its own way (an abort handle, a dropped sender), and nobody would know
+/// what ends when.
 #[test]
 fn tasks_are_stopped_in_one_way() {
     let daemon = |source: &&Source| !["main", "cli", "lab"].contains(&source.module.as_str());
@@ -137,12 +138,12 @@ fn stop_faults(source: &Source) -> Vec<String> {
     found.map(|way| format!("{}: {way}", source.path.display())).collect()
 }
 
-/// Of the command line, `baton run` alone.
+/// Only `baton run` among the commands.
 fn is_of_the_daemon(path: &Path) -> bool {
     ["cli/run.rs", "cli/service.rs", "cli/logging.rs"].iter().any(|own| path.ends_with(own))
 }
 
-/// Each place of `code` where something is spawned that is neither essential nor listed.
+/// Each place of `code` that spawns work that is neither essential nor listed.
 fn spawn_faults(path: &Path, code: &str) -> Vec<String> {
     let words_of = |code: &str| code.split_whitespace().collect::<Vec<_>>().join(" ");
     let spawns = code.match_indices("spawn(").filter(|(at, _)| {
@@ -152,7 +153,7 @@ fn spawn_faults(path: &Path, code: &str) -> Vec<String> {
             && !code[at + "spawn(".len()..].starts_with(')')
     });
     let what = spawns.map(|(at, call)| words_of(&code[at + call.len()..]));
-    // `essential::Tasks` are told the name first, and what is in quotes is not among the code.
+    // `essential::Tasks` takes the name first, and the code here has no strings.
     what.filter(|what| !what.starts_with("essential::") && !what.starts_with(','))
         .filter(|what| !INESSENTIAL.iter().any(|(file, begin, _)| path.ends_with(file) && what.starts_with(begin)))
         .map(|what| format!("{}: spawn({}", path.display(), what.chars().take(60).collect::<String>()))
@@ -170,7 +171,7 @@ fn files_are_short_enough_to_read() {
     assert!(faults.is_empty(), "\n{}", faults.join("\n"));
 }
 
-/// What cannot be read may be there all the same: `program::Unread` says what follows.
+/// An entry that cannot be read may exist all the same: see `program::Unread`.
 #[test]
 fn a_failed_read_of_the_map_is_not_taken_for_no_entry() {
     let is_wrong = |source: &&Source| source.code.split_whitespace().collect::<String>().contains(".ok().flatten()");
@@ -232,7 +233,7 @@ fn import_faults(module: &str, code: &str) -> Vec<String> {
         .collect()
 }
 
-/// The top-level modules that paths beginning with `prefix` name, those in braces one by one; of a divided room its part.
+/// The top-level modules in paths that begin with `prefix`, those in braces one by one; for a divided room its part.
 fn modules_used(code: &str, prefix: &str) -> Vec<String> {
     let mut used = Vec::new();
     for (at, _) in code.match_indices(prefix) {
@@ -250,7 +251,7 @@ fn modules_used(code: &str, prefix: &str) -> Vec<String> {
     used
 }
 
-/// What `path` begins with, each of those if that is a list in braces.
+/// The first element of `path`, or of each path of a list in braces.
 fn named(path: &str) -> Vec<String> {
     match path.strip_prefix('{') {
         Some(list) => heads(list),

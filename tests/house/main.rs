@@ -1,4 +1,5 @@
-//! What is read rather than run: the layout of the sources, their words, what the documents say, and the tests' own command.
+//! Tests that read files instead of running Baton: the layout and the words of the sources, the documents' statements,
+//! and tests/run.
 
 mod circles;
 mod commands;

@@ -1,12 +1,13 @@
-//! Who may touch the whole table, and all ports. A signature with a `Part` says what a part of Baton may touch; one with the whole table says
-//! nothing, and is for the wiring and the doors, which show everything. All ports are for the wiring alone.
+//! Limits the files that hold the whole table or all ports. A signature with a `Part` says what a part of Baton may
+//! use; one with the whole table does not, and is only for the wiring and the admin servers, which show everything. All
+//! ports together are only for the wiring.
 
 use std::fs;
 use std::path::Path;
 
 use crate::sources::{files, without_text};
 
-/// Files of src that may hold the whole of what is shared, their tests included: its type, and how many.
+/// The files of src, with their tests, that may hold all of a shared object: its type, and their number.
 const WHOLES: &[(&str, usize)] = &[("Table", 2), ("AllPorts", 1)];
 
 #[test]

@@ -1,5 +1,5 @@
-//! The table is state, and the parts talk through ports: nothing in the table makes anyone wait or wakes anyone, and each flag of a port has
-//! one room that sets it.
+//! The table is state, and the parts talk through ports: nothing in the table makes a caller wait or wakes a thread,
+//! and only one room sets each flag of a port.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::sources::{files, sources, without_text, words};
 
-/// What only a conversation needs. A path counts as the word before its colons, as of `watch::Sender`.
+/// Names that only a conversation needs. A path counts as the word before its colons, as in `watch::Sender`.
 const TALK: &[&str] =
     &["SegQueue", "ArrayQueue", "EventFd", "Notify", "mpsc", "watch::", "oneshot", "broadcast", "Condvar"];
 
@@ -81,13 +81,13 @@ fn what_sets_a_flag_is_found() {
     assert!(!sets("exchange.set_ready(true);myfleet.set_ready(true);fleet.set_ready_ns(1)", "fleet.set_ready"));
 }
 
-/// What sets the flags of the port in this file, as it is called.
+/// The calls that set the flags of the port in this file.
 fn flags(file: &str, code: &str) -> Vec<String> {
     let port = file.rsplit('/').next().unwrap_or_default();
     words(code).filter(|word| word.starts_with("set_")).map(|setter| format!("{port}.{setter}")).collect()
 }
 
-/// Whether `code`, which has no white space, calls this.
+/// Whether `code`, which has no white space, contains this call.
 fn sets(code: &str, flag: &str) -> bool {
     code.match_indices(&format!("{flag}("))
         .any(|(at, _)| !code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_'))

@@ -1,4 +1,4 @@
-//! What the README and docs/ say is what the program does.
+//! Compares the statements of the README and docs/ with the program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ fn page(path: &str) -> String {
         .unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// README.md and its like, and every page of docs/.
+/// README.md and similar files, and every page of docs/.
 fn pages() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let listed = |folder: &str| {
@@ -64,7 +64,7 @@ fn the_example_configurations_are_valid() {
     fs::write(&key, PeerKey([7; 32]).spell()).unwrap();
     let key_file = format!("key_file = {:?}", key.path());
     for example in examples {
-        // The authority's file is on a control-plane host only, and the key on those of a fleet.
+        // The authority's file exists only on a control-plane host, and the key only on hosts of a fleet.
         let here: String = example
             .lines()
             .map(|line| match line.split(' ').next() {

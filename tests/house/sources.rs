@@ -1,9 +1,10 @@
-//! The sources of Baton as the tests of its layout read them: which file is in which room, and its code without what is not code.
+//! The sources of Baton for the tests of their layout: the room of each file, and its code without comments and
+//! strings.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Rooms whose parts are siblings like rooms, each with its row in the layers; their own file only lists them.
+/// Rooms whose parts are siblings as rooms are, each with its row in the layers; the room's own file only lists them.
 pub const DIVIDED: &[&str] = &["fleet"];
 
 pub struct Source {
@@ -71,15 +72,15 @@ pub fn words(code: &str) -> impl Iterator<Item = &str> {
     code.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// `text` without comments, without what strings hold, and without its `#[cfg(test)]` module, which stands last; one in a file of its own
-/// is only named.
+/// `text` without comments, without the content of strings, and without its `#[cfg(test)]` module, which comes last; a
+/// module in a file of its own leaves only its name.
 pub fn code_only(text: &str) -> String {
     let begins = |at: usize| text[at..].find(['{', ';']).is_some_and(|end| text[at + end..].starts_with('{'));
     let tests = text.match_indices("#[cfg(test)]\nmod ").find(|(at, _)| begins(*at));
     without_text(tests.map_or(text, |(at, _)| &text[..at]))
 }
 
-/// `text` without comments and what strings hold.
+/// `text` without comments and the content of strings.
 pub fn without_text(text: &str) -> String {
     let mut code = String::with_capacity(text.len());
     let mut rest = text;
@@ -96,7 +97,7 @@ pub fn without_text(text: &str) -> String {
     code
 }
 
-/// Bytes at the start of `rest` that are a comment or a literal; 0 if neither. `before` is what stands before.
+/// Number of bytes at the start of `rest` that are a comment or a literal; 0 if neither. `before`: the text before it.
 fn skipped_prefix(rest: &str, before: Option<char>) -> usize {
     let to_end_of = |end: &str, from: usize| rest[from..].find(end).map_or(rest.len(), |at| from + at + end.len());
     let in_word = before.is_some_and(|c| c.is_alphanumeric() || c == '_');

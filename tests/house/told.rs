@@ -1,15 +1,15 @@
-//! An event is told once: `src/table/journal/sentences.rs` has its words for the log, `baton events` and the page, so that nobody who
-//! records one writes a line about it, too.
+//! An event is told once: `src/table/journal/sentences.rs` has its words for the log, `baton events` and the page, so
+//! that the code that records an event writes no log line about it as well.
 
 use crate::sources::{Source, sources};
 
-/// Where the words are.
+/// The file with the words.
 const TABLE: &str = "table/journal";
 
-/// Lines of code from one to the other within which a line of the log is taken for one about the event.
+/// Limit for the lines of code between an event and a log line that counts as one about it.
 const NEAR: usize = 4;
 
-/// Lines of the log that stand beside an event and are not about it: the file, how the line begins, and what it is about.
+/// Log lines beside an event that are not about it: the file, the beginning of the line, and its subject.
 const NOT_ABOUT_IT: &[(&str, &str, &str)] =
     &[("offload/engine/watch", "Err(error) => tracing::error!(%error", "the other outcome: nothing was attached")];
 

@@ -1,5 +1,5 @@
-//! Walls between the parts of a room: a type whose methods stand in many files has no inside, for each of those files reaches all of it. So
-//! a type's `impl` blocks stand in few files, and who needs another's state asks for it.
+//! Keeps the parts of a room apart: if a type's methods are in many files, each of these files reaches all of its
+//! state. So a type's `impl` blocks are in few files, and other code asks the type for its state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,18 +8,18 @@ use crate::sources::{Source, sources};
 /// Files in which the methods of one type may stand.
 const FILES_MAX: usize = 3;
 
-/// Types of more files: where each is defined, and in how many files its methods stand. Lower the figure where you take some away. The
-/// world that the failover machine is tried in plays the network, the hosts and the clients.
+/// Types whose methods are in more files: the file that defines each, and the number of files. Lower the number when
+/// you remove some. The world that tests the failover machine plays the network, the hosts and the clients.
 const SPREAD: &[(&str, &str, usize)] = &[("model/fleet/simulation", "World", 9)];
 
-/// Types that only pass on what comes to their components, and have little of their own: methods and fields at most.
+/// Types that only pass calls on to their components, and have little of their own: limits for methods and fields.
 const DISPATCHERS: &[(&str, &str, usize, usize)] =
     &[("proxy/worker", "Worker", 27, 9), ("model/fleet/failover", "Failover", 37, 11)];
 
 /// Where a type is defined, and its name.
 type Definition = (String, String);
 
-/// What the sources have of one type's methods, traits' aside.
+/// The methods and fields of one type in the sources, without those of traits.
 #[derive(Debug, Default)]
 struct Methods {
     files: BTreeSet<String>,
@@ -88,7 +88,7 @@ fn methods(files: &[(String, &str)]) -> BTreeMap<Definition, Methods> {
     for (file, code) in files {
         for block in blocks(code) {
             let Some(name) = type_of(&block.head) else { continue };
-            // Of several types of that name it is the one that is defined nearest.
+            // If several types have that name, the nearest definition counts.
             let nearest = defined.get(name).and_then(|at| at.iter().max_by_key(|at| shared_segments(at, file)));
             let Some(nearest) = nearest else { continue };
             let found = methods.entry(((*nearest).to_owned(), name.to_owned())).or_default();
@@ -118,7 +118,7 @@ fn fields<'a>(code: &'a str, name: &str) -> Vec<&'a str> {
     named
 }
 
-/// What stands before a pair of braces that are in no others, from the last end of such a thing, and what is between them.
+/// The text before each outermost pair of braces, since the end of the last one, and the text inside.
 struct Block<'a> {
     /// Words, `<` and `>`; without attributes and visibility.
     head: Vec<&'a str>,
@@ -150,7 +150,7 @@ fn blocks(code: &str) -> Vec<Block<'_>> {
     blocks
 }
 
-/// From the word that says what it is.
+/// The text from the keyword on.
 fn head(text: &str) -> Vec<&str> {
     let mut words = Vec::new();
     let mut rest = text;
@@ -172,7 +172,7 @@ fn head(text: &str) -> Vec<&str> {
     words.split_off(kind.unwrap_or(0))
 }
 
-/// The type whose own methods the block has; `None`: it is a trait's, or no such block.
+/// The type whose own methods the block defines; `None`: a trait's methods, or another kind of block.
 fn type_of<'a>(head: &[&'a str]) -> Option<&'a str> {
     let (_, after) = head.split_first().filter(|(first, _)| **first == "impl")?;
     let mut depth = 0;
@@ -190,7 +190,7 @@ fn type_of<'a>(head: &[&'a str]) -> Option<&'a str> {
     name
 }
 
-/// Functions of a block, without those inside of them.
+/// The functions of a block, without nested ones.
 fn functions(body: &str) -> usize {
     let mut depth = 0;
     let mut count = 0;

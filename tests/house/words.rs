@@ -1,10 +1,10 @@
-//! One word for each way in which a flow changes hands (docs/glossary.md): no name and no sentence uses one that was retired.
+//! One word for each way in which a flow changes hands (docs/glossary.md): no name and no sentence uses a retired word.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How a retired word begins, and the word to use. Compared with each part of a name and each word of a sentence.
+/// The beginning of a retired word, and the word to use. Compared with each part of a name and each word of a sentence.
 const RETIRED: &[(&str, &str)] = &[
     ("graduat", "offload"),
     ("handoff", "upgrade"),
@@ -20,7 +20,7 @@ const RETIRED: &[(&str, &str)] = &[
     ("mend", "fix"),
 ];
 
-/// Where people may still type an old name and are told the new one, and this file.
+/// Files in which the old names stay: where users may still type one and are told the new one, and this file.
 const EXEMPT: &[&str] = &[
     "src/cli/renamed.rs",
     "src/config/renamed.rs",
@@ -87,7 +87,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Text files below `folder`; objects, pictures and what tools wrote are left out.
+/// Text files below `folder`, without objects, pictures and generated files.
 fn gather(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(root().join(folder)).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
         let entry = entry.expect("a name");
@@ -104,7 +104,7 @@ fn gather(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// What `line` says with a retired word, and what it should say.
+/// The retired words in `line`, with the words to use.
 fn retired(line: &str) -> impl Iterator<Item = String> + use<> {
     let parts = line.split(|c: char| !c.is_ascii_alphanumeric()).flat_map(parts);
     let faults = parts.filter_map(|part| {
@@ -128,7 +128,7 @@ fn parts(name: &str) -> Vec<String> {
     parts
 }
 
-/// Types of one name in several places, and why each may stay: where one is used nobody thinks of the other.
+/// Types with the same name in several places, and why each may stay: no code that uses one is near the other.
 const NAMED_TWICE: &[(&str, &str)] = &[
     ("Action", "what the failover machine asks for; what an entry does with a packet"),
     ("Admin", "the doors; their section of the file"),
@@ -175,7 +175,7 @@ fn is_product(file: &Path) -> bool {
     path.ends_with(".rs") && !["tests.rs", "/tests/", "testing.rs", "simulation"].iter().any(|part| path.contains(part))
 }
 
-/// The type that `line` begins to define. What a trait's implementation calls its associated types is no name of a type.
+/// The type that `line` begins to define. The associated types of a trait's implementation do not count.
 fn type_name(line: &str) -> Option<&str> {
     let code = line.trim_start();
     let code = match code.strip_prefix("pub(") {

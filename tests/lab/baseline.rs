@@ -1,12 +1,12 @@
-//! What Baton holds while it has no flows, and whether it came back to that.
+//! The descriptors and sockets that Baton holds without flows, and whether it has returned to that.
 
 use super::host::Host;
 use super::process::Process;
 use super::wait::{Stopwatch, eventually};
 use super::{LONG, ms};
 
-/// Descriptors of the process but its pipes, and TCP sockets of its host. Idle pipes are kept for the next bulk
-/// transfer, up to a bound; that none is in use is what `baton_pipes_in_use` tells.
+/// Descriptors of the process without its pipes, and TCP sockets of its host. Baton keeps idle pipes for the next bulk
+/// transfer, up to a limit; `baton_pipes_in_use` shows that none is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Baseline {
     fds: usize,
@@ -14,8 +14,8 @@ pub struct Baseline {
 }
 
 impl Baseline {
-    /// The least that is held within a moment: probes come and go. What Baton opens last is what watches over its file, three
-    /// descriptors within microseconds; where it may not have them, it goes on without.
+    /// The lowest number within a moment: probes come and go. Baton opens the watch of its file last, three descriptors
+    /// within microseconds; without permission for it Baton goes on without.
     pub fn of(process: &Process, host: &Host) -> Self {
         let watch = Stopwatch::start();
         let watches_file = || process.fd_list().iter().any(|fd| fd == "anon_inode:inotify");
@@ -33,7 +33,7 @@ impl Baseline {
         least
     }
 
-    /// Waits until no more is held than then.
+    /// Waits until it holds no more than then.
     #[track_caller]
     pub fn check(&self, process: &Process, host: &Host) {
         let pipes = process.fd_list().iter().filter(|fd| fd.starts_with("pipe:")).count();
@@ -59,7 +59,7 @@ impl Baseline {
     }
 }
 
-/// Both ends of the 32 pipes that each worker may keep; no machine for tests is meant to have more than 64 cores.
+/// Both ends of the 32 pipes that each worker may keep; test machines have at most 64 cores.
 const PIPES_MAX: usize = 2 * 32 * 64;
 
 /// A busy machine may take its time until Baton watches its file.

@@ -1,4 +1,4 @@
-//! The real binary on a host of the lab, steered and watched as an operator would.
+//! The real binary on a host of the lab, operated and watched as an operator would.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -44,7 +44,7 @@ impl Baton {
         Self::start_by(&[], host, directory)
     }
 
-    /// As [`Baton::start_with`], by the words of a command that becomes it.
+    /// As [`Baton::start_with`], by a command line that turns into it.
     #[track_caller]
     pub fn start_by(wrapper: &[&str], host: &Host, directory: &Path) -> Self {
         let paths = Paths::below(directory);
@@ -52,7 +52,7 @@ impl Baton {
         Self { process: host.spawn(&command, &paths.log), host: host.clone(), paths, baseline: None }
     }
 
-    /// Waits for `/readyz`; remembers what it holds while it has no flows.
+    /// Waits for `/readyz`; records the descriptors and sockets that it holds without flows.
     #[track_caller]
     pub fn wait_until_ready(&self) {
         eventually(LONG, "Baton is ready", || {
@@ -215,7 +215,7 @@ impl Baton {
     /// Connects from `client` until the flow is one of `backend`'s; the connections to others are closed.
     #[track_caller]
     pub fn connect_to(&self, client: &Host, backend: &str) -> Conn {
-        // Kept until one is found: a flow that has gone by the time of the next leaves its backend the emptier one.
+        // Kept until one is found: a closed flow would make its backend the emptier one.
         let mut elsewhere = Vec::new();
         for _ in 0..100 {
             let conn = client.connect(self.host.v4(6443));

@@ -1,7 +1,7 @@
 //! Network namespaces with names that say who made them.
 //!
-//! A name is `bt-PID-NUMBER-HOST`: no two live processes share one, and what a dead process left behind is known by
-//! its PID. No interface name contains it, so IFNAMSIZ is no concern.
+//! A name is `bt-PID-NUMBER-HOST`: no two running processes share one, and the PID shows what a dead process has left.
+//! No interface name contains it, so IFNAMSIZ does not matter.
 
 use std::fs::File;
 use std::io::Write;
@@ -83,7 +83,7 @@ pub fn feed(command: &mut Command, input: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What the names of all that this process makes begin with.
+/// The prefix of the names of everything that this process makes.
 pub fn name_of_process() -> String {
     format!("{PREFIX}{}", std::process::id())
 }

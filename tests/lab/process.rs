@@ -185,7 +185,7 @@ impl Stranger {
         Self(i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process"))
     }
 
-    /// Kills it, and waits until whatever it held is free, though nobody may have asked yet how it ended
+    /// Kills it, and waits until everything that it held is free, even if its parent has not waited for it yet
     /// (proc_pid_stat(5)).
     #[track_caller]
     pub fn kill(&self) {

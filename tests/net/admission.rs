@@ -1,4 +1,4 @@
-//! Who may connect, how many, and what the PROXY protocol says about them.
+//! The clients that may connect, how many, and the clients that a PROXY header names.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -128,7 +128,7 @@ fn a_v2_header_tells_the_backend_who_the_client_is() {
     let baton = lab.start(&lab.config().frontend("send_proxy_v2", true));
     let mut conn = lab.client.connect(lab.lb.v4(6443));
     conn.send_bytes(b"payload").unwrap();
-    // The echo server sends back what it got: the header, then the payload.
+    // The echo server sends back the bytes that it got: the header, then the payload.
     let got: Vec<u8> = (0..28 + 7).map(|_| conn.read_byte().unwrap()).collect();
     assert_eq!(&got[..12], b"\r\n\r\n\0\r\nQUIT\n");
     assert_eq!(got[12..16], [0x21, 0x11, 0, 12], "version 2, PROXY, TCP over IPv4, 12 bytes of addresses");

@@ -119,7 +119,7 @@ fn the_alerts_ask_for_nothing_that_the_metrics_page_of_a_fleet_lacks() {
     instances.iter().for_each(|it| it.baton.wait_until_ready());
     instances[0].wait_synced("lb-b");
     let baton = &instances[0].baton;
-    // What is looked after is shown: of addresses left behind, those that a keepalived could have brought.
+    // The metric covers every watched address: of addresses left behind, those that a keepalived could have added.
     let vip = "10.77.0.100";
     let mover = scene.lab.directory().join("keepalived");
     std::fs::copy("/bin/sleep", &mover).unwrap();

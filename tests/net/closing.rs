@@ -6,7 +6,7 @@ use crate::lab::*;
 /// As much as goes out at once, with its FIN.
 const ANSWER: u64 = 10_000;
 
-/// More than a small window and what is written beyond it.
+/// More than a small window and the bytes written beyond it.
 const LONG_ANSWER: u64 = 1_000_000;
 
 /// The longest until an end is told after it can be reached again.
@@ -49,7 +49,7 @@ pub fn read_until_written(conn: &mut Conn, flows: impl Fn() -> Vec<serde_json::V
     read
 }
 
-/// A client with little room for what comes, which has sent FIN.
+/// A client with a small receive buffer, which has sent FIN.
 pub fn slow_client(client: &Host, vip: std::net::SocketAddr) -> Conn {
     let stream = client.enter(|| {
         let socket = socket2::Socket::new(socket2::Domain::for_address(vip), socket2::Type::STREAM, None).unwrap();
@@ -67,7 +67,7 @@ pub fn long_answers() -> Behaviour {
     Behaviour::AnswerAfterFin { seed: 5, bytes: LONG_ANSWER }
 }
 
-/// Found as flows that were gone, as if delivered, while their client waited for every byte of its answer.
+/// Regression: flows had ended as if delivered, while their client waited for every byte of its answer.
 #[test]
 fn row38_a_proxied_flow_is_there_until_the_client_has_acknowledged_the_last_byte() {
     let Some(lab) = Lab::new("row38") else { return };
@@ -87,7 +87,7 @@ fn row38_a_proxied_flow_is_there_until_the_client_has_acknowledged_the_last_byte
     baton.rests();
 }
 
-/// Found as clients that waited for ever: the kernel gave the answer up in silence.
+/// Regression: clients waited for ever, because the kernel gave the answer up in silence.
 #[test]
 fn row38_a_client_that_cannot_be_told_of_its_answer_is_told_of_the_end() {
     let Some(lab) = Lab::new("row38") else { return };
@@ -124,8 +124,8 @@ fn a_flow_that_is_closing_can_be_reset() {
     baton.rests();
 }
 
-/// Found as a half-closed client that was reset in the middle of its answer: its host was alive, but only an open flow was given
-/// more time.
+/// Regression: a half-closed client was reset in the middle of its answer. Its host was alive, but Baton gave more time
+/// only to open flows.
 #[test]
 fn a_half_closed_reader_that_pauses_gets_its_answer_though_its_backend_is_gone() {
     let Some(lab) = Lab::new("half_closed_reader") else { return };
@@ -152,7 +152,7 @@ fn a_half_closed_reader_that_pauses_gets_its_answer_though_its_backend_is_gone()
     baton.wait_ended("client_closed", 1);
 }
 
-/// Found as idle clients that hung: each reset was one RST.
+/// Regression: idle clients hung, because each reset was a single RST.
 #[test]
 fn a_reset_that_is_lost_is_told_again() {
     let Some(lab) = Lab::new("a_reset_that_is_lost") else { return };

@@ -109,7 +109,8 @@ fn start_bird(directory: &Path, host: &Host, text: &str) -> (Process, PathBuf) {
     (host.spawn(&command, &file("log")), socket)
 }
 
-/// What the router has beside the shipped file's counterpart: a session with each instance, and equal-cost paths.
+/// The router's own configuration besides the shipped file's counterpart: a session with each instance, and equal-cost
+/// paths.
 fn router_config(router: &Host, instances: &[&Host]) -> String {
     let sessions: String = instances
         .iter()

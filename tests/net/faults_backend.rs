@@ -46,7 +46,7 @@ fn row01_a_killed_server_s_rst_reaches_the_client_as_rst() {
         baton.wait_health("b1", "ready", LONG);
         let mut conn = lab.client.connect(lab.lb.v4(6443));
         conn.echo(1, 100_000);
-        // What it has not read when it dies makes its kernel send RST (RFC 2525 section 2.17).
+        // Bytes that it has not read when it dies make its kernel send RST (RFC 2525 section 2.17).
         killed.process.stop();
         conn.send(2, 10_000).unwrap();
         eventually(LONG, "the bytes wait to be read", || lab.b1.tcp_queued().1 >= 10_000);
@@ -192,8 +192,8 @@ fn row04_clients_of_a_silently_dead_host_see_rst_within_the_budget() {
     baton.rests();
 }
 
-/// Found as a backend that drained, "slow, not dead", for as long as a client took what had come before its host was gone: each other client
-/// of it waited.
+/// Regression: Baton drained a backend as "slow, not dead" as long as a client took bytes that had come before the
+/// backend's host was gone, while each of its other clients waited.
 #[test]
 fn row04_a_host_that_dies_is_noticed_though_a_slow_client_still_takes_what_it_had_sent() {
     let Some(lab) = Lab::new("row04") else { return };
@@ -351,8 +351,8 @@ fn row07_one_way_loss_from_the_backend_ends_in_rst_on_both_sides_too() {
     baton.rests();
 }
 
-/// Found as a backend that drained, "slow, not dead", for as long as each of its flows had something to say for the first time, though it
-/// heard nobody.
+/// Regression: Baton drained a backend as "slow, not dead" as long as each of its flows had bytes to send for the first
+/// time, though the backend received nothing.
 #[test]
 fn row07_a_backend_that_hears_nobody_is_ejected_though_it_goes_on_sending() {
     let Some(lab) = Lab::new("row07") else { return };
@@ -499,8 +499,8 @@ fn row31_after_a_return_the_excess_is_moved_at_a_pace_and_only_from_idle_flows()
     baton.rests();
 }
 
-/// Each of 40 flows to `lab.b1` gets its first bytes at a time of its own, while `b1` hears nobody and one client waits for an answer.
-/// So many of them have no sockets by then.
+/// Each of 40 flows to `lab.b1` gets its first bytes at a time of its own, while `b1` receives nothing and one client
+/// waits for an answer. So many of them are offloaded by then.
 pub fn hears_nobody(lab: &Lab, baton: &Baton, server: &Server, offloaded: u64) {
     let probes = server.accepted();
     let mut talker = lab.client.connect(lab.lb.v4(6443));

@@ -123,7 +123,7 @@ fn impatient(config: Config) -> Config {
     config.frontend("keepalive_count", 2).frontend("user_timeout", "2s")
 }
 
-/// A client without room for another byte, of whom the server's kernel knows it.
+/// A client without room for another byte, as the server's kernel knows.
 fn full(lab: &Lab, baton: &Baton) -> Conn {
     let conn = lab.client.connect(lab.lb.v4(6443));
     let zero_windows = || lab.lb.run("nstat -asz TcpExtTCPWinProbe");

@@ -1,4 +1,4 @@
-//! The fault matrix where something runs out or somebody takes too much: rows 28 to 30.
+//! The fault matrix where a resource runs out or a client takes too much: rows 28 to 30.
 
 use std::io::ErrorKind;
 

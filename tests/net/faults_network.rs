@@ -120,8 +120,8 @@ fn row09_a_slow_link_slows_its_own_flow_only() {
 
 const NOTRACK: &str = include_str!("../../deploy/nftables/baton.nft");
 
-/// A host that tracks nothing of the service's, by `rules`, and drops what it has not tracked; and a router that sends
-/// "too big" about packets that are wider than the way to the client behind it.
+/// A host that exempts the service from tracking, by `rules`, and drops untracked packets; and a router that sends "too
+/// big" about packets that are larger than the MTU of the path to the client behind it.
 fn hears_of_the_path_mtu(client: IpAddr, lb: impl Fn(&Lab) -> SocketAddr, rules: impl Fn(&Lab) -> String) {
     const BYTES: u64 = 100_000;
     let Some(lab) = Lab::new("mtu") else { return };
@@ -175,7 +175,7 @@ fn stalled(baton: &Baton, counter: &str) -> u64 {
     .0
 }
 
-/// What the kernel of `host` holds in TCP's queues.
+/// The bytes in the TCP queues of the kernel of `host`.
 fn tcp_memory_kib(host: &Host) -> u64 {
     let (send, receive) = host.tcp_queued();
     (send + receive) / 1024

@@ -105,7 +105,7 @@ impl Scene {
     }
 }
 
-/// What `baton peers` says; `None` while nobody answers, as for a moment in an upgrade.
+/// The output of `baton peers`; `None` while no instance answers, as for a moment in an upgrade.
 fn report(baton: &Baton) -> Option<Value> {
     let socket = baton.paths.socket.to_str().expect("UTF-8");
     let output =
@@ -114,7 +114,7 @@ fn report(baton: &Baton) -> Option<Value> {
 }
 
 impl Instance {
-    /// What it says of `peer`.
+    /// Its entry for `peer`.
     pub fn sees(&self, peer: &str) -> Value {
         let (report, _) = eventually_some(LONG, "it answers", || report(&self.baton));
         let peers = report["peers"].as_array().expect("a list").clone();

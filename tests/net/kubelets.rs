@@ -69,7 +69,7 @@ impl Cluster {
         eventually(LONG, "its flows are gone", || self.baton.flows_of("b1") == 0);
     }
 
-    /// Every watch brought events, nobody is left at the end, and nothing was leaked.
+    /// Every watch got events, no connection is left at the end, and nothing was leaked.
     #[track_caller]
     fn ends_well(mut self) {
         for kubelet in &self.kubelets {

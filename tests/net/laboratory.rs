@@ -1,4 +1,4 @@
-//! The laboratory itself, without Baton: what the other tests rely on.
+//! The laboratory itself, without Baton: the properties that the other tests rely on.
 
 use crate::lab::bytes::Tally;
 use crate::lab::*;

@@ -1,5 +1,5 @@
-//! A host that was cut off for longer than the kernel waits hears of its connections' end when it is back, though it sends
-//! nothing: no kernel sends RST for a connection that has timed out.
+//! A host that was cut off for longer than the kernel waits learns of its connections' end when it is back, though it
+//! sends nothing: no kernel sends RST for a connection that has timed out.
 
 use ::baton::sys::bpf::Map;
 
@@ -11,7 +11,7 @@ fn impatient(config: Config) -> Config {
     config.frontend("keepalive_count", 2).frontend("user_timeout", "2s")
 }
 
-/// What is new on a host that is back: nothing of it was heard meanwhile, and it says nothing.
+/// The state of a host that is back: it has received nothing meanwhile, and sends nothing.
 const BACK: std::time::Duration = secs(5);
 
 #[test]
@@ -89,7 +89,8 @@ fn a_backend_that_was_cut_off_for_too_long_is_reset_when_it_is_back() {
     println!("reset {after:?} after it was back");
 }
 
-/// Whatever ended it: the offload engine says so for some seconds, and who is back only after those hears of it, too.
+/// Whatever the cause of the end: the offload engine sends resets for some seconds, and a host that is back only after
+/// that gets one, too.
 #[test]
 fn a_client_that_was_cut_off_when_its_offloaded_flow_was_killed_is_reset_long_after_the_path_has_forgotten_it() {
     let Some(scene) = Scene::new("late-offloaded") else { return };

@@ -20,7 +20,8 @@ mod sums;
 
 use crate::lab::*;
 
-/// A lab whose flows are offloaded, and where their program is pinned. The lab's hosts go first, the pins last.
+/// A lab whose flows are offloaded, and the folder of their program's pins. The lab's hosts are dropped first, the pins
+/// last.
 pub struct Scene {
     pub lab: Lab,
     pub pinned: Pinned,

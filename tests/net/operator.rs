@@ -1,4 +1,4 @@
-//! What an operator orders: kill, drain, eject, stop; and the timers that end flows.
+//! An operator's orders: kill, drain, eject, stop; and the timers that end flows.
 
 use rustix::process::Signal;
 use serde_json::json;

@@ -113,7 +113,8 @@ fn an_ordinary_host_without_a_vip_is_told_to_change_nothing() {
     assert!(findings.iter().all(|finding| finding.topic != "arp_ignore"), "{findings:#?}");
 }
 
-/// Moves a VIP with a connection from one host to another that `prepare` has made; what the client then hears when it sends.
+/// Moves a VIP with a connection from one host to another that `prepare` has set up; returns the answer that the client
+/// then gets.
 fn after_the_move(lab: &Lab, prepare: impl FnOnce(&Host)) -> End {
     let (old, new) = (&lab.b1, &lab.lb);
     let vip: IpAddr = VIP.parse().unwrap();
@@ -133,7 +134,7 @@ fn after_the_move(lab: &Lab, prepare: impl FnOnce(&Host)) -> End {
     end
 }
 
-/// The new owner's firewall is `rules`: the client is left waiting, preflight says so, and what it advises ends that.
+/// With `rules` as the new owner's firewall the client waits, preflight reports that, and its advice ends it.
 #[track_caller]
 fn a_black_hole_is_found_and_filled(lab: &Lab, rules: impl Fn(&Host)) {
     let config = config(lab, &lab.b2);
@@ -242,7 +243,7 @@ fn the_file_for_sysctl_d_fixes_what_it_is_for_and_is_the_same_when_written_again
     let second = check(&format!("--fix={file}"));
     assert!(second.contains("needs no change") && second.ends_with("code 0\n"), "{second}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
-    // Nobody's rights do not reach into a directory of root's.
+    // The user nobody cannot read a directory of root's.
     let closed = lab.directory().join("closed");
     std::fs::create_dir(&closed).unwrap();
     std::fs::set_permissions(lab.directory(), PermissionsExt::from_mode(0o755)).unwrap();
@@ -259,7 +260,7 @@ fn the_file_for_sysctl_d_fixes_what_it_is_for_and_is_the_same_when_written_again
     assert!(findings.iter().any(|finding| finding["topic"] == "arp_ignore" && finding["verdict"] == "good"), "{json}");
 }
 
-/// Rules of the balancer's host and what is to be found: (what makes them, a part of the finding).
+/// Rules of the balancer's host and the expected findings: (the command that makes them, a part of the finding).
 const TRANSLATING: [(&str, &str); 6] = [
     (
         "nft 'table inet n { chain out { type nat hook postrouting priority srcnat; oifname { eth0, eth1 } masquerade; }; }'",
@@ -289,7 +290,7 @@ fn rules_that_translate_what_goes_to_a_frontend_or_a_backend_are_named_and_fixed
     let config = lab.config().offload("mode", "auto");
     std::fs::write(&path, config.text(&lab.directory().join("admin.sock"))).unwrap();
     assert_eq!(of(&look(host, &path), "NAT").verdict, Verdict::Good);
-    // What is for others' networks only.
+    // Rules for others' networks only.
     host.run(
         "iptables -t nat -A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE; \
          iptables -t nat -A PREROUTING -p tcp --dport 8080 -j DNAT --to-destination 172.17.0.2:80; \
@@ -310,7 +311,7 @@ fn rules_that_translate_what_goes_to_a_frontend_or_a_backend_are_named_and_fixed
         host.run(fix);
         assert_eq!(of(&look(host, &path), "NAT").verdict, Verdict::Good, "{rules}: {:#?}", look(host, &path));
     }
-    // A frontend whose connections go elsewhere.
+    // A frontend whose connections are translated to another address.
     host.run("iptables -t nat -I PREROUTING -p tcp -d 10.77.0.2 --dport 6443 -j DNAT --to-destination 10.77.0.99:6443");
     fixed(host, &path, "NAT", Verdict::Fault);
 }

@@ -1,4 +1,4 @@
-//! What the relay promises, through the real binary: bytes, addresses, connects.
+//! The relay's promises, through the real binary: bytes, addresses, connects.
 
 use crate::lab::bytes::Tally;
 use crate::lab::*;
@@ -52,7 +52,7 @@ fn bytes_sent_before_a_backend_is_found_are_not_lost() {
         .zip([&lab.b1, &lab.b2])
         .fold(config, |config, (name, host)| config.of_backend(name, "health_address", host.v4(6444).to_string()));
     let baton = lab.start(&config.frontend("hedge_after", "100ms"));
-    // One swallows the SYN, one refuses it: the flow goes to the third, with what the client sent meanwhile.
+    // One drops the SYN, one refuses it: the flow goes to the third, with the bytes that the client sent meanwhile.
     lab.b1.drop_packets("input", "tcp dport 6443");
     lab.b2.nft(
         "table inet lab {\nchain input {\ntype filter hook input priority 0;\n\

@@ -93,7 +93,7 @@ fn caps_and_lists_of_a_reload_count_for_the_next_connection() {
         it.reload(&it.config);
         eventually(LONG, "no flow is left", || it.baton.flow_count() == 0);
     }
-    // Flows that lived before count, though nobody had asked for sources then.
+    // Flows from before count, though the old file did not limit sources.
     let mut living = it.connect();
     living.echo(1, 100);
     it.reload(&per_source);
@@ -124,7 +124,7 @@ fn caps_and_lists_of_a_reload_count_for_the_next_connection() {
 #[test]
 fn headers_of_the_proxy_protocol_are_read_and_sent_after_a_reload() {
     let Some(it) = Running::start("reloaded PROXY protocol") else { return };
-    // The echo says what the backend got.
+    // The echo shows the bytes that the backend got.
     it.reload(&it.config.clone().frontend("send_proxy_v2", true));
     let mut conn = it.connect();
     assert_eq!([(); 12].map(|()| conn.read_byte().unwrap()), *b"\r\n\r\n\0\r\nQUIT\n");

@@ -1,5 +1,5 @@
-//! The units of deploy/: Baton as nobody, with the capabilities that they give it and no others; and, where systemd can run, by
-//! systemd itself, as they are shipped.
+//! The units of deploy/: Baton as the user nobody, with exactly the capabilities that they give it; and, if systemd can
+//! run here, by systemd itself, as shipped.
 
 mod supervised;
 
@@ -60,7 +60,7 @@ fn a_plain_relay_needs_no_capability_at_all() {
     lab.client.connect(lab.lb.v4(6443)).echo(1, 100_000);
 }
 
-/// Whoever watches nobody's flows must say so: their clients wait on a backend that dies.
+/// A process that does not watch the offloaded flows must say so: their clients wait on a backend that dies.
 #[test]
 fn an_instance_that_cannot_look_after_what_has_offloaded_is_not_live() {
     let test = "an_instance_that_cannot_look_after_what_has_offloaded_is_not_live";
@@ -99,7 +99,7 @@ fn flows_are_offloaded_with_the_capabilities_of_the_unit_and_no_others() {
         return network::skip("unit with the path", &error.to_string());
     }
     let _servers = lab.echo_everywhere();
-    // Two ports below 1024 for nobody to listen on.
+    // Two ports below 1024 for the user nobody to listen on.
     let listen = vec![lab.lb.v4(443).to_string()];
     let baton = start(&lab, FULL, &lab.config().offloading(&pinned.directory).frontend("listen", listen));
     let mut conn = lab.client.connect(lab.lb.v4(443));

@@ -38,14 +38,14 @@ fn small_windows(fleet: &Fleet) {
     }
 }
 
-/// Nobody lists a flow.
+/// No instance lists a flow.
 #[track_caller]
 fn wait_rest(fleet: &Fleet) {
     let left = || fleet.all.iter().map(|it| it.baton.flow_count()).sum::<u64>();
     eventually(secs(20), "no flow is left", || left() == 0);
 }
 
-/// Found as hundreds of offloaded flows that were listed for ever after an hour of clients that came and went.
+/// Regression: hundreds of offloaded flows were listed for ever after an hour of clients that connected and closed.
 #[test]
 fn flows_whose_directions_pass_different_instances_are_over_when_both_ends_have_closed() {
     let test = "flows_whose_directions_pass_different_instances_are_over";
@@ -62,7 +62,7 @@ fn flows_whose_directions_pass_different_instances_are_over_when_both_ends_have_
     wait_rest(&fleet);
 }
 
-/// Both ends of each close, and both kernels know nothing of it any more, but say so to nobody.
+/// Closes both ends of each flow. Neither kernel knows the connections any more, but neither tells anybody.
 #[track_caller]
 fn end_unheard(fleet: &Fleet, conns: Vec<Conn>) {
     let lab = &fleet.scene.lab;
@@ -86,8 +86,8 @@ fn route_all_elsewhere(fleet: &Fleet) {
     [&lab.client, &lab.b1, &lab.b2].iter().for_each(|host| host.nft_clear());
 }
 
-/// Found as flows that were listed for ever after reloads that made the link anew: with it all flows are told anew, and who had seen
-/// a FIN of them forgot it.
+/// Regression: flows were listed for ever after reloads that made the link anew. With it all flows are told anew, and
+/// an instance that had seen a FIN of one forgot it.
 #[test]
 fn flows_that_ended_by_halves_go_when_the_link_is_made_anew_and_the_router_chooses_again() {
     let test = "flows_that_ended_by_halves_go_when_the_link_is_made_anew";
@@ -123,8 +123,8 @@ fn flows_whose_ends_are_gone_go_though_they_answer_where_nobody_knows_how_far_th
     wait_rest(&fleet);
 }
 
-/// Found as flows of which 2^64 bytes were counted, while somebody sent segments with random numbers in their names: each was
-/// believed whose question was not answered in time.
+/// Regression: flows counted 2^64 bytes while somebody sent segments with random numbers for them. Baton believed each
+/// segment whose challenge was not answered in time.
 #[test]
 fn spoofed_segments_move_no_position_where_several_instances_have_the_address() {
     let test = "spoofed_segments_move_no_position_where_several_have_the_address";

@@ -1,4 +1,4 @@
-//! An instance that loses its own network is not its backends' judge, and nobody's heir.
+//! An instance that loses its own network must neither eject its backends nor take over a peer's flows.
 
 use super::failover::{Fleet, Flows};
 use super::*;
@@ -59,7 +59,7 @@ fn without_peers_flows_of_the_host_that_lost_its_network_are_lost() {
     failover::wait_lost(&mut conns);
 }
 
-/// What a lone instance does not hear its backends for.
+/// The reason for which an instance without peers does not hear its backends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Outage {
     /// Its own link has no carrier.

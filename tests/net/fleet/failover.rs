@@ -37,10 +37,10 @@ pub struct Fleet {
     pinned: Vec<Pinned>,
 }
 
-/// What becomes of flows.
+/// The fate of flows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Flows {
-    /// Nor are there peers: none of what this is all about.
+    /// There are no peers either: the control without a fleet.
     Alone,
     /// There is no offload engine.
     Proxied,
@@ -116,7 +116,7 @@ impl Fleet {
         fleet
     }
 
-    /// As [`Fleet::spread`], and somebody else has to route.
+    /// As [`Fleet::spread`], and the caller must set the routes.
     fn with_vip_on_lo(self) -> Self {
         for instance in &self.all {
             instance.host.run(&format!("ip address add {VIP}/32 dev lo"));

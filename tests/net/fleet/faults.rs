@@ -59,7 +59,7 @@ fn a_peer_of_another_release_is_refused_and_both_ends_can_say_why() {
     let a = scene.launch(0, &scene.config(0).peers("sync_deadline", "1s"));
     a.baton.wait_log(&["no link to ", "speaks versions 7 to 9 of the peer protocol"]);
     assert_eq!(other.join().unwrap()[..8], *b"BTNP\0\x01\0\x01", "it hears what is spoken here");
-    // It serves alone, as if there were nobody.
+    // It serves alone, as an instance without peers.
     a.baton.wait_until_ready();
     let mut conn = scene.lab.client.connect(a.listens_at());
     conn.echo(1, 100_000);
@@ -73,7 +73,7 @@ fn a_slow_link_and_a_storm_of_flows_do_not_disturb_each_other() {
     let _servers = scene.serve();
     let all = scene.start();
     let (a, b) = (&all[0], &all[1]);
-    // What comes to it goes through a straw; clients of the other are not behind it.
+    // Its own traffic passes a slow link; clients of the other instance do not.
     b.host.slow_inbound("256kbit");
     let mut conns: Vec<_> = (0..300).map(|_| scene.lab.client.connect(a.listens_at())).collect();
     for round in 0..3 {

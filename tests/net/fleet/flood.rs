@@ -72,7 +72,7 @@ fn flood(host: &Host, vip: IpAddr, kinds: &[Kind], kind: &AtomicU64, over: &Atom
     let (began_ns, mut sent) = (now_ns(), 0);
     while !over.load(Ordering::Relaxed) {
         let due = (now_ns() - began_ns) / 1000 * PER_SECOND / 1_000_000;
-        // What a busy machine has no time for is not made up for.
+        // Packets that a busy machine had no time for are not sent later.
         for number in sent.max(due.saturating_sub(PER_SECOND / 20))..due {
             let segment = kinds[(kind.load(Ordering::Relaxed) as usize).min(kinds.len() - 1)].segment(vip, number);
             let _ = raw.send(&segment.packet().expect("of one family"), vip);
@@ -114,7 +114,7 @@ fn of_nobody(fleet: &Fleet, count: usize) -> Vec<Conn> {
     lab.client.run(&format!("ip route replace {VIP}/32 via {}", lab.b3.v4));
     let mut conns: Vec<_> = (0..count).map(|_| lab.client.connect(fleet.vip)).collect();
     conns.iter_mut().for_each(|conn| conn.echo(1, 100));
-    // What it says of their end goes nowhere.
+    // Its packets about their end are lost.
     lab.b3.drop_packets("output", &format!("ip saddr {VIP}"));
     drop(server);
     lab.b3.run(&format!("ip address del {VIP}/32 dev lo"));
@@ -125,7 +125,7 @@ fn packets(instance: &Instance, kind: &str) -> f64 {
     instance.baton.metric("baton_offload_packets_total", &[kind])
 }
 
-/// How long the first packet of a flow that nobody knows waits for RST.
+/// How long the first packet of a flow that no instance knows waits for RST.
 fn reset_after(mut dead: Conn) -> Duration {
     let watch = Stopwatch::start();
     dead.send(1, 100).expect("its kernel takes it");
@@ -133,7 +133,7 @@ fn reset_after(mut dead: Conn) -> Duration {
     watch.elapsed()
 }
 
-/// At an instance behind a router, where it is always known later than elsewhere what has just begun there.
+/// At an instance behind a router, which always learns of another's new flows a moment later.
 #[test]
 fn a_flood_of_unknown_packets_resets_no_newborn_flow_of_another_instance() {
     let test = "a_flood_of_unknown_packets_resets_no_newborn_flow_of_another_instance";
@@ -187,7 +187,7 @@ fn during_a_flood_the_flows_of_a_host_that_dies_are_reset_and_unknown_packets_to
         fleet.owner().host.link_down();
         fleet.route(&[1]);
         println!("{} idle clients reset after {:?}", conns.len(), failover::all_reset(&mut conns));
-        // Nobody lives who could be asked.
+        // No live peer can be asked.
         fleet.heir().wait_sees("lb-a", "liveness", "dead");
         let after = reset_after(dead);
         println!("a flow that nobody knows was reset after {after:?}");
@@ -196,7 +196,8 @@ fn during_a_flood_the_flows_of_a_host_that_dies_are_reset_and_unknown_packets_to
     });
 }
 
-/// Clients reach the VIP by one instance and backends by the other, which tells whose a SYN-ACK is by its port alone.
+/// Clients reach the VIP by one instance, and backends by the other, which knows the owner of a SYN-ACK only by its
+/// port.
 #[test]
 fn a_flood_of_the_instances_source_ports_delays_no_new_connection() {
     let test = "a_flood_of_the_instances_source_ports_delays_no_new_connection";

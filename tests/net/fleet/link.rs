@@ -1,4 +1,4 @@
-//! What the instances tell each other.
+//! The messages between instances.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn two_instances_know_each_others_flows_within_moments() {
     assert_eq!(b.baton.metric("baton_peer_up", &["peer=\"lb-a\""]), 1.0);
     let table = b.baton.order(&["peers"]);
     assert!(table.contains("lb-a") && table.contains("alive") && table.contains("ready for the VIP"), "{table}");
-    // Whoever looks at the instance rather than at its peers sees them too.
+    // The views of the instance itself show the peers, too.
     assert!(b.baton.order(&["status"]).contains("Peers of lb-b: lb-a alive\n"));
     assert_eq!(b.baton.status()["fleet"]["peers"][0]["flows"], 20);
     let (_, page) = b.baton.http("/").expect("the page");
@@ -32,7 +32,7 @@ fn an_instance_that_joins_is_told_what_there_was_before_it() {
     let Some(scene) = Scene::new("an_instance_that_joins_is_told_what_there_was_before_it", 3) else { return };
     let _servers = scene.serve();
     let first = scene.launch(0, &scene.config(0).peers("sync_deadline", "1s"));
-    // Nobody else is there: it is ready once the deadline has passed, and not before.
+    // There is no other instance: it is ready once the deadline has passed, and not before.
     eventually(LONG, "it says why it is not ready", || {
         first.baton.http("/readyz").is_some_and(|(status, why)| status == 503 && why.contains("lb-b, lb-c"))
     });
@@ -85,7 +85,7 @@ fn a_peer_that_is_killed_is_silent_in_moments_and_dead_soon() {
     a.wait_sees("lb-b", "flows", 1);
     b.baton.process.kill();
     a.wait_sees("lb-b", "liveness", "dead");
-    // What it had is still known: that is what a failover needs.
+    // Its flows are still known: a failover needs them.
     assert_eq!(a.sees("lb-b")["flows"], 1);
     assert!(a.baton.http("/readyz").is_some_and(|(status, _)| status == 200));
     let mut states: Vec<_> = a.baton.events_of("peer_liveness").iter().map(|event| event["liveness"].clone()).collect();
@@ -185,7 +185,7 @@ fn a_link_moves_to_another_port_and_is_waited_for_as_long_as_a_reload_says() {
             has(it, "tcp", "9999") && has(it, "udp", "9998") && !has(it, "tcp", "9471") && !has(it, "udp", "9471")
         });
     }
-    // At the same port it listens all the while: nobody else has it.
+    // It listens at the same port all the while: no other program can take it.
     for sync_deadline in ["2s", "3s", "4s", "5s", "6s"] {
         reload(&a, &moved(0).peers("sync_deadline", sync_deadline));
     }

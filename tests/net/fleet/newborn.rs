@@ -1,4 +1,4 @@
-//! Flows that are so young that no other instance has been told of them when their packets come there.
+//! Flows so young that no other instance knows them when their packets come there.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
@@ -10,13 +10,13 @@ use ::baton::sys::clock::now_ns;
 use super::failover::{Fleet, Flows, VIP, VIP6};
 use super::*;
 
-/// What the peer link takes one way.
+/// The delay of the peer link in one direction.
 const LAG: Duration = ms(80);
 const DELAYED: u16 = 9472;
 
 const BATCH: u64 = 20;
 
-/// Passes on what comes to `DELAYED` to the peer link of the same host, and back, each byte `LAG` later.
+/// Passes bytes that come to `DELAYED` to the peer link of the same host, and back, each byte `LAG` later.
 fn delay_line(host: &Host) {
     let (listens, to) = (host.v4(DELAYED), host.v4(PORT));
     let listener = host.enter(|| TcpListener::bind(listens).unwrap());
@@ -44,7 +44,7 @@ fn delayed(mut from: TcpStream, mut to: TcpStream) {
     });
     std::thread::spawn(move || {
         for (due_ns, bytes) in waiting {
-            // The delay is what this is for.
+            // The purpose of this code is the delay.
             std::thread::sleep(Duration::from_nanos(due_ns.saturating_sub(now_ns())));
             if to.write_all(&bytes).is_err() {
                 break;
@@ -91,7 +91,7 @@ pub fn route(fleet: &Fleet, host: &Host, number: usize) {
     host.run(&format!("ip route replace {ip} via {hop}"));
 }
 
-/// What became of packets of others' flows: forwarded, inherited, reset, dropped.
+/// The fate of packets of others' flows: forwarded, inherited, reset, dropped.
 fn outcomes(fleet: &Fleet) -> [f64; 4] {
     ["forwarded", "inherited", "reset", "dropped"]
         .map(|outcome| fleet.all.iter().map(|it| it.baton.metric("baton_unknown_packets_total", &[outcome])).sum())
@@ -112,7 +112,7 @@ pub fn rehashed(fleet: &Fleet, flows: Flows, at: usize) -> Vec<Conn> {
 
 fn survive(test: &str, vip: &str, flows: Flows) {
     let Some(fleet) = behind_a_router(test, vip, flows) else { return };
-    // Kept to the end: the last packets of a connection that is closed are nobody's, and may be reset.
+    // Kept to the end: the last packets of a closed connection belong to no flow, and may be answered with RST.
     let (mut slowest, mut all) = (Duration::ZERO, Vec::new());
     for batch in 0..15 {
         let at = batch % 2;
@@ -135,7 +135,7 @@ fn survive(test: &str, vip: &str, flows: Flows) {
     let outcomes = outcomes(&fleet);
     println!("{} flows rehashed at birth, the slowest went on after {slowest:?}; outcomes {outcomes:?}", all.len());
     assert!(outcomes[0] + outcomes[1] > 0.0, "none came to the other instance");
-    // What is reset are last words of flows that have ended meanwhile.
+    // The reset packets are last ones of flows that have ended meanwhile.
     assert_eq!(outcomes[3], 0.0);
 }
 
@@ -164,8 +164,8 @@ fn without_peers_flows_that_are_rehashed_at_birth_are_lost() {
     }
 }
 
-/// Found as clients that waited for ever: no backend had answered yet, so no instance but the dead one had heard of them, and they had
-/// nothing to send again.
+/// Regression: clients waited for ever. No backend had answered yet, so only the dead instance knew them, and they had
+/// nothing left to repeat.
 #[test]
 fn clients_whose_flows_still_connect_are_reset_when_their_host_dies() {
     let test = "clients_whose_flows_still_connect_are_reset";

@@ -7,7 +7,7 @@ use super::*;
 /// What port ranges are cut from: 6,912 ports for each of eight instances.
 const RANGE: &str = "10240 65535";
 
-/// In nobody's port range; in the first instance's; in the second's; beside all of them.
+/// In no port range; in the first instance's; in the second's; beside all of them.
 const PORTS: [u16; 4] = [30080, 12000, 20000, 8443];
 
 /// What every instance's host does with [`PORTS`] of the VIP: they are a pod's.
@@ -58,7 +58,7 @@ fn sessions_by_translated_ports_live(vip: &str) {
     short_sessions(&fleet);
     let mut long = PORTS.map(|port| connect(&fleet, port));
     long.iter_mut().for_each(|conn| conn.echo(1, 5000));
-    // Longer than a SYN alone says whose a connection is.
+    // Longer than a SYN alone shows that its connection is not Baton's.
     let idle = Stopwatch::start();
     fleet.heir().host.link_down();
     fleet.owner().wait_sees("lb-b", "liveness", "dead");
@@ -107,7 +107,7 @@ fn sessions_that_the_host_sends_on_in_the_vips_name_live_beside_a_fleet() {
     let fleet = fleet.with_owner();
     let owner = &fleet.owner().host;
     owner.nft(&format!("table inet nodeports {{ chain first {{ type nat hook postrouting priority 90; ct status dnat snat ip to {VIP}; }}\n}}\n"));
-    // The port stays as it is: in nobody's port range, in the first instance's, in the second's.
+    // The port stays as it is: in no port range, in the first instance's, in the second's.
     for range in ["45000 50000", "10300 17000", "17300 24000"] {
         fleet.scene.lab.client.sysctl("net/ipv4/ip_local_port_range", range);
         let mut conns = [30080, 8443].map(|port| connect(&fleet, port));
@@ -121,7 +121,7 @@ fn sessions_that_the_host_sends_on_in_the_vips_name_live_beside_a_fleet() {
     assert_eq!(fleet.resets(), 0.0);
 }
 
-/// Nobody has seen it begin, so conntrack is asked.
+/// No instance has seen it begin, so conntrack is asked.
 #[test]
 fn a_session_by_a_translated_port_that_is_older_than_baton_lives() {
     let test = "a_session_by_a_translated_port_that_is_older_than_baton_lives";
@@ -130,7 +130,7 @@ fn a_session_by_a_translated_port_that_is_older_than_baton_lives() {
     let _pod = scene.lab.b1.serve_on(scene.lab.b1.v4(8080), Behaviour::Echo);
     scene.host(0).add_address(VIP.parse().unwrap());
     let vip = |port| SocketAddr::new(VIP.parse().unwrap(), port);
-    // The second instance's port is not among them: what comes there unannounced is that one's.
+    // The second instance's port is not among them: unknown packets to it go to that instance.
     let mut old = [30080, 12000, 8443].map(|port| scene.lab.client.connect(vip(port)));
     old.iter_mut().for_each(|conn| conn.echo(1, 100));
     let Some(fleet) = Fleet::within(scene, VIP, test, 2, Flows::Kept, |_, config| config) else { return };

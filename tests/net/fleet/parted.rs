@@ -95,7 +95,7 @@ fn a_fleet_whose_ports_are_moved_by_one_reload_after_the_other_buries_nobody() {
     let mut conns = fleet.clients(20);
     for instance in &fleet.all {
         instance.reload_with(&format!(":{PORT}\""), ":9571\"");
-        // Longer than it takes to bury whoever is not heard.
+        // Longer than it takes until a silent peer counts as dead.
         let watch = Stopwatch::start();
         while watch.elapsed() < secs(3) {
             all_go_on(&fleet, &mut conns, 3);
@@ -239,8 +239,8 @@ fn an_owner_that_is_taken_for_dead_still_hears_that_its_clients_reset_their_flow
     assert!(watch.elapsed() < HANG, "{:?}", watch.elapsed());
 }
 
-/// Found as a watch that got one beat and then none: its backend's packets came to the instance that took its own for dead, which
-/// answered them with RST, and nobody told its client.
+/// Regression: a watch got one beat and then none. Its backend's packets came to the instance that took the owner for
+/// dead, which answered them with RST, and no instance told its client.
 #[test]
 fn flows_that_are_born_while_two_instances_take_each_other_for_dead_go_on() {
     let test = "flows_that_are_born_while_two_instances_take_each_other_for_dead_go_on";
@@ -251,7 +251,7 @@ fn flows_that_are_born_while_two_instances_take_each_other_for_dead_go_on() {
     let alive = || a.sees("lb-b")["liveness"] == "alive" && b.sees("lb-a")["liveness"] == "alive";
     wait::throughout(ms(500), "both live", alive);
     [Cause::All(0), Cause::All(1)].iter().for_each(|cause| cause.come_about(&fleet));
-    // The other hears of none of them.
+    // The other does not hear of any of them.
     let mut conns = fleet.clients(10);
     (0..5).for_each(|round| conns.iter_mut().for_each(|conn| conn.echo(round, 200)));
     a.wait_sees("lb-b", "liveness", "dead");
@@ -266,8 +266,8 @@ fn flows_that_are_born_while_two_instances_take_each_other_for_dead_go_on() {
     all_go_on(&fleet, &mut conns, 8);
 }
 
-/// Found as a watch that waited for the keepalive of its instance, 10 s: what its backend sent came to another one that took its own for
-/// dead, and was answered with RST.
+/// Regression: a watch waited 10 s for the keepalive of its instance. Its backend's packets came to another one that
+/// took the owner for dead, which answered them with RST.
 #[test]
 fn clients_whose_backends_another_instance_has_reset_do_not_wait_for_a_keepalive() {
     let test = "clients_whose_backends_another_instance_has_reset_do_not_wait";
@@ -292,8 +292,8 @@ fn clients_whose_backends_another_instance_has_reset_do_not_wait_for_a_keepalive
     assert!(watch.unstalled() < secs(7), "keepalive_idle is 10 s");
 }
 
-/// One knows them by their sockets, and resets what it takes for a dead one's; what it says to the backends reaches the other, which
-/// carries them by now, only as their RSTs, and those are lost.
+/// One knows them by their sockets, and resets flows that it takes for a dead peer's. Of its packets to the backends,
+/// only RSTs reach the other, which carries these flows by now; and those are lost.
 #[test]
 fn idle_flows_that_are_offloaded_just_before_another_instance_resets_them_are_reset_at_both_ends() {
     let test = "idle_flows_that_are_offloaded_just_before_another_instance_resets_them";
@@ -306,7 +306,7 @@ fn idle_flows_that_are_offloaded_just_before_another_instance_resets_them_are_re
     wait::throughout(ms(500), "both live", alive);
     let mut conns = fleet.clients(10);
     fleet.wait_known(10, 0);
-    // What the backends say when they are asked a second time, and know nothing any more.
+    // The backends' answers when they are challenged a second time, and no longer know the connections.
     let lab = &fleet.scene.lab;
     [&lab.b1, &lab.b2].iter().for_each(|host| host.drop_packets("output", "tcp flags & rst == rst"));
     [Cause::All(0), Cause::All(1)].iter().for_each(|cause| cause.come_about(&fleet));

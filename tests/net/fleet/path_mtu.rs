@@ -1,4 +1,4 @@
-//! A router's MTU falls under flows whose VIP has moved: what it says of that must reach whoever sends too much.
+//! A router's MTU falls under flows whose VIP has moved: its errors must reach the end that sends too large packets.
 
 use super::failover::{Fleet, Flows, VIP, VIP6};
 use super::*;

@@ -37,7 +37,7 @@ fn serve(fleet: &mut Fleet, behaviour: &Behaviour) {
     }
 }
 
-/// Found as an upload that nobody took for half a minute, after two hosts had had one VIP for seconds.
+/// Regression: no instance accepted an upload for half a minute, after two hosts had had one VIP for seconds.
 #[test]
 fn a_flow_goes_on_through_an_instance_that_has_its_client_s_port_in_time_wait() {
     let test = "a_flow_goes_on_through_an_instance_that_has_its_client_s_port_in_time_wait";
@@ -61,14 +61,14 @@ fn a_flow_goes_on_through_an_instance_that_has_its_client_s_port_in_time_wait() 
     assert!(watch.elapsed() < HANG, "{:?}", watch.elapsed());
 }
 
-/// Found as a connect that took 68 s: packets by that port had been sent on, for a minute and unrecorded, to a host that has lost the
-/// address since.
+/// Regression: a connect took 68 s. Packets from its port had gone, for a minute and without a record, to a host that
+/// has lost the address since.
 #[test]
 fn a_connection_begins_where_the_address_is_though_packets_by_its_port_are_lent_to_another_instance() {
     let test = "a_connection_begins_where_the_address_is_though_packets_by_its_port_are_lent";
     let Some(scene) = Scene::new(test, 2) else { return };
     let hosts = [0, 1].map(|number| scene.host(number).clone());
-    // Before the instance begins: what has just come is for its last owner in any case.
+    // Before the instance begins: packets to an address that has just come go to its last owner in any case.
     let with_vip = |number: usize, config| {
         hosts[number].run(&format!("ip address add {VIP}/32 dev lo"));
         for key in ["ip_forward", "conf/all/rp_filter", "conf/eth0/rp_filter"] {
@@ -94,8 +94,8 @@ fn a_connection_begins_where_the_address_is_though_packets_by_its_port_are_lent_
     connect(&fleet).expect("it is let in").echo(3, 100);
 }
 
-/// Found as a connect that took seconds: of the connection before, last packets were still sent to where it had ended, and the
-/// address had moved on.
+/// Regression: a connect took seconds. The last packets of the connection before still went to the instance where it
+/// had ended, but the address had moved on.
 #[test]
 fn a_connection_begins_where_the_address_is_though_the_one_before_has_just_ended_elsewhere() {
     let test = "a_connection_begins_where_the_address_is_though_the_one_before_has_just_ended";
@@ -111,8 +111,8 @@ fn a_connection_begins_where_the_address_is_though_the_one_before_has_just_ended
     connect(&fleet).expect("it is let in").echo(2, 100);
 }
 
-/// Found as a connection that waited for its hedge: its backend took its SYN for one of a flow that began here by the same port and goes on
-/// elsewhere.
+/// Regression: a connection waited for its hedge. Its backend took its SYN for one of a flow that began here from the
+/// same port and goes on elsewhere.
 #[test]
 fn connections_do_not_begin_from_source_ports_of_flows_that_another_instance_has_taken_over() {
     let test = "connections_do_not_begin_from_source_ports_of_flows_that_another_instance";
@@ -189,7 +189,7 @@ fn goes_on(conn: &mut Conn, seed: u64) {
     assert!(watch.elapsed() < HANG, "{:?}", watch.elapsed());
 }
 
-/// Found as a request that was answered after half a minute: its packets went to the backend of the connection before.
+/// Regression: a request was answered after half a minute. Its packets went to the backend of the connection before.
 #[test]
 fn a_connection_goes_on_where_it_began_though_the_one_before_by_its_port_is_told_of() {
     let test = "a_connection_goes_on_where_it_began_though_the_one_before_by_its_port_is_told";

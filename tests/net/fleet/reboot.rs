@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::failover::{Fleet, Flows};
 use super::*;
 
-/// Every flow that anybody lists: its id, and the client's address.
+/// Every flow that an instance lists: its id, and the client's address.
 fn listed(fleet: &Fleet) -> Vec<(u64, SocketAddr)> {
     let flows = fleet.all.iter().flat_map(|it| it.baton.flows());
     let flow = |flow: Value| (flow["id"].as_u64().unwrap(), flow["client"].as_str().unwrap().parse().unwrap());
@@ -34,7 +34,7 @@ fn a_host_that_reboots_with_an_empty_map_gives_no_id_again_and_every_flow_is_lis
     fleet.wait_known(EACH, EACH);
     let before: BTreeSet<_> = listed(&fleet).into_iter().map(|(id, _)| id).collect();
 
-    // Its power fails: what it had is the heir's.
+    // Its power fails: the heir takes its flows.
     let (host, directory) = (fleet.owner().host.clone(), fleet.owner().directory.clone());
     host.link_down();
     fleet.all[0].baton.process.kill();
@@ -74,7 +74,7 @@ fn a_host_that_reboots_with_an_empty_map_gives_no_id_again_and_every_flow_is_lis
     eventually(LONG, "all are the owner's", || fleet.owner().baton.flow_count() == 2 * EACH);
     each_is_listed_once(&fleet, &conns);
 
-    // Whoever is listed is watched over: row 4 for all of them.
+    // Every listed flow is also watched: row 4 for all of them.
     let of_b1 = |flow: &Value| flow["backend"].as_str().is_some_and(|backend| backend.ends_with("b1"));
     let flows = fleet.all.iter().flat_map(|it| it.baton.flows()).filter(of_b1);
     let doomed: BTreeSet<SocketAddr> = flows.map(|flow| flow["client"].as_str().unwrap().parse().unwrap()).collect();

@@ -1,4 +1,4 @@
-//! A dead host returns with what it knew when it died: with real keepalived, in three ways.
+//! A dead host returns with its state from before its death: with real keepalived, in three ways.
 
 use socket2::{Domain, Socket, Type};
 
@@ -9,11 +9,11 @@ use super::*;
 enum Way {
     /// Only its link was down.
     Alive,
-    /// Another process finds what the kernel has kept.
+    /// Another process finds the pinned objects.
     Restarted,
     /// For a while the kernel's part is all there is of it.
     WithoutProcess,
-    /// Nothing is left of what the kernel kept.
+    /// No pinned object is left.
     Rebooted,
 }
 
@@ -85,7 +85,7 @@ fn returns(way: Way) {
         fleet.all[0].baton = Baton::start_with(&host, &directory);
     }
     let fleet = fleet;
-    // It may not have the VIP before it knows what has become of its flows.
+    // It must not have the VIP before it knows the fate of its flows.
     eventually(LONG, "both know each other", || {
         let knows = fleet.owner().sees("lb-b")["synced"] == true && fleet.heir().sees("lb-a")["synced"] == true;
         assert!(knows || !has_vip(fleet.owner()), "it has the VIP before it is synced");

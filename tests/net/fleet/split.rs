@@ -18,7 +18,7 @@ const BOTH: [Flows; 2] = [Flows::Kept, Flows::Offload];
 enum Cause {
     /// Only keepalived's advertisements are lost.
     AdvertsLost,
-    /// Neither hears anything of the other, and the second drops what it has not tracked.
+    /// Neither hears the other, and the second drops untracked packets.
     Parted,
     /// The first one's keepalived is killed, and leaves the VIP behind.
     Killed,
@@ -77,7 +77,7 @@ impl Pair {
         self.fleet.all[number].host.has_address(failover::VIP)
     }
 
-    /// Who has the VIP once only one has it.
+    /// The instance with the VIP, once only one has it.
     #[track_caller]
     fn wait_one(&self) -> &Instance {
         eventually(LONG, "one has the VIP", || self.has_vip(0) != self.has_vip(1));
@@ -108,7 +108,7 @@ impl Pair {
         before - self.conns.len()
     }
 
-    /// Each live flow is looked after by exactly one, and each knows what the other has.
+    /// Exactly one instance owns each live flow, and each instance knows the other's flows.
     #[track_caller]
     fn wait_settled(&self) {
         let [a, b] = [&self.fleet.all[0], &self.fleet.all[1]];
@@ -196,8 +196,8 @@ fn a_pair_that_is_parted_leaves_no_client_waiting_and_agrees_when_it_is_whole_ag
         println!("row 21: healed, the client's ARP is right after {:?}", watch.elapsed());
         assert!(watch.elapsed() < secs(5), "nobody has said so at once");
         assert_eq!(pair.nobody_hangs(), 0, "reset because the pair is whole again");
-        // The first to hear of the end of it are the neighbours: a packet of a proxied flow may come to who does not know yet
-        // that its owner lives.
+        // The neighbours are the first to notice the end of the split: a packet of a proxied flow may reach an instance
+        // that does not know yet that its owner lives.
         std::mem::swap(&mut pair.conns, &mut young);
         println!("row 21: {} of 10 proxied flows were reset by the end of the partition", pair.nobody_hangs());
         pair.conns.append(&mut young);

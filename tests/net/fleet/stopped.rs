@@ -84,7 +84,7 @@ fn clients_that_a_hung_owner_ends_before_they_have_a_backend_are_reset_when_its_
     let Some(fleet) = Fleet::new(test, 2, Flows::Proxied, change) else { return };
     let fleet = fleet.with_owner();
     fleet.scene.lab.client.add_address(headed);
-    // What they begin with is no header.
+    // Their first bytes are not a header.
     all_are_reset(clients_of_a_hung_owner(&fleet, headed));
 }
 

@@ -44,8 +44,8 @@ fn an_answer_to_a_half_closed_client_comes_by_the_path() {
     baton.rests();
 }
 
-/// Found as flows that were tried again each second for all their lives: after a single packet an accepted socket does not
-/// know yet by which interface it receives.
+/// Regression: flows were tried again each second for all their lives. After a single packet an accepted socket does
+/// not know yet which interface it receives on.
 #[test]
 fn flows_that_say_a_word_or_none_and_then_rest_are_offloaded_all_of_them() {
     let Some(scene) = Scene::new("offloaded") else { return };

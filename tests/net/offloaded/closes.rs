@@ -1,5 +1,5 @@
-//! Row 38: the network is out in the middle of a close. Every byte arrives afterwards, or both ends are reset; nobody waits for
-//! what nobody will send again.
+//! Row 38: the network is down in the middle of a close. Every byte arrives afterwards, or both ends are reset; no end
+//! waits for bytes that no end will send again.
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ fn outage(what: &str, outage: Duration, of_client: bool, config: impl Fn(Config)
         let flows = baton.status()["totals"]["flows"].clone();
         flows["offloaded"] == count && flows["proxied"].as_u64().unwrap_or(0) == 0
     });
-    // A third while what one end sends or gets is lost, a third in the moment of the outage, a third after it.
+    // A third while the packets of one direction are lost, a third in the moment of the outage, a third after it.
     let close = |flows: &[Closing], part: usize| {
         for closing in flows {
             closing.conns.iter().skip(part).step_by(3).for_each(Conn::half_close);
@@ -69,7 +69,7 @@ fn outage(what: &str, outage: Duration, of_client: bool, config: impl Fn(Config)
     };
     close(&flows[..2], 0);
     ends.resume();
-    // Long enough for what is not lost to be answered.
+    // Long enough for the answers to all packets that are not lost.
     wait::throughout(ms(100), "the flows are there", || baton.flow_count() > 0);
     close(&flows[..2], 1);
     down(true);
@@ -104,8 +104,8 @@ fn as_is(config: Config) -> Config {
     config
 }
 
-/// Found as half-closed clients that got none of their answer and waited for ever: their flows counted as over when both FINs
-/// had been seen.
+/// Regression: half-closed clients got none of their answer and waited for ever. Their flows counted as over when both
+/// FINs had been seen.
 #[test]
 fn row38_a_client_whose_network_is_out_for_seconds_during_a_close_gets_every_byte() {
     outage("the clients' network is out for 1 s", secs(1), true, as_is);
@@ -176,7 +176,7 @@ fn once_more(host: &Host, from: std::net::SocketAddr, vip: std::net::SocketAddr)
     conn
 }
 
-/// Found as refused for 1.5 s, and reset after the first word.
+/// Regression: the client was refused for 1.5 s, and reset after its first bytes.
 #[test]
 fn a_client_whose_offloaded_flow_was_reset_may_use_its_port_again_at_once() {
     let Some(scene) = Scene::new("port-again") else { return };

@@ -1,11 +1,12 @@
-//! Connection tracking of the balancer's own host: what is offloaded leaves it.
+//! Connection tracking of the balancer's own host: it forgets offloaded flows.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::Scene;
 use crate::lab::*;
 
-/// A firewall that takes nothing for granted: it tracks, it drops what it has not seen begin, both ways.
+/// A strict firewall: it tracks connections, and drops packets of those whose begin it has not seen, in both
+/// directions.
 const STRICT: &str = "nft 'table inet strict {
     chain in { type filter hook input priority 0; ct state invalid drop; }
     chain out { type filter hook output priority 0; ct state invalid drop; }
@@ -60,7 +61,7 @@ fn a_hundred_short_flows_leave_no_established_entries_in_conntrack() {
     }
 }
 
-/// Entries that come and go without any flow: of probes, and of whoever looks at metrics.
+/// Entries without any flow: of probes, and of clients that read the metrics.
 const NOISE: u64 = 15;
 
 /// Short flows, some of which are over before they are offloaded, beside `live` ones that have: the table is where it was.
@@ -80,7 +81,7 @@ fn churn(flows: u64, live: u64) {
             .health("timeout", "5s"),
     );
     let entries = || {
-        // Reading the list drops what has expired.
+        // Reading the list drops expired entries.
         tracked(&lab.lb, "", 6443);
         lab.lb.run("cat /proc/sys/net/netfilter/nf_conntrack_count").trim().parse::<u64>().expect("a number")
     };
@@ -140,7 +141,8 @@ fn a_day_of_churn_leaves_the_table_of_conntrack_where_it_was() {
     churn(300_000, 100);
 }
 
-/// What this host sends itself would begin an entry anew, and what it sends unasked belongs to no connection any more.
+/// Packets that this host sends itself would create an entry, and packets that it sends unasked belong to no connection
+/// any more.
 #[test]
 fn idle_flows_that_are_not_tracked_any_more_are_reset_through_a_strict_firewall_and_leave_nothing() {
     let Some(scene) = Scene::new("conntrack, reset") else { return };

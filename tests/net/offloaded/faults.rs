@@ -18,8 +18,8 @@ fn offloaded(scene: &Scene, baton: &Baton, backend: &str) -> Conn {
     conn
 }
 
-/// Found as a hung apiserver that was drained, not ejected, as long as its kubelets spoke: what its kernel acknowledges was taken for
-/// bytes of its own.
+/// Regression: Baton drained a hung apiserver instead of ejecting it as long as its kubelets sent bytes. It took the
+/// acknowledgements of the apiserver's kernel for bytes of its process.
 #[test]
 fn row02_a_hung_server_is_ejected_although_its_kernel_acknowledges_what_clients_send() {
     let Some(scene) = Scene::new("row02") else { return };
@@ -95,7 +95,8 @@ fn row07_one_way_loss_towards_the_backend_is_detected_and_both_sides_are_reset()
     baton.rests();
 }
 
-/// Found as a backend that drained, "slow, not dead", while it sent again and again what nobody could acknowledge.
+/// Regression: Baton drained a backend as "slow, not dead" while the backend repeated bytes that no client could
+/// acknowledge.
 #[test]
 fn row07_a_backend_that_hears_nobody_is_ejected_though_it_sends_again_and_again() {
     let Some(scene) = Scene::new("row07") else { return };
@@ -201,8 +202,8 @@ fn row14_a_client_that_vanished_amid_a_download_is_reaped_and_its_backend_leg_fr
     baton.rests();
 }
 
-/// Found as downloads that were never reaped if the client's window had closed by the time it vanished: what the backend
-/// sends then has no payload.
+/// Regression: downloads never ended if the client's window had closed before it vanished, because the backend's probes
+/// then have no payload.
 #[test]
 fn row14_a_client_that_vanished_during_a_pause_is_reaped_and_one_that_pauses_is_not() {
     let Some(scene) = Scene::new("row14") else { return };

@@ -111,8 +111,8 @@ fn a_vxlan_tunnel_has_its_flows_offloaded() {
     vxlan("vxlan", "true");
 }
 
-/// Each host sums what it receives itself, the outer packets' sums included: what comes out of the tunnel has been summed
-/// in another way than what comes from a wire.
+/// Each host computes the checksums of received packets itself, those of the outer packets too: packets from the tunnel
+/// were summed in another way than packets from a wire.
 #[test]
 fn a_vxlan_tunnel_without_offloads_has_its_flows_offloaded() {
     vxlan("vxlan without offloads", "ethtool -K eth0 tso off gso off gro off tx off rx off sg off");

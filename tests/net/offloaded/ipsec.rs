@@ -1,4 +1,4 @@
-//! Hosts with IPsec: the program sends past it, so what a policy covers is none of its business.
+//! Hosts with IPsec: the program bypasses IPsec, so flows that a policy covers must stay proxied.
 
 use super::Scene;
 use crate::lab::*;
@@ -74,7 +74,7 @@ fn offloaded_flows_are_reset_when_an_ipsec_policy_comes_to_cover_them() {
     baton.wait_offloaded(6);
     require(&lab.lb, "10.77.0.10/32");
     baton.wait_ended("ipsec", 3);
-    // What this host sends itself is held back by the policy; the program answers whatever comes.
+    // The policy holds back packets that this host sends itself; the program answers any packet.
     conns.iter_mut().for_each(|conn| {
         let _ = conn.send(2, 10);
         assert_eq!(conn.end(secs(5)), End::Rst);

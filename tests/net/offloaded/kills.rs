@@ -22,7 +22,7 @@ const CLIENTS: usize = 12;
 /// connect takes a port, so all have their turn within seconds.
 const EARLIER: Duration = Duration::from_millis(200);
 
-/// What the clients and the killer share.
+/// The state that the clients and the killer share.
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
@@ -49,8 +49,8 @@ impl Shared {
     }
 }
 
-/// A client that asks and checks the answers until told to stop, and says what became of each connection. What is
-/// unanswered for longer than any outage is a hung flow, and fails the test.
+/// A client that sends requests and checks the answers until told to stop, and reports the end of each connection. A
+/// request that is unanswered for longer than any outage shows a hung flow, and fails the test.
 fn client(lab: &Lab, number: u64, shared: &Shared) {
     let Shared { stop, outcomes, began, offloaded, noticed } = shared;
     let note = |outcome| *outcomes.lock().unwrap().entry(outcome).or_default() += 1;

@@ -47,8 +47,9 @@ fn flows_follow_routes_to_another_next_hop_and_to_another_interface() {
     lab.b2.run("ip route add 10.88.0.1/32 via 10.77.0.21; echo 1 > /proc/sys/net/ipv4/ip_forward");
     lab.lb.run("ip route replace 10.88.0.1/32 via 10.77.0.22");
     talk(&mut conns);
-    // By another interface of both, there and back. All are plugged into one switch: whoever answered for addresses of
-    // its other interface would be remembered by an Ethernet address that vanishes with that.
+    // By another interface of both, in both directions. All are plugged into one switch: if a host answered for
+    // addresses of its other interface, its neighbours would learn an Ethernet address that vanishes with that
+    // interface.
     for host in [&lab.lb, &lab.b1] {
         host.sysctl("net/ipv4/conf/all/arp_ignore", "1");
         host.sysctl("net/ipv4/conf/all/arp_announce", "2");
@@ -65,8 +66,9 @@ fn flows_follow_routes_to_another_next_hop_and_to_another_interface() {
     lab.b1.drop_packets("input", "iifname eth0 ip daddr 10.88.0.1");
     talk(&mut conns);
     assert!(baton.ended().is_empty(), "{:?}", baton.ended());
-    // And by the route in reserve when that one is gone, which the kernel tells nobody of: only that the link is. Without
-    // one, no probe would get an answer until the next command has given it, however long a busy machine takes.
+    // And by the reserve route when that one is gone. The kernel notifies nobody of a lost route, only of the link.
+    // Without a route no probe would get an answer until the next command has added one, however long a busy machine
+    // takes.
     lab.b1.nft_clear();
     lab.b1.run("ip route del 10.77.0.2/32");
     lab.lb.run("ip route add 10.88.0.1/32 via 10.77.0.21 metric 100; ip link del other");

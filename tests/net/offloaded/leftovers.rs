@@ -1,4 +1,4 @@
-//! Entries that nobody knows.
+//! Entries that no list names.
 
 use ::baton::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use ::baton::model::ends::Ends;

@@ -96,8 +96,8 @@ fn mix(what: &str, load: Load, resent: Resent, stays: Option<&str>, prepare: imp
         again
     };
     let baton = lab.start(&scene.config());
-    // A machine under load loses what it has no room for, and answers late, with Baton or without: the control, by the
-    // kernel's DNAT on the same host, says how much.
+    // A busy machine loses packets that it has no room for, and answers late, with or without Baton: the control, by
+    // the kernel's DNAT on the same host, shows how much.
     let mut tries = Vec::new();
     let conns = loop {
         let before = retransmitted(&hosts);
@@ -178,7 +178,8 @@ fn mixes_without_window_scaling_at_the_client() {
     });
 }
 
-/// Found as flows that hung amid their offload: what is resent of it acknowledged what the client had long gone past.
+/// Regression: flows hung during their offload, because retransmitted segments carried acknowledgements that were too
+/// old for the client.
 #[test]
 fn mixes_without_window_scaling_at_the_client_and_five_percent_lost() {
     mix("no window scaling at the client, 5 % lost", Load { stream: 200_000, ..LOSSY }, Resent::Any, None, |lab| {
@@ -293,7 +294,7 @@ fn mixes_with_packets_out_of_order() {
     let seen = std::sync::atomic::AtomicU64::new(0);
     mix("out of order", Load { stream: 300_000, ..FULL }, Resent::Any, None, |lab| {
         [&lab.client, &lab.b1, &lab.b2, &lab.b3].into_iter().for_each(reorder);
-        // What a plain connection sees of it.
+        // The result of a plain connection.
         let server = lab.b1.serve_on(lab.b1.v4(7000), Behaviour::Echo);
         lab.client.connect(lab.b1.v4(7000)).echo(1, 500_000);
         drop(server);

@@ -1,4 +1,5 @@
-//! Network address translation on the balancer's own host: what its sockets say of a flow is not what is on the wire.
+//! Network address translation on the balancer's own host: a flow's addresses on the wire differ from those of its
+//! sockets.
 
 use std::net::SocketAddr;
 

@@ -11,7 +11,7 @@ use ::baton::upgrade::message::{Hello, Message, ProgramReader};
 use super::Scene;
 use crate::lab::*;
 
-/// The instance that serves now, which nobody has as a child after an upgrade; killed with this.
+/// The instance that serves now, which is no child of the test after an upgrade; killed with this.
 struct Successor<'a>(&'a Baton);
 
 impl Successor<'_> {
@@ -116,7 +116,7 @@ fn an_upgrade_takes_offloaded_flows_along_without_a_touch() {
     lab.client.connect(lab.lb.v4(6443)).echo(1, 1000);
 }
 
-/// Counters of the process itself, and of what it alone has done; all others go on.
+/// Counters of the process itself, and of its own work alone; all others continue.
 const OF_THE_PROCESS: [&str; 5] =
     ["process_", "baton_config_reloads", "baton_upgrade", "baton_probe_duration", "baton_event_loop_turn"];
 
@@ -254,7 +254,7 @@ fn a_thousand_flows_offloaded_and_proxied_notice_none_of_three_upgrades() {
     eventually(LONG, "no flow is left", || baton.flow_count() == 0);
 }
 
-/// True once this is gone, also if what comes before panics: threads wait for it.
+/// True once this is dropped, also if earlier code panics: threads wait for it.
 struct OnDrop<'a>(&'a AtomicBool);
 
 impl Drop for OnDrop<'_> {

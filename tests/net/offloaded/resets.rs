@@ -4,7 +4,8 @@
 use super::Scene;
 use crate::lab::*;
 
-/// A middlebox that takes offence: what Baton's sockets send comes with a time to live of 64, what the program passes on with one less.
+/// A middlebox that resets connections: packets of Baton's sockets arrive with a time to live of 64, packets that the
+/// program forwards with one less.
 const OFFENDED: &str = "table inet n { chain in { type filter hook input priority 0; \
                         ip ttl 63 tcp dport 6443 reject with tcp reset; }\n}";
 
@@ -54,12 +55,12 @@ fn row37_flows_that_are_reset_because_they_are_offloaded_stop_that_and_the_other
     let text = String::from_utf8(baton.cli(&["status"]).stdout).unwrap();
     assert!(text.contains("flows were reset right after Baton had offloaded them"), "{text}");
     assert!(baton.http("/").unwrap().1.contains("Offload has stopped"));
-    // It is tried with one flow when somebody has changed something.
+    // Baton tries it with one flow after a reload.
     baton.order(&["reload"]);
     conns.push(lab.client.connect(lab.lb.v4(6443)));
     let mut died = 0;
     eventually(2 * LONG, "one is tried", || {
-        // They rest in between: who is never quiet is tried once a second, and that may be in vain for long.
+        // They pause in between: a flow that is never quiet is tried only once a second, perhaps in vain for long.
         std::thread::sleep(ms(300));
         died += speak(&mut conns);
         died > 0
@@ -94,7 +95,7 @@ fn row37_clients_that_reset_their_flows_and_a_backend_that_is_killed_stop_no_off
     let lab = &scene.lab;
     let mut servers = lab.echo_everywhere().map(Some);
     let baton = lab.start(&scene.config().offload("after", "100ms"));
-    // A load test, whose clients leave by RST, some soon and some late, and none says goodbye.
+    // A load test whose clients all leave by RST, some soon and some late.
     let mut late = Vec::new();
     for seed in 0..150 {
         let mut conn = lab.client.connect(lab.lb.v4(6443));

@@ -48,7 +48,8 @@ fn idle(scene: &Scene, address: fn(&Host) -> SocketAddr) -> (Server, Baton, Conn
     (server, baton, conn)
 }
 
-/// Found as idle clients that four packets with wrong sums reset: the second moved what the fourth was measured by.
+/// Regression: four packets with wrong checksums reset idle clients. The second moved the positions by which the fourth
+/// was judged.
 #[test]
 fn row39_spoofed_segments_reset_no_flow_and_a_real_rst_does() {
     for address in [|host: &Host| host.v4(6443), |host: &Host| host.v6(6443)] {
@@ -83,7 +84,7 @@ fn row39_spoofed_segments_reset_no_flow_and_a_real_rst_does() {
     }
 }
 
-/// Found as flows that two FINs with any numbers made vanish, one for each direction; their clients were told nothing.
+/// Regression: two FINs with arbitrary numbers made flows vanish, one for each direction; their clients were not told.
 #[test]
 fn row39_spoofed_fins_end_no_flow_and_real_ones_do() {
     let Some(scene) = Scene::new("row39") else { return };
@@ -109,7 +110,7 @@ fn row39_an_rst_with_a_number_that_nobody_expects_is_asked_about() {
     let (server, baton, conn) = idle(&scene, |host| host.v4(6443));
     let [first, second] = keys(&scene);
     let up = if first.to.port() == 6443 && first.from == conn.local() { first } else { second };
-    // Its kernel forgets the connection, and what it says of that is lost.
+    // Its kernel forgets the connection, and its RST is lost.
     scene.lab.client.drop_packets("output", "tcp flags & rst == rst");
     conn.reset();
     scene.lab.client.nft_clear();

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use super::Scene;
 use crate::lab::*;
 
-/// What has been done of a flow's offload or end when its process is killed.
+/// The step of a flow's offload or end at which its process is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Done {
     Probed,
@@ -30,7 +30,7 @@ enum Done {
     BothEntriesGone,
 }
 
-/// What became of a flow whose process was killed.
+/// The fate of a flow whose process was killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Outcome {
     /// Every byte came, and it goes on.
@@ -84,12 +84,12 @@ impl Steps {
         Self { done: None, seen: 0, stop_at, stopped_after: Arc::default(), finished: Arc::default() }
     }
 
-    /// What has been done once `call` is made, if the call matters.
+    /// The step that is done once `call` is made, if the call matters.
     fn after(&self, call: &Call) -> Option<Done> {
         use Done::*;
         if call.thread == RCU && call.number != libc::SYS_membarrier {
-            // It wakes the engine after its wait, and may come to that when the engine has gone on by itself: such a call says
-            // nothing of what the engine has done.
+            // It wakes the engine after its wait, perhaps only after the engine has gone on by itself: so such a call
+            // shows nothing about the engine's step.
             return None;
         }
         let socket = call.descriptor.starts_with("socket:");
@@ -146,7 +146,7 @@ fn bystander(lab: &Lab, config: &Config) -> Conn {
     conn
 }
 
-/// Waits for what becomes of `conn`, on which `sent` patterns were sent and are to come back.
+/// Waits for the fate of `conn`, on which `sent` patterns were sent and must come back.
 fn outcome(conn: &mut Conn, sent: &[(u64, u64)]) -> Outcome {
     for (seed, bytes) in sent {
         match conn.read_tally(*bytes) {
@@ -173,7 +173,7 @@ fn ended(error: &std::io::Error) -> Outcome {
 
 type Table = BTreeMap<Done, BTreeMap<Outcome, u32>>;
 
-/// These each offload goes through; which others it does depends on what is under way.
+/// Each offload has these steps; the bytes in flight determine the others.
 const MET: [Done; 7] = [
     Done::Probed,
     Done::OneEntry,

@@ -13,7 +13,7 @@ use crate::lab::*;
 
 static OBJECT: &[u8] = include_bytes_aligned!("../../../src/offload/bpf/sums.o");
 
-/// Looks at what comes by an interface.
+/// Looks at packets that arrive on an interface.
 struct Sums {
     object: Ebpf,
 }
@@ -89,7 +89,7 @@ fn sums_over_whole_packets_stay_right_while_packets_are_rewritten() {
     }
     backend.run("ip route add 10.55.0.2/32 via 10.66.0.2\nip route add 2001:db8:55::2/128 via 2001:db8:66::2");
     let (arriving, mut leaving) = (Sums::look_at(lb, "tunnel"), Sums::look_at(backend, "wire"));
-    // The kernel adds the Ethernet header that a redirected packet came with, and whoever gets it takes off the one that
+    // The kernel adds the Ethernet header that a redirected packet came with, and the receiver subtracts the one that
     // it left with (net/core/filter.c, bpf_push_mac_rcsum).
     let before = sum_of_mac(lb, "tunnel") + sum_of_mac(client, "tunnel");
     let after = sum_of_mac(backend, "wire") + sum_of_mac(lb, "direct");

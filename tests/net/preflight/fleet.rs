@@ -1,4 +1,4 @@
-//! What is looked at where instances act as one: each fault is really made, and gone after the advised command.
+//! The checks of a fleet: each fault is really made, and is gone after the advised command.
 
 use std::net::UdpSocket;
 
@@ -46,7 +46,7 @@ impl Pair {
     }
 }
 
-/// What is not as it should be.
+/// The findings about faults.
 fn faults(host: &Host, config: &Path) -> Vec<Finding> {
     // keepalived's file is another test's.
     look(host, config).into_iter().filter(|it| it.verdict != Verdict::Good && it.topic != "keepalived").collect()

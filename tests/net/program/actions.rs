@@ -1,4 +1,4 @@
-//! What the program does besides splicing, one packet at a time.
+//! The program's actions besides splicing, one packet at a time.
 
 use ::baton::addr::VipAddr;
 use ::baton::model::fleet::{PortRange, Then, Unknown, UnknownPacket};
@@ -118,7 +118,7 @@ fn a_flow_of_another_instance_goes_there_and_not_back() {
     assert_eq!((counters.forwarded, counters.loops), (2, 2));
 }
 
-/// A SYN could be forged, and its owner challenges it; but where nobody has told of a flow, nobody may be.
+/// A SYN could be forged, and its owner challenges it; but if no record names a flow, there may be none.
 #[test]
 fn a_syn_goes_to_the_owner_of_a_flow_and_begins_another_where_none_is_told_of() {
     let Some(bench) = Bench::load() else { return };
@@ -136,8 +136,8 @@ fn a_syn_goes_to_the_owner_of_a_flow_and_begins_another_where_none_is_told_of() 
     }
 }
 
-/// Found as an upload that nobody took for half a minute: the client's port had been another connection's before, with the instance
-/// to which its packets came then, and that one's TIME_WAIT answered them.
+/// Regression: no instance accepted an upload for half a minute. The client's port had been another connection's
+/// before, with the instance that got its packets then, and that connection's TIME_WAIT answered them.
 #[test]
 fn what_is_over_in_this_host_s_sockets_keeps_no_flow_of_another_instance() {
     let Some(bench) = Bench::load() else { return };
@@ -228,7 +228,7 @@ fn a_client_whose_flow_is_being_reset_gets_a_new_connection_and_no_other_syn_doe
         assert_eq!(actions, [Action::Pass, Action::Reset]);
         let told: Vec<_> = events.by_ref().filter_map(Told::flow).map(|event| event.what).collect();
         assert_eq!(told, [ProgramWhat::Reused]);
-        // Of another instance's flow nobody here knows whether it is over.
+        // This host does not know whether another instance's flow is over.
         let key = Key { from: ([10, 9, 8, 7], 6).into(), to: ([10, 9, 8, 6], 5).into() };
         bench.program.refuse(&key).unwrap();
         let syn = Packet { flags: SYN, ..Packet::new(key) };
@@ -294,7 +294,7 @@ fn what_comes_to_a_peers_port_goes_to_the_peer_and_not_back() {
     assert_eq!((counters.forwarded_by_port, counters.reset), (6, 4));
 }
 
-/// Found as connections to a NodePort that were reset from their first packet on.
+/// Regression: connections to a NodePort were reset from their first packet on.
 #[test]
 fn a_connection_that_somebody_else_has_by_a_port_of_a_range_passes() {
     let Some(bench) = Bench::load() else { return };
@@ -424,7 +424,7 @@ fn too_big_is_told_to_the_sender_in_its_own_numbers() {
         let addresses = out[if ipv6 { ETH + 8..ETH + 40 } else { ETH + 12..ETH + 20 }].to_vec();
         let outer = Key { from: vip, to: flow.ends.client.socket_addr() };
         assert_eq!(addresses, outer_addresses(&outer));
-        // What it quotes is what the client has sent, as far as TCP looks: addresses, ports, sequence number.
+        // It quotes the packet that the client sent, in the fields that TCP checks: addresses, ports, sequence number.
         let quoted = &out[head + 8..];
         let original = sent.frame();
         let ip = if ipv6 { 8..40 } else { 12..20 };
@@ -445,7 +445,8 @@ fn too_big_is_told_to_the_sender_in_its_own_numbers() {
     assert_eq!(bench.program.counters().unwrap().icmp, 200);
 }
 
-/// Found as a client that got none of 100,000 bytes once its path's MTU had fallen: its address had moved, its flow had not.
+/// Regression: a client got none of 100,000 bytes once its path's MTU had fallen. Its address had moved, its flow had
+/// not.
 #[test]
 fn errors_about_a_flow_of_another_instance_go_there_and_not_back() {
     let Some(bench) = Bench::load() else { return };
@@ -466,7 +467,8 @@ fn errors_about_a_flow_of_another_instance_go_there_and_not_back() {
     for ((far, vip, router, errors, others), owner) in cases.into_iter().zip(owners) {
         let [far, router]: [std::net::SocketAddr; 2] = [far, router].map(|end| end.parse().unwrap());
         let vip: std::net::IpAddr = vip.parse().unwrap();
-        // To a client whose flow is known, and to a backend by a port of the other's, of which nothing is known yet.
+        // To the client of a known flow, and to a backend from a port of the other instance, of which nothing is known
+        // yet.
         let sent = [6443, 33500].map(|port| Key { from: (vip, port).into(), to: far });
         let about = |key: Key, (kind, code): (u8, u8)| {
             let mut error = too_big(Key { from: router, to: key.from }, &Packet::new(key).frame());

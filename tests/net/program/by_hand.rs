@@ -1,4 +1,4 @@
-//! A flow was offloaded by hand, step by step, without Baton: what the program does is seen by itself.
+//! A flow is offloaded by hand, step by step, without Baton: the test sees the program's own effects.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use ::baton::sys::silence;
 
 use crate::lab::*;
 
-/// Both sockets of a flow that is still proxied, by nobody yet.
+/// Both sockets of a proxied flow, without a proxy yet.
 #[derive(Debug)]
 pub struct Proxied {
     pub client_leg: TcpStream,
@@ -78,7 +78,7 @@ impl Proxied {
         .0
     }
 
-    /// All the steps; what is left is the entries.
+    /// All the steps; only the entries are left.
     pub fn offload(self, lab: &Lab, program: &Program) -> Offloaded {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let ends = self.ends();

@@ -1,5 +1,5 @@
-//! Packets made to do harm, against a model of what an endpoint would take: what it would not take changes nothing that
-//! decides anything. The fuzzer runs the same from its own inputs (fuzz/fuzz_targets/program.rs).
+//! Malicious packets, compared with a model of an endpoint: a packet that an endpoint would reject must change nothing
+//! that decides anything. The fuzzer runs the same with its own inputs (fuzz/fuzz_targets/program.rs).
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -106,7 +106,7 @@ impl<'p> Hostile<'p> {
             packet.between = [&[6, 0, 0, 1][..], &id.to_be_bytes()].concat();
         }
         let mut frame = packet.frame();
-        // Nobody looks at sums here: whoever damages or forges a packet may leave them wrong.
+        // Nobody checks checksums here: a damaged or forged packet may have wrong ones.
         frame[packet.tcp_at() + 16] ^= shape;
         let evidence = self.program.evidence(flow.backend_slot).expect("evidence");
         let context = match is_oversized {

@@ -151,7 +151,7 @@ fn a_probe_tells_what_the_kernel_knows_of_many_sockets() {
         assert_eq!((other.snd_nxt, other.write_seq), (state.rcv_nxt, state.rcv_nxt));
         let behind = other.timestamps.unwrap().own.wrapping_sub(timestamps.recent);
         assert!(behind < 60_000, "the peer's clock is {behind} ms from what it last sent");
-        // Nobody has this one, though somebody listens there.
+        // No instance has this one, but a socket listens there.
         let nobody = LegAddresses::client(
             ClientAddr::new("127.0.0.1:1".parse().unwrap()),
             VipAddr::new(listener.local_addr().unwrap()),

@@ -35,7 +35,7 @@ impl Bench {
         Some(Self { program, fd, _pinned: pinned })
     }
 
-    /// The verdict, and what became of the packet.
+    /// The verdict, and the resulting packet.
     pub fn run(&self, frame: &[u8]) -> (i32, Vec<u8>) {
         let mut out = vec![0; 4096];
         let run = bpf::test_run(&self.fd, frame, &mut out, Context::default(), 1).unwrap();
@@ -110,7 +110,7 @@ pub fn flow(rng: &mut Rng, ipv6: bool) -> Splice {
     }
 }
 
-/// What the sender of a direction may send first: a bare ACK of all that it has.
+/// The first packet that the sender of a direction may send: a bare ACK of all its received bytes.
 pub fn first(flow: &Splice, direction: FlowDirection) -> Packet {
     let entry = flow.entry(direction);
     let mut packet = Packet::new(flow.ends.key(direction));
@@ -270,7 +270,7 @@ fn a_packet_marks_its_own_flow_and_no_other() {
             assert_eq!(taken(), []);
         }
     }
-    // What passes to the kernel is nobody's.
+    // A packet that passes to the kernel counts for no flow.
     let stranger = flow(&mut rng, false);
     bench.run(&Packet::new(stranger.ends.key(FlowDirection::ToBackend)).frame());
     assert_eq!(taken(), []);

@@ -18,7 +18,7 @@ fn a_host_is_looked_at_with_what_fixes_it() {
         let findings = look();
         assert!(findings.iter().all(|finding| finding.verdict == Verdict::Good), "{findings:#?}");
         assert!(of(&findings, "eth0")[0].read.starts_with("MTU 1500"), "{findings:#?}");
-        // A second interface with another MTU, towards other backends, and somebody's classifiers on it.
+        // A second interface with another MTU, towards other backends, with another program's classifiers.
         lab.lb.run(
             "ip link add wide type veth peer name far; ip link set wide mtu 9000 up; ip link set far up\n\
              ip address add 192.0.2.1/24 dev wide\n\

@@ -1,4 +1,5 @@
-//! What a packet of an offloaded flow must become, written for clarity: fields are set and checksums computed anew.
+//! The expected result for a packet of an offloaded flow, written for clarity: it sets fields and computes checksums
+//! anew.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -108,7 +109,7 @@ impl Packet {
         frame
     }
 
-    /// What the program must make of it.
+    /// The packet that the program must make of it.
     pub fn spliced(&self, onward: Key, rewrite: &Rewrite) -> Self {
         let mut packet = self.clone();
         packet.ends = onward;
@@ -191,7 +192,7 @@ pub fn checksum(parts: &[&[u8]]) -> u16 {
     !(sum as u16)
 }
 
-/// What the program may count of a segment of a flow without SYN.
+/// The counts that the program may make of a segment of a flow without SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counts {
     Nothing,
@@ -244,7 +245,7 @@ pub fn counted(of: &Entry, packet: &Packet, counts: Counts) -> Entry {
     };
     entry.seen.sent += ahead(end, seen.sent);
     entry.seen.acked += ahead(packet.ack, seen.acked);
-    // What comes behind a FIN proves that it was none.
+    // Bytes beyond a FIN prove that it was none.
     let has_fin = packet.flags & FIN != 0 && end == entry.seen.sent as u32;
     let keeps = seen.fin_ns != 0 && entry.seen.sent == seen.sent;
     entry.seen.fin_ns = u64::from(has_fin || keeps);

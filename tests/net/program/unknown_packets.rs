@@ -1,4 +1,4 @@
-//! Packets of flows that nobody here knows: which of them may be asked of, and what becomes of the others.
+//! Unknown packets: those that the program may ask about, and the fate of the others.
 
 use ::baton::addr::VipAddr;
 use ::baton::model::fleet::{Then, Unknown};
@@ -100,7 +100,7 @@ fn unknown_packets_are_reset_once_nobody_fills_up_the_questions() {
     assert!(after > secs(1), "{after:?}");
 }
 
-/// Whoever lives would have told of its flow in that time.
+/// A live instance would have told of its flow in that time.
 #[test]
 fn an_unknown_packet_that_has_come_for_seconds_is_reset_unasked_if_all_have_told() {
     let Some(bench) = Bench::load() else { return };

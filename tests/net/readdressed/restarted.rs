@@ -89,7 +89,7 @@ fn clients_of_an_old_address_are_reset_when_its_host_dies_after_an_upgrade() {
     baton.wait_ended("backend_ejected", 3);
 }
 
-/// The instance that serves now, which nobody has as a child after an upgrade; killed with this.
+/// The instance that serves now, which is no child of the test after an upgrade; killed with this.
 struct Successor<'a>(&'a Baton);
 
 impl Drop for Successor<'_> {

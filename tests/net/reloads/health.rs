@@ -1,4 +1,4 @@
-//! How backends are probed, seen by a server that notes what it is asked.
+//! The probes of backends, as a server sees them that records its requests.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -76,7 +76,7 @@ fn the_certificates_of_probes_follow_a_reload() {
     eventually(LONG, "another name is asked for", || baton.health_state("b1") != "ready");
     reload(&https(tcp.clone()).health("insecure_skip_verify", true));
     baton.wait_health("b1", "ready", LONG);
-    // Its own certificate is nobody's authority.
+    // Its own certificate is no CA's.
     let other = lab.directory().join("certs/wrong-name.crt");
     reload(&tcp.clone().https(&other));
     eventually(LONG, "another authority signs nothing here", || baton.health_state("b1") != "ready");

@@ -144,7 +144,7 @@ fn whether_and_when_flows_are_offloaded_follows_a_reload() {
     it.baton.rests();
 }
 
-/// Found as a reload that said that flows would be offloaded from then on, where none did until the next start.
+/// Regression: a reload said that flows would be offloaded from then on, but none was until the next start.
 #[test]
 fn a_reload_that_would_open_a_path_which_was_never_there_is_refused() {
     let Some(it) = Running::start("offload by reload") else { return };
@@ -156,7 +156,7 @@ fn a_reload_that_would_open_a_path_which_was_never_there_is_refused() {
     it.baton.rests();
 }
 
-/// Found as flows that went on with the patience of the file before, 30 s where the new one said 2 s.
+/// Regression: flows kept the patience of the old file, 30 s where the new one said 2 s.
 #[test]
 fn an_offloaded_flow_whose_client_has_vanished_ends_when_the_user_timeout_of_a_reload_says() {
     let test = "reloaded patience";

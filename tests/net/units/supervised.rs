@@ -45,7 +45,7 @@ fn flows_are_offloaded_in_the_sandbox_of_the_unit() {
     assert_eq!(held.count_ones() as usize, words(FULL, "CapabilityBoundingSet").len());
     let cores = read(pid, "limits").lines().find(|line| line.starts_with("Max core file size")).unwrap().to_owned();
     assert_eq!(cores.split_whitespace().nth(4), Some("0"), "{cores}");
-    // Root itself can write nothing where the process lives, but in what is its own.
+    // In the process's sandbox even root can write only to the unit's own directories.
     let inside = |script: &str| {
         let target = format!("--target={}", pid.as_raw_nonzero());
         Command::new("nsenter")
@@ -71,7 +71,7 @@ fn flows_are_offloaded_in_the_sandbox_of_the_unit() {
     assert_eq!(conn.end(LONG), End::Fin);
 }
 
-/// Row 48: crashes in a row, faster than any limit of systemd's own. What has been offloaded goes on all the while.
+/// Row 48: crashes in a row, faster than any limit of systemd's own. Offloaded flows go on all the while.
 fn crashes(test: &str, times: u32) {
     let Some(lab) = Lab::new(test) else { return };
     let _servers = lab.echo_everywhere();
@@ -138,7 +138,7 @@ fn systemd_finds_nothing_to_complain_about() {
         verify.args(["verify", "--man=no", "--recursive-errors=no"]).arg(&file);
         let output = verify.output().expect("systemd-analyze (Debian package systemd)");
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        // Older releases say of what came later (254) that they leave it out.
+        // Older releases report that they ignore settings of later ones (254).
         let later = |line: &&str| !["RestartSteps", "RestartMaxDelaySec"].iter().any(|key| line.contains(key));
         let complaints: Vec<_> = text.lines().filter(later).filter(|line| line.contains(name)).collect();
         assert!(complaints.is_empty(), "{text}");

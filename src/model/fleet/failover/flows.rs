@@ -354,8 +354,8 @@ impl KnownFlows {
         }
     }
 
-    /// Takes `owner` for dead, as to those of its flows whose ends match `which`. Flows that go on here leave this
-    /// list; all others are refused.
+    /// Decides about those of `owner`'s flows whose ends match `which`: flows that go on here leave this list, others are
+    /// refused.
     pub(super) fn bury(&mut self, owner: &InstanceName, which: impl Fn(&Ends) -> bool, members: &Members) -> Buried {
         let mut buried = Buried::default();
         for id in self.ids_of(owner) {

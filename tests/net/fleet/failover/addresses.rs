@@ -1,5 +1,5 @@
-//! What becomes of an address that flows in sockets still need: of one that leaves a process that has just started, that a reload has
-//! taken from the file, or that has a label.
+//! The fate of an address that proxied flows still need: it leaves a process that has just started, a reload has
+//! removed it from the file, or it has a label.
 
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
@@ -41,8 +41,8 @@ fn goes_on_at_the_heir(fleet: &Fleet, conn: &mut Conn) {
     assert_eq!(fleet.owner().baton.flow_count(), 1);
 }
 
-/// Found as clients that hung: what had not been seen on this host was not kept for its flows, and the first look came after
-/// nftables had been asked for something.
+/// Regression: clients hung. An address that Baton had not seen on this host was not kept for its flows, and the first
+/// look came after a call of nft.
 #[test]
 fn an_address_that_leaves_while_nftables_is_slow_is_kept_for_flows_that_have_just_begun() {
     let test = "an_address_that_leaves_while_nftables_is_slow";
@@ -90,7 +90,8 @@ fn an_address_that_a_reload_has_just_brought_is_kept_while_nftables_is_slow() {
     goes_on_at_the_heir(&fleet, &mut conn);
 }
 
-/// Found as clients that hung: what the file did not name any more was forgotten, though its flows had until `drain_timeout`.
+/// Regression: clients hung. Baton forgot an address that the file no longer names, though its flows had until
+/// `drain_timeout`.
 #[test]
 fn flows_of_an_address_that_a_reload_took_away_go_on_when_it_moves_and_are_reset_when_their_host_dies() {
     let test = "flows_of_an_address_that_a_reload_took_away";
@@ -116,7 +117,8 @@ fn flows_of_an_address_that_a_reload_took_away_go_on_when_it_moves_and_are_reset
     }
 }
 
-/// Found as clients that hung: the label was taken for the interface's name, so ARP could not be silenced and nothing was kept.
+/// Regression: clients hung. Baton took the label for the interface's name, so it could not silence ARP and kept no
+/// address.
 #[test]
 fn an_address_with_a_label_is_kept_and_so_is_silence_on_every_interface() {
     let test = "an_address_with_a_label";
@@ -139,7 +141,7 @@ fn an_address_with_a_label_is_kept_and_so_is_silence_on_every_interface() {
     }
 }
 
-/// Found as a host whose own clients were refused, and whose apiserver got no connection from the new owner, for ever.
+/// Regression: a host's own clients were refused, and its apiserver got no connection from the new owner, for ever.
 #[test]
 fn an_address_that_is_kept_is_given_up_by_a_stop_and_by_a_next_process_without_peers() {
     let test = "an_address_that_is_kept_is_given_up_by_a_stop";

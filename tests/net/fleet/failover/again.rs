@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// What it takes at most from the end of an outage to the next word.
+/// The longest time from the end of an outage to the next reset.
 const NEXT: std::time::Duration = secs(12);
 
 #[test]
@@ -47,7 +47,7 @@ fn idle_clients_that_were_cut_off_when_their_host_died_are_reset_when_they_are_b
         let told = fleet.heir().baton.events_of("clients_told");
         told.iter().any(|event| event["answered"] == 0 && event["silent"] == 3)
     });
-    // Else what the heir's kernel still keeps for who does not answer ARP would wake them.
+    // Otherwise packets that the heir's kernel still keeps for a host that does not answer ARP would reset them.
     let known = || fleet.heir().host.run(&format!("ip neigh show {}", client.v4));
     eventually(LONG, "the heir's kernel has given them up", || known().contains("FAILED"));
     conns.iter_mut().for_each(|conn| conn.stays_open(ms(10)));
@@ -75,7 +75,7 @@ fn clients_whose_connects_timed_out_while_their_host_was_cut_off_are_reset_by_th
     let mut conns: Vec<_> = (0..3).map(|_| lab.client.connect(fleet.vip)).collect();
     conns.iter_mut().for_each(|conn| conn.send(1, 100).unwrap());
     eventually(LONG, "all is acknowledged", || lab.client.tcp_queued().0 == 0);
-    // With its link down, its kernel would keep each RST until somebody answers ARP.
+    // With its link down, its kernel would keep each RST until a host answers ARP.
     owner.host.drop_packets("output", &format!("ip daddr {}", lab.client.v4));
     owner.baton.wait_ended("connect_timed_out", 3);
     fleet.let_go(owner);

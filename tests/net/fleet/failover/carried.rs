@@ -14,7 +14,7 @@ const FLOWS: u64 = 2000;
 const TALKING: u64 = 25;
 const STREAMING: u64 = 6;
 
-/// What clients do on a fleet, and the watches, on which nobody says anything yet.
+/// The actions of clients on a fleet, and the watches, still without any data.
 struct Clients<'s> {
     talks: Vec<Talking<'s>>,
     streams: Vec<Talking<'s>>,
@@ -67,8 +67,8 @@ impl Death {
     }
 }
 
-/// The longest retransmission timeout of connections of these ports, as ss(8) has it from the kernel of `client`; zero if all
-/// of them are gone, as those that nobody knows are by then.
+/// The longest retransmission timeout of connections of these ports, as ss(8) reads it from the kernel of `client`;
+/// zero if all of them are gone: connections that no instance knows are gone by then.
 fn timeout_of(client: &Host, ports: &BTreeSet<u16>) -> Duration {
     let listed = client.run(&format!("ss -tinOH state established dst {VIP}"));
     let of_line = |line: &str| -> Option<f64> {
@@ -164,7 +164,7 @@ fn without_peers_the_flows_of_a_host_that_dies_are_reset_or_wait_on() {
     });
     let reset = || fleet.clients_reset() - reset_before;
     let of = |end| ends.iter().filter(|it| **it == Some(end)).count() as u64;
-    // Whoever had nothing left to send again, and only waited for its answer, waits on.
+    // An end that had nothing left to repeat, and only waited for its answer, goes on waiting.
     let (told, waiting) = (of(End::Rst), of(End::Open));
     assert_eq!(told + waiting, TALKING + STREAMING, "{ends:?}");
     assert_eq!(reset(), told, "nobody who watches is told");

@@ -1,12 +1,12 @@
-//! Packets that nobody knows while an address moves: each instance could hold the other for the one that does.
+//! Packets that no instance knows while an address moves: each instance could take the other for the owner.
 
 use ::baton::model::segment::{Flags, Segment};
 use ::baton::sys::raw::RawSender;
 
 use super::*;
 
-/// Found as packets that crossed between two hosts until their time to live was used up: the Ethernet address by which they are told
-/// was looked for by the peer's IPv6 address, which nobody had talked with.
+/// Regression: packets went back and forth between two hosts until their time to live was used up. Baton recognizes
+/// them by an Ethernet address, which it looked up by the peer's IPv6 address, and the kernel had no entry for that.
 #[test]
 fn an_unknown_packet_crosses_once_between_hosts_that_have_addresses_of_both_families() {
     let test = "an_unknown_packet_crosses_once";

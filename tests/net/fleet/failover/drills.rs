@@ -1,13 +1,13 @@
-//! `baton drill` against a pair with real keepalived, for each fault of the budget that `baton check` computes: the longest time
-//! that a node goes without a heartbeat must be what was computed, but for what a reconnect takes. The figures are printed, and
-//! stand in docs/drill.md and docs/check.md.
+//! `baton drill` against a pair with real keepalived, for each fault of the budget that `baton check` computes: the
+//! longest time that a node goes without a heartbeat must be the computed one, except for the time of a reconnect. The
+//! test prints the figures, which docs/drill.md and docs/check.md show.
 
 mod haproxy;
 
 use super::*;
 
 const KUBELETS: u64 = 60;
-/// Between heartbeats. A kubelet's are 10 s apart; what a fault adds is the same.
+/// Interval of the heartbeats. A kubelet's are 10 s apart; a fault adds the same time.
 const EVERY_S: u64 = 2;
 /// As deploy/keepalived has its timers.
 const CLUSTER: &str = "[cluster]\nvrrp_advert_interval = \"100ms\"\nvrrp_track_time = \"2s\"\n";
@@ -42,7 +42,7 @@ impl Drill {
         wait::throughout(time, "the drill goes on", || self.0.exit_status().is_none());
     }
 
-    /// What it says in the end, and the longest gap of them all.
+    /// Its verdict at the end, and the longest gap of all nodes.
     #[track_caller]
     fn end(&self) -> (Value, std::time::Duration) {
         self.0.signal(rustix::process::Signal::INT);
@@ -118,7 +118,7 @@ impl Cluster {
         std::time::Duration::from_secs_f64(seconds.unwrap_or_else(|| panic!("{line}")))
     }
 
-    /// What the drill says in the end, when all have had time to come back.
+    /// The drill's verdict at the end, when all nodes have had time to come back.
     #[track_caller]
     fn verdict(self, fault: &str) -> Value {
         let computed = self.computed(fault);

@@ -28,7 +28,7 @@ impl Fleet {
         self.take(self.heir());
     }
 
-    /// Clients whose flows the first instance has and cannot be offloaded, served once; and what is in its track file is 0.
+    /// Clients whose flows the first instance has and cannot offload, served once; its track file contains 0.
     fn with_clients_that_stay(&self, count: u64) -> Vec<Conn> {
         let conns = clients_that_stay(self, count);
         self.heir().wait_sees("lb-a", "flows", count);
@@ -72,7 +72,7 @@ fn clients_that_stay(fleet: &Fleet, count: u64) -> Vec<Conn> {
     conns
 }
 
-/// What a run of clients showed of the network, and of Baton.
+/// The results of a run of clients, about the network and about Baton.
 #[derive(Debug)]
 struct Figures {
     control: Resent,
@@ -227,7 +227,7 @@ fn an_evacuation_that_cannot_begin_or_that_nobody_follows_leaves_everything_as_i
     refused(&deadline, "is still on this host");
     as_it_was(&mut conns);
     assert_eq!(owner.baton.events_of("evacuation_taken_back").len(), 1);
-    // It leaves, and nobody takes it.
+    // The address leaves, and no host takes it.
     std::thread::scope(|scope| {
         let evacuation = scope.spawn(|| refused(&deadline, "no live peer has taken 10.77.0.100"));
         eventually(LONG, "it is to go", || std::fs::read_to_string(owner.away()).is_ok_and(|text| text == "1\n"));
@@ -236,7 +236,7 @@ fn an_evacuation_that_cannot_begin_or_that_nobody_follows_leaves_everything_as_i
     });
     fleet.take(owner);
     as_it_was(&mut conns);
-    // Nobody is there.
+    // There is no peer.
     fleet.heir().baton.process.kill();
     owner.wait_sees("lb-b", "liveness", "dead");
     refused(&[], "no peer is alive: lb-b is dead");
@@ -265,7 +265,7 @@ fn an_evacuation_goes_on_without_its_command_and_is_taken_back_by_another() {
     let upgrade = owner.baton.cli(&["upgrade"]);
     assert!(String::from_utf8_lossy(&upgrade.stderr).contains("an evacuation is under way or done"), "{upgrade:?}");
     conns.iter_mut().for_each(|conn| conn.echo(3, 1000));
-    // Who asks again is shown what is under way; another order ends it for both.
+    // A second request shows the evacuation under way; another order ends it for both.
     let log = owner.directory.join("again.log");
     let again = owner.host.spawn(&[baton::BINARY, "evacuate", "--socket", socket], &log);
     let said = |words: &str| std::fs::read_to_string(&log).is_ok_and(|text| text.contains(words));
@@ -322,7 +322,7 @@ fn an_address_that_a_killed_process_kept_is_given_up_by_the_next_and_kept_on_in_
     assert!(!vips.contains(VIP), "it has no VIP: {vips}");
     let pid = fleet.owner().baton.ask(serde_json::json!({"command": "version"})).unwrap().1["pid"].as_i64().unwrap();
     Stranger::new(pid).kill();
-    // The process before it has what it handed over for some moments more, the lock of the offload engine among it.
+    // The process before it keeps its objects for some moments more, among them the lock of the offload engine.
     eventually(LONG, "the first is gone, too", || fleet.owner().baton.process.exit_status().is_some());
     drop(conns);
     fleet.all[0].baton = Baton::start_with(&host, &fleet.owner().directory);

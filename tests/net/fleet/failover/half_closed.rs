@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// For 5 s the last owner of an address gets what nobody knows; a client repeats what it sent before that is over at most 6.4 s later.
+/// For 5 s the last owner of an address gets unknown packets; a client repeats a packet from before the end of that
+/// time at most 6.4 s later.
 const RESET_WITHIN: std::time::Duration = secs(20);
 
 /// Found in a soak: of a killed process's socket the kernel keeps FIN_WAIT2 for a minute. Its host said that it had the connection: the

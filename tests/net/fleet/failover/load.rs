@@ -1,4 +1,4 @@
-//! What clients do while something happens, and what becomes of it.
+//! The actions of clients during a fault, and their results.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::{Scope, ScopedJoinHandle};
@@ -21,7 +21,7 @@ pub struct Load {
     burst_ns: AtomicU64,
 }
 
-/// What a connection of the load comes back with; `end` is how it ended against its will.
+/// The result of one connection of the load; `end`: how it ended against its will.
 pub struct Talked {
     pub conn: Conn,
     pub end: Option<End>,
@@ -92,7 +92,7 @@ impl Load {
                     }
                     self.burst_ns.fetch_max(burst.elapsed().as_nanos() as u64, Relaxed);
                     self.bulk_bytes.fetch_add(1_000_000, Relaxed);
-                    // As a link of some 20 MB/s would, so that what is sent again has other causes than a full machine.
+                    // As a link of some 20 MB/s would, so that a busy machine is not the only cause of retransmissions.
                     std::thread::sleep(ms(20));
                 }
                 conn.half_close();
@@ -178,8 +178,8 @@ impl std::ops::Sub for Resent {
 }
 
 impl Fleet {
-    /// Segments that anybody here has sent more than once, and those of them that had come the first time: on a full machine
-    /// many do, too late.
+    /// Segments that a host here has sent more than once, and those of them that had arrived the first time: on a busy
+    /// machine many do, too late.
     pub fn resent(&self) -> Resent {
         let lab = &self.scene.lab;
         let hosts = [&lab.client, &lab.b1, &lab.b2].into_iter().chain(self.all.iter().map(|it| &it.host));

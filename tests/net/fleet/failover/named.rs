@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Found as clients that waited for ever: the other instances knew a flow by the address that its header had named, and reset a
+/// Regression: clients waited for ever. The other instances knew a flow by the address in its header, and reset a
 /// connection that does not exist.
 #[test]
 fn idle_clients_whose_header_names_another_address_are_reset_when_their_host_dies() {

@@ -11,8 +11,8 @@ use super::*;
 
 const FLOWS: u64 = 60;
 
-/// A record that takes longer has not been told of at once. It is the machine that takes most of this when it is full; what
-/// Baton takes, benches/peers measures.
+/// A record that takes longer was not sent at once. On a busy machine most of this time is the machine's; benches/peers
+/// measures Baton's part.
 const AT_MOST: std::time::Duration = secs(5);
 
 /// Flows in a map of which both entries are `wanted`: their four addresses.
@@ -57,7 +57,7 @@ fn the_record_of_a_flow_reaches_a_peer_once_its_owner_has_closed_its_sockets_and
             (0..FLOWS).map(one).collect::<Vec<_>>()
         });
         eventually(secs(30), "the peer has all", || {
-            // In this order: what was told of before it was done is found out.
+            // In this order, so that a record that comes before its offload is noticed.
             let held = flows(&at_peer, |entry| entry.held);
             let sockets = fleet.owner().host.tcp_sockets();
             let looked_at = watch.elapsed();

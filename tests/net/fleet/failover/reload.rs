@@ -67,7 +67,8 @@ fn a_reload_adds_an_instance_and_an_address_and_flows_outlive_the_move_to_it() {
     eventually(LONG, "what is in sockets stays", || fleet.owner().baton.flow_count() == 4);
     assert_eq!(fleet.resets(), 0.0);
 
-    // And away again: what was forwarded to it is nobody's, and is told so; what came from it stays.
+    // And away again: packets that were forwarded to it belong to no instance, and are answered so; flows that came
+    // from it stay.
     fleet.reload(1, &fleet.config_with(1, &[2]));
     eventually(LONG, "it is forgotten", || fleet.heir().sees("lb-a").is_null());
     offloaded.iter_mut().for_each(|conn| conn.echo(7, 300));

@@ -1,4 +1,4 @@
-//! Row 44: a map that cannot hold what the fleet has.
+//! Row 44: a map without room for all of the fleet's flows.
 
 use super::*;
 
@@ -26,7 +26,7 @@ fn flows_that_a_peers_map_has_no_room_for_are_known_and_their_idle_clients_reset
     fleet.owner().host.link_down();
     fleet.heir().wait_sees("lb-a", "liveness", "dead");
     fleet.take(fleet.heir());
-    // What is held goes on at once, what is not is reset where the address is.
+    // Held flows go on at once; the others are reset where the address is.
     let sum = |what: &str| {
         let events = fleet.heir().baton.events_of("failed_over");
         events.iter().filter_map(|event| event[what].as_u64()).sum::<u64>()

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Found as an address that was on two hosts for as long as any flow lived that had come by a wildcard: nobody could tell which address
-/// such a flow needs.
+/// Regression: an address was on two hosts as long as any flow existed that had come by a wildcard, because Baton did
+/// not know which address such a flow needs.
 #[test]
 fn a_flow_of_a_wildcard_listener_is_of_the_address_that_its_client_asked_for() {
     let test = "a_flow_of_a_wildcard_listener";

@@ -1,9 +1,11 @@
-//! The same drill against what most clusters have today: a pair of haproxy with keepalived, once with the settings that kubeadm's
-//! guide to high availability gives, once with those of somebody who knows both well. Its figures stand beside Baton's in docs/drill.md.
+//! The same drill against the usual setup of clusters: a pair of haproxy with keepalived, once with the settings of
+//! kubeadm's guide to high availability, once with those of an expert on both. Its figures are beside Baton's in
+//! docs/drill.md.
 
 use super::*;
 
-/// Longer than a kubelet needs to find that nobody answers: 30 s until it pings, 15 s for the answer, and then to connect.
+/// Longer than a kubelet needs to notice that no one answers: 30 s until it pings, 15 s for the answer, and then to
+/// connect.
 const UNTIL_PINGED: std::time::Duration = secs(55);
 
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +50,7 @@ impl Pair {
         Some(pair)
     }
 
-    /// What the drill says when all had time to come back.
+    /// The drill's verdict when all nodes had time to come back.
     fn verdict(self, fault: &str, time: std::time::Duration) {
         self.drill.pass(time);
         let (verdict, longest) = self.drill.end();

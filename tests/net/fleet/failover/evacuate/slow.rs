@@ -22,7 +22,7 @@ fn reads_all(mut conn: Conn) {
     assert_eq!((end, conn.received_pattern(5)), (End::Fin, 1_000_000));
 }
 
-/// Found as a client that waited for ever: the address was given up under its answer.
+/// Regression: a client waited for ever, because the address was removed before its answer was complete.
 #[test]
 fn a_slow_reader_whose_vip_moves_gets_all_that_was_written() {
     let Some((fleet, _servers)) = fleet("a_slow_reader_whose_vip_moves") else { return };
@@ -37,7 +37,7 @@ fn a_slow_reader_whose_vip_moves_gets_all_that_was_written() {
     eventually(LONG, "the address is given up", || !owner.host.has_address(VIP));
 }
 
-/// Found as "this host may be switched off" with half of an answer on it.
+/// Regression: "this host may be switched off" although half of an answer was still on it.
 #[test]
 fn an_evacuation_waits_for_a_slow_reader() {
     let Some((fleet, _servers)) = fleet("an_evacuation_waits_for_a_slow_reader") else { return };

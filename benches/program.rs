@@ -1,4 +1,4 @@
-//! The path: what the program costs a packet, and what a million entries cost to enter and to look through.
+//! The BPF program: its cost per packet, and the cost to enter and to scan a million entries.
 //!
 //! Needs root. Pins in a directory of its own, which it takes away again.
 
@@ -50,7 +50,7 @@ fn measure(program: &Program, directory: &std::path::Path) {
         let family = if ipv6 { "IPv6" } else { "IPv4" };
         run(&format!("{family}: no entry"), &frame(FlowDirection::ToBackend, ipv6, u32::MAX, &TIMESTAMPS));
         program.install(&flow(1, ipv6)).expect("room");
-        // With seq_delta 0 and both ends the same, what comes out meets the same entry again.
+        // With seq_delta 0 and two equal ends, the resulting packet matches the same entry again.
         run(&format!("{family}: spliced, timestamps"), &frame(FlowDirection::ToBackend, ipv6, 1, &TIMESTAMPS));
         run(&format!("{family}: spliced, no options"), &frame(FlowDirection::ToBackend, ipv6, 1, &[]));
         run(&format!("{family}: spliced, timestamps and SACK"), &frame(FlowDirection::ToBackend, ipv6, 1, &SACK));
@@ -99,7 +99,7 @@ fn memory() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
 }
 
-/// What a packet of the flow becomes is a packet of the flow: it can go round.
+/// A packet of the flow becomes a packet of the flow again: it can circulate.
 fn ends(number: u32, ipv6: bool) -> [SocketAddr; 2] {
     let address = |part: u32, port| match ipv6 {
         true => SocketAddr::new(Ipv6Addr::from_bits(0x2001_0db8 << 96 | u128::from(part)).into(), port),

@@ -1,5 +1,5 @@
-//! What a scrape of the metrics costs while 10,000 flows live. The walk that counts flows is rationed, so it is measured
-//! by itself as well.
+//! The cost of a scrape of the metrics with 10,000 flows. The walk that counts flows is limited in rate, so it is also
+//! measured by itself.
 
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

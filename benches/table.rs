@@ -1,5 +1,5 @@
-//! The flow table at 10,000 and at 1,000,000 live flows: what entering and leaving cost, what a full listing costs, and
-//! how long a flow may have to wait to be entered while listings run.
+//! The flow table with 10,000 and with 1,000,000 flows: the cost to enter and to remove one, the cost of a full
+//! listing, and how long a flow may have to wait for its entry while listings run.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -62,8 +62,8 @@ fn listing(c: &mut Criterion) {
     }
 }
 
-/// The same as `insert_and_remove` with a reader that lists without a pause; also prints how long single ones took. Those
-/// in which the kernel gave the core to somebody else say nothing of the table, and are left out.
+/// The same as `insert_and_remove` with a reader that lists without a pause; also prints the time of single ones. Those
+/// during which the kernel gave the core to another program are left out.
 fn insert_and_remove_while_listing(c: &mut Criterion) {
     let mut group = c.benchmark_group("insert_and_remove_while_listing");
     for size in SIZES {

@@ -40,7 +40,7 @@ fn client_half_close(target: SocketAddr, _: SocketAddr) -> io::Result<bool> {
     Ok(read_pattern(&mut stream)? == MESSAGE as u64)
 }
 
-/// The backend sends FIN behind its bytes; what the client sends after that arrives, whole.
+/// The backend sends FIN after its bytes; bytes that the client sends after that arrive, all of them.
 fn backend_half_close(target: SocketAddr, witness: SocketAddr) -> io::Result<bool> {
     let id = new_id();
     let mut stream = open(target, Head { act: Act::ReadAfterFin, bytes: MESSAGE, id })?;

@@ -33,7 +33,7 @@ pub fn run(common: &Common, flows: usize, way: Way, rate: Option<f64>, settle: f
         flows,
         |_| net::connect(common.target),
         |mut stream, bounds| {
-            // In parts: what has hardly moved a byte has not shown its kernel yet by which way it comes.
+            // In parts: a connection with hardly any bytes has not shown its kernel yet which interface it receives on.
             for part in head().encode().chunks(HEAD / 4) {
                 stream.write_all(part)?;
                 thread::sleep(Duration::from_secs_f64(settle / 4.0));

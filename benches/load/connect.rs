@@ -20,7 +20,7 @@ use crate::window::Bounds;
 const BYTES: usize = 64;
 const LOOK_UP: Duration = Duration::from_millis(20);
 
-/// What one thread saw.
+/// The measurements of one thread.
 struct Seen {
     latency: Histogram<u64>,
     /// Ended well, by second of the window.

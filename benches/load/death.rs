@@ -1,4 +1,4 @@
-//! A backend dies with thousands of flows: how long their clients wait to hear of it, and what other flows feel.
+//! A backend dies with thousands of flows: how long their clients wait for the reset, and the effect on other flows.
 
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpStream};
@@ -22,7 +22,7 @@ const OTHERS: usize = 64;
 const OTHERS_PER_S: f64 = 2000.0;
 const OTHERS_BYTES: usize = 64;
 
-/// Before and after the death, what other flows feel is measured for so long.
+/// How long the effect on other flows is measured, before the death and after it.
 const SPAN: Duration = Duration::from_secs(1);
 /// Longer than this no client waits.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -75,7 +75,7 @@ fn open(target: SocketAddr, act: Act) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Closes each flow when its client is told of the end; until all are, or for [`PATIENCE`].
+/// Closes each flow when its client has got the end; until all are closed, or for [`PATIENCE`].
 fn hear(epoll: &Epoll, flows: Vec<TcpStream>, died_ns: u64) -> io::Result<Ends> {
     let mut ends = Ends::default();
     let mut open = flows.len();

@@ -1,4 +1,4 @@
-//! Entries of flows that nobody has: a map as full as that of a large site, for what Baton makes of it.
+//! Entries without any flow: a map as full as that of a large site, to measure how Baton handles it.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};

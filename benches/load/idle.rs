@@ -1,4 +1,4 @@
-//! Flows that were used once and then do nothing: what they cost in memory and in CPU.
+//! Flows that were used once and are idle since: their cost in memory and in CPU.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
@@ -12,11 +12,11 @@ use crate::usage;
 use crate::window::sleep_until;
 use baton::sys::clock::now_ns;
 
-/// Time for a proxy to finish what it puts off.
+/// Time for a proxy to finish deferred work.
 const SETTLE: Duration = Duration::from_millis(2500);
 
 pub fn run(common: &Common, flows: usize) -> io::Result<Value> {
-    // What the proxy does anyway: probes, timers.
+    // The proxy's own work: probes, timers.
     sleep_for(SETTLE);
     let without_percent = cpu_percent(common);
     let before = usage::of(&common.pids);

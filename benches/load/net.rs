@@ -28,7 +28,7 @@ pub fn connect(target: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// What a backend knows of connection `id`.
+/// A backend's state of connection `id`.
 pub fn ask(witness: SocketAddr, id: u64) -> io::Result<Outcome> {
     let mut stream = open(witness, Head { act: Act::Tell, bytes: 0, id })?;
     let mut answer = [0; HEAD];

@@ -33,7 +33,7 @@ const TOLD: Duration = Duration::from_millis(250);
 /// A client that has waited for so long gives up, and says that it hung.
 const HUNG: Duration = Duration::from_secs(150);
 
-/// A client that has waited for so long says so, for whoever wants to look at its connection.
+/// A client that has waited so long reports it, so that somebody can look at its connection.
 const ALARM: Duration = Duration::from_secs(20);
 
 /// How long a blocking call may go on before the client looks at the time.
@@ -58,7 +58,7 @@ pub struct Promise {
     seed: u64,
 }
 
-/// What a client does, again and again.
+/// The repeated action of a client.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// Requests on one connection, for up to two minutes.

@@ -1,4 +1,4 @@
-//! How soon the map of another instance holds what has been offloaded, told from the two maps themselves.
+//! How soon the map of another instance holds an offloaded flow, read from the two maps themselves.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -39,8 +39,8 @@ struct Times {
     held_ns: Option<u64>,
 }
 
-/// Looks at both maps in turns until all flows have come, then says how long each took. What is said is at most too long, by
-/// a look at each map and a pause.
+/// Looks at both maps in turns until all flows have come, then prints the time of each. The printed time is at most too
+/// long by a look at each map and a pause.
 pub fn run(asked: &Records) -> io::Result<Value> {
     let [mut owner, mut peer] = [View::open(&asked.owner)?, View::open(&asked.peer)?];
     let mut flows: HashMap<FlowId, Times> = HashMap::new();
@@ -51,7 +51,7 @@ pub fn run(asked: &Records) -> io::Result<Value> {
         if now_ns() > until_ns {
             return Err(io::Error::other(format!("{done} flows of {} have come", asked.flows)));
         }
-        // The peer first: what is there has to be whole at the owner afterwards.
+        // The peer first: a flow that is there must be complete at the owner afterwards.
         let held = peer.look(|entry| entry.held)?;
         let whole = owner.look(|entry| entry.committed && !entry.held)?;
         early += held.difference(&whole).filter(|id| flows.get(id).is_none_or(|times| times.held_ns.is_none())).count();

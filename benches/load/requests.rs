@@ -31,7 +31,7 @@ const LOOK_UP: Duration = Duration::from_millis(20);
 /// How finely the longest latencies are told apart.
 const GRAIN_NS: u64 = 10_000_000;
 
-/// What one thread saw.
+/// The measurements of one thread.
 pub struct Seen {
     latency: Histogram<u64>,
     /// The same, by second of the window.
@@ -164,7 +164,7 @@ impl Caller {
                 }
             }
         }
-        // With a fixed rate, what is still due after this long counts as if it were answered now.
+        // With a fixed rate, a request that is still due after so long counts as answered now.
         if pace.is_some() {
             let now_ns = now_ns();
             for due_ns in self.connections.iter().flat_map(|connection| &connection.due_ns) {
@@ -179,12 +179,12 @@ impl Caller {
         Ok(seen)
     }
 
-    /// Replaces a connection that broke. What was due on it is due still.
+    /// Replaces a broken connection. Its due request stays due.
     fn reopen(&mut self, index: usize, closed_loop: bool, seen: &mut Seen) -> io::Result<()> {
         seen.broken += 1;
         let due_ns = std::mem::take(&mut self.connections[index].due_ns);
         let opened = Connection::open(self.target, &self.epoll, index);
-        // Half a second of refusals is an outage, which the caller of this program should hear of.
+        // Half a second of refusals is an outage, which the caller of this program must learn of.
         self.connections[index] = opened.or_else(|_| {
             sleep_until(now_ns() + SECOND_NS / 2);
             Connection::open(self.target, &self.epoll, index)

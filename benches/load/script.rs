@@ -33,7 +33,7 @@ pub enum Act {
     Tick = b'K',
 }
 
-/// What a backend knows of a connection: 0 how it ended, 1 bytes that were read as they should be, or sent.
+/// A backend's state of a connection: 0 how it ended, 1 the bytes that were read correctly, or sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     pub ended: Ended,

@@ -32,7 +32,7 @@ const TIMEOUTS: SocketTimeouts = SocketTimeouts {
     user_timeout: Duration::from_secs(60),
 };
 
-/// What is known of connections that have an id: how they ended, and how many bytes they moved so far.
+/// The known connections with an id: how they ended, and how many bytes they have moved.
 static OUTCOMES: LazyLock<Mutex<HashMap<u64, Arc<Record>>>> = LazyLock::new(Mutex::default);
 
 #[derive(Default)]

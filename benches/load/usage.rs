@@ -1,4 +1,4 @@
-//! What the proxy's processes use, from /proc.
+//! The resources that the proxy's processes use, from /proc.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use std::fs;
 pub struct Usage {
     pub cpu_ns: u64,
     pub rss_bytes: u64,
-    /// Time that no core of the machine had anything to do, or was somebody else's, summed over the cores, in ns.
+    /// Time in which a core of the machine was idle, or another guest had it, summed over the cores, in ns.
     pub rest_ns: u64,
 }
 
@@ -29,7 +29,7 @@ fn threads_cpu_ns(pid: u32) -> u64 {
     tasks.flatten().filter_map(on_cpu).sum()
 }
 
-/// From /proc/stat: idle and waiting for I/O, which the kernel measures; what is busy it only samples. Interrupts, in which
+/// From /proc/stat: the kernel measures idle time and waits for I/O, and only samples busy time. Interrupts, in which
 /// packets are forwarded, belong to no process and are in neither.
 fn rest_ns() -> u64 {
     /// USER_HZ is 100 wherever Linux shows it.

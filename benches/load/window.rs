@@ -21,7 +21,7 @@ pub struct Window {
 /// Begin and end, in monotonic ns.
 pub type Bounds = (u64, u64);
 
-/// What the proxy used in the window.
+/// The proxy's use of resources in the window.
 pub struct Spent {
     pub cpu_ns: u64,
     /// CPU time of everything on this machine, interrupts too.
@@ -35,7 +35,7 @@ impl Window {
         Self { warmup_ns: nanos(warmup_s), length_ns: nanos(seconds), pids, begins_ns: OnceLock::new() }
     }
 
-    /// On each of `threads` threads, `prepare` connects and `work` gets what it made, with the begin and the end of the
+    /// On each of `threads` threads, `prepare` connects and `work` gets its result, with the begin and the end of the
     /// window in monotonic ns. If one thread cannot prepare, none works.
     pub fn run<P, T: Send>(
         &self,
@@ -94,7 +94,7 @@ impl Window {
 }
 
 impl Spent {
-    /// Adds what was spent, in all and for each of `units`, to a report.
+    /// Adds the use in all, and for each of `units`, to a report.
     pub fn describe(&self, report: &mut Value, units: f64) {
         report["cpu_ns"] = json!(self.cpu_ns);
         report["machine_ns"] = json!(self.machine_ns);

@@ -35,7 +35,7 @@ struct Digest {
 #[derive(Default)]
 struct Digester(DefaultHasher, usize);
 
-/// What a backend did with a flow that began with an id.
+/// A backend's actions on a flow that began with an id.
 #[derive(Clone, Copy, Debug)]
 struct Served {
     /// `None` until the client's FIN came.
@@ -45,7 +45,7 @@ struct Served {
     echoes: bool,
 }
 
-/// What became of a client's connection, as it saw it.
+/// The fate of a client's connection, as the client saw it.
 #[derive(Clone, Debug)]
 struct Seen {
     from: SocketAddr,
@@ -190,7 +190,7 @@ fn check(seen: &Seen, ended: &EndedFlow, served: Option<&Served>, asked_to_move:
     let ordered = matches!(ended.reason, EndReason::Killed | EndReason::BackendEjected);
     let was_moved = ended.reason == EndReason::Rebalanced || asked_to_move && ordered;
     assert_ne!(ended.reason, EndReason::Internal, "{}", about());
-    // What a client sends into a connection that was closed while it was idle is answered with a reset.
+    // Bytes that a client sends into a connection that was closed while idle are answered with a reset.
     if seen.end == End::Rst && !was_moved {
         assert_eq!(ended.reason.client_saw(), ClientSaw::Rst, "{}", about());
     }
@@ -257,7 +257,7 @@ fn converse(stream: &TcpStream, id: u64, rng: &mut Rng) -> (End, Option<Digest>,
             thread::sleep(time);
         }
         if leaves_after.is_some() {
-            // It may write into a reset, or into buffers that nobody empties: both end with its own reset.
+            // It may write into a reset connection, or into buffers that no process reads: both end with its own reset.
             let _: io::Result<()> = writer.join().unwrap();
             return (End::Left, None, Digest::default());
         }

@@ -100,8 +100,8 @@ fn source_ports_of_flows_that_lived_for_seconds_are_used_again() {
         assert_eq!(client.read(&mut [0; 4]).unwrap(), 0);
     }
     (0..FLOWS).for_each(|_| assert_eq!(bench.next_ended().reason, EndReason::ClientClosed));
-    // Some are the clients' own by now, who are on this host too; and a kernel that remembers a connection lets its port be used
-    // again after a second (tcp_tw_reuse_delay, ip-sysctl.rst).
+    // A part of them belongs to the clients by now, which are on this host too; and the kernel lets a connection's port
+    // be reused after a second (tcp_tw_reuse_delay, ip-sysctl.rst).
     wait_until("ports that waited are used", || {
         let later: Vec<_> = (0..10).map(|_| (bench.connect(), sees.recv_timeout(DEADLINE).unwrap())).collect();
         later.iter().filter(|(_, port)| used.contains(port)).count() >= 6
@@ -186,7 +186,7 @@ fn a_reset_that_a_write_meets_first_is_no_fin() {
         let read = stream.read_to_end(&mut Vec::new());
         let written = writing.join().unwrap();
         let reset = |error: &std::io::Error| error.kind() == ErrorKind::ConnectionReset;
-        // Whoever of the two asks first is told.
+        // The first of the two to ask is told.
         assert!(read.as_ref().is_err_and(reset) || written.as_ref().is_err_and(reset), "{read:?} {written:?}");
         assert_eq!(bench.next_ended().reason, EndReason::BackendReset);
     }

@@ -1,5 +1,5 @@
-//! The data plane alone, on loopback, with the test in the place of the offload engine: which flows are lent to it and when, and
-//! what becomes of them when they come back, are carried on, or end.
+//! The data plane alone, on loopback, with the test in place of the offload engine: the flows that workers offer to it
+//! and when, and their fate when they come back, are offloaded, or end.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -28,7 +28,7 @@ fn bench(round_trips: u32, after: Duration) -> Bench {
     bench
 }
 
-/// What a worker asks of the offload engine next.
+/// A worker's next request to the offload engine.
 fn request(bench: &Bench) -> Request {
     let started = std::time::SystemTime::now();
     loop {

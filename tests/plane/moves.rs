@@ -166,7 +166,7 @@ fn a_client_in_the_middle_of_its_proxy_header_goes_over() {
         let flow = new.table.flows.iter().next().unwrap();
         assert_eq!(flow.origin.client.to_string(), "192.0.2.7:4711");
         assert_eq!(flow.origin.vip.to_string(), "198.51.100.1:6443");
-        // What the header said goes along next time.
+        // The header's addresses are sent along next time.
         carry(&new, &old);
         ping(&mut stream);
         assert_eq!(old.table.flows.iter().next().unwrap().origin.client.to_string(), "192.0.2.7:4711");

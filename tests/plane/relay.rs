@@ -1,4 +1,4 @@
-//! The data plane alone, on loopback: what one side does, the other side sees.
+//! The data plane alone, on loopback: each side sees the other side's actions.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;

@@ -1,4 +1,4 @@
-//! A server whose manner each client chooses with its first byte.
+//! A server whose behaviour each client chooses with its first byte.
 
 use std::net::SocketAddr;
 use std::sync::LazyLock;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Sends back what comes.
+/// Echoes all bytes.
 pub const ECHO: u8 = b'E';
 /// Sends so many bytes of [`piece`], then FIN.
 pub const DOWN: u8 = b'D';
@@ -25,7 +25,7 @@ const PERIOD: usize = 1_000_003;
 
 const DRIP_EVERY: Duration = Duration::from_millis(100);
 
-/// Little of a download fits into the kernel, so that it waits in whoever passes it on.
+/// Only a small part of a download fits into the kernel, so the rest waits in the process that relays it.
 const SEND_BUFFER: usize = 64 * 1024;
 
 static BYTES: LazyLock<Vec<u8>> = LazyLock::new(|| {
@@ -44,12 +44,12 @@ pub fn piece(seed: u32, at: u64, count: usize) -> &'static [u8] {
     &BYTES[start..start + count]
 }
 
-/// What a client sends first.
+/// The first bytes of a client.
 pub fn request(kind: u8, seed: u32, length: u64) -> Vec<u8> {
     [&[kind][..], &seed.to_le_bytes(), &length.to_le_bytes()].concat()
 }
 
-/// What the server says of an upload: whether all its bytes were right, and how many they were.
+/// The server's verdict on an upload: whether all its bytes were right, and their number.
 pub fn verdict(right: bool, count: u64) -> [u8; 9] {
     let mut verdict = [u8::from(right); 9];
     verdict[1..].copy_from_slice(&count.to_le_bytes());
@@ -133,8 +133,8 @@ async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
     }
 }
 
-/// Says FIN, and stays until the client has too: the kernel's patience with what a closed socket has left to send is
-/// short (tcp_orphan_retries).
+/// Sends FIN, and stays until the client has closed too: the kernel gives the remaining bytes of a closed socket only a
+/// short time (tcp_orphan_retries).
 async fn finish(mut stream: TcpStream) -> std::io::Result<()> {
     stream.shutdown().await?;
     while stream.read(&mut [0; 64]).await? > 0 {}

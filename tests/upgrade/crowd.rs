@@ -114,7 +114,7 @@ impl Gathering {
         gathering.gather("crowd", async move |clients| {
             for number in 0..flows - talkers {
                 clients.spawn(told(client(frontend, number, others.clone())));
-                // Not all at once: opening is not what is tested here.
+                // Not all at once: this is not a test of opening connections.
                 while others.begun.load(Relaxed) + AT_ONCE < number as u64 {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }

@@ -31,15 +31,15 @@ enum Pause {
     TooLong,
 }
 
-/// What was seen after one plan.
+/// The observations after one plan.
 struct Seen {
     plan: Plan,
     upgraded: bool,
-    /// What whoever asked for the upgrade was told, if it came to nothing.
+    /// The answer to the upgrade's requester, if the upgrade failed.
     told: String,
     whole: usize,
     reset: usize,
-    /// EOF: the kernel closes so what a killed process had.
+    /// EOF: the kernel closes a killed process's sockets in this way.
     closed: usize,
     wrong: Vec<String>,
 }
@@ -82,17 +82,18 @@ fn a_process_that_hangs_for_too_long_costs_no_flow() {
     }
 }
 
-/// How many flows go on after a kill: a process takes with it what it had, and what it was being given.
+/// The number of flows that go on after a kill: the killed process takes its own flows with it, and those that it was
+/// being given.
 fn survivors(plan: Plan) -> RangeInclusive<usize> {
     let (one, two) = (BATCH, 2 * BATCH);
     match (plan.victim, plan.at) {
         (Victim::New, Kind::Batch) => FLOWS - one..=FLOWS - one,
-        // The old one may commit before it learns that nobody is there.
+        // The old process may commit before it learns that the new one is dead.
         (Victim::New, Kind::Received) => FLOWS - two..=FLOWS - one,
         (Victim::New, Kind::Commit | Kind::Imported) => FLOWS - two..=FLOWS - two,
         (Victim::New, Kind::Done | Kind::Finished) => 0..=0,
         (Victim::New, _) => FLOWS..=FLOWS,
-        // What the new one has received it serves: nobody else will.
+        // The new process serves the flows that it has received: no other process will.
         (Victim::Old, Kind::Batch | Kind::Received | Kind::Commit | Kind::Imported) => two..=two,
         (Victim::Old, Kind::Done | Kind::Finished) => FLOWS..=FLOWS,
         (Victim::Old, _) => 0..=0,
@@ -133,7 +134,7 @@ fn all(plans: Vec<Plan>, at_once: usize, pause: Pause) -> Vec<Seen> {
 }
 
 fn carry_out(plan: Plan, backends: &[SocketAddr], pause: Pause) -> Seen {
-    // One worker, so that the batches are what they are; then two, so that flows are spread again.
+    // One worker, so that the batches do not vary; then two, so that flows are spread again.
     let mut instance = Instance::start(backends, 1);
     instance.configure(backends, 2, "");
     let directory = instance.directory.path().to_owned();
@@ -149,7 +150,7 @@ fn carry_out(plan: Plan, backends: &[SocketAddr], pause: Pause) -> Seen {
             (Pause::TooLong, Victim::Old) => {
                 wait_for(&format!("an end of patience, {plan:?}"), || relay::is_over(&directory));
             }
-            // Whoever asked is told by the old one.
+            // The old process answers the requester.
             (Pause::TooLong, Victim::New) => {
                 wait_for(&format!("an answer, {plan:?}"), || asking.try_wait().unwrap().is_some());
             }

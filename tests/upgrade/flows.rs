@@ -9,10 +9,10 @@ use super::part;
 /// How long round trips are watched, with an upgrade and without.
 const WINDOW: Duration = Duration::from_secs(2);
 
-/// What an upgrade may add to the longest round trip.
+/// How much an upgrade may add to the longest round trip.
 const GOAL_US: u64 = 25_000;
 
-/// What it may add on a machine that has much else to do.
+/// How much it may add on a busy machine.
 const STALL_US_MAX: u64 = 5_000_000;
 
 /// The old process is to be gone this soon after the last acknowledgement.

@@ -84,7 +84,7 @@ impl Frame {
     }
 }
 
-/// What was recorded of a conversation, in its order.
+/// The recorded messages of a conversation, in order.
 pub fn recorded(directory: &Path) -> Vec<(String, Frame)> {
     let mut files: Vec<_> = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();

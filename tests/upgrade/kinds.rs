@@ -79,7 +79,7 @@ fn flows_that_still_connect_are_served_by_the_next_process() {
     let text = text.replace("name = \"b0\"\n", &format!("name = \"slow\"\nhealth_address = \"{health}\"\n"));
     std::fs::write(instance.config(), &text).unwrap();
     assert!(instance.run(&["reload"]).status.success(), "{}", instance.log());
-    // Whoever comes after these waits: the backlog is full.
+    // Further clients wait: the backlog is full.
     let filling: Vec<_> =
         (0..4).filter_map(|_| TcpStream::connect_timeout(&address, Duration::from_millis(200)).ok()).collect();
     let mut clients: Vec<_> = (0..10)

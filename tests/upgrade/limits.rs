@@ -1,4 +1,4 @@
-//! What limits and balancing remember goes over, and what the new file no longer has drains.
+//! The state of limits and balancing passes to the new process, and removed backends drain.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -97,7 +97,7 @@ fn flows_of_a_frontend_that_the_new_file_no_longer_has_drain() {
     if now_ns() - began_ns < Duration::from_millis(2500).as_nanos() as u64 {
         echo(&mut stream).unwrap();
     }
-    // Nobody listens for it any more.
+    // No process listens for it any more.
     assert_eq!(TcpStream::connect(instance.frontend).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     let events = || String::from_utf8(instance.run(&["events", "--flows"]).stdout).unwrap();
     wait_for("the flow to be reset", || flows(&instance).is_empty());

@@ -1,4 +1,4 @@
-//! Upgrades of the real process under real flows, and what becomes of them when either process fails.
+//! Upgrades of the real process under real flows, also with failures of either process.
 
 mod backend;
 mod crowd;

@@ -71,7 +71,7 @@ fn play() {
         "crowd" => Box::new(crowd::answers()),
         other => panic!("there is no part of {other}"),
     };
-    // Ends with whoever started it.
+    // Ends with the process that started it.
     for line in BufReader::new(socket).lines().map_while(Result::ok) {
         let said = answer(serde_json::from_str(&line).unwrap());
         answers.write_all(format!("{said}\n").as_bytes()).unwrap();

@@ -1,5 +1,5 @@
-//! The release before, as far as the upgrade is concerned: what it said was recorded from the real one, and stands in
-//! `tests/upgrade/recorded`. Whatever this release says must be what that one understands.
+//! The last release's side of an upgrade: its messages were recorded from the real one, and are in
+//! `tests/upgrade/recorded`. That release must understand every message of this one.
 //!
 //! With the real one at hand, `BATON_PREVIOUS=/path/to/baton cargo nextest run -E 'test(previous::)' --run-ignored all`
 //! upgrades to it and back, and with `RECORD_TO=/a/directory` records it anew.
@@ -38,7 +38,7 @@ fn decode(frame: &Frame) -> Message {
     codec::decode(&Header::parse(head.try_into().unwrap()).unwrap(), body).unwrap()
 }
 
-/// What was said in `conversation` as `kind`, at first.
+/// The first message of `kind` in `conversation`.
 fn said(conversation: &str, kind: Kind) -> Frame {
     let all = recorded(&recordings().join(conversation));
     all.into_iter().find(|(_, frame)| frame.kind == kind).unwrap_or_else(|| panic!("no {}", kind.name())).1
@@ -399,7 +399,7 @@ impl Recorded {
         let server = runtime.block_on(backend::serve());
         let trickle = TcpListener::bind(super::instance::free_address()).unwrap();
         let trickles = trickle.local_addr().unwrap();
-        // Whoever connects to it waits: its backlog is full.
+        // Clients that connect to it wait: its backlog is full.
         let full = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         full.bind(&super::instance::free_address().into()).unwrap();
         full.listen(0).unwrap();
@@ -453,7 +453,7 @@ impl Recorded {
         let mut header = TcpStream::connect(headers).unwrap();
         header.write_all(b"PROXY TCP4 192.0.2.7 ").unwrap();
         let connecting = TcpStream::connect(slow).unwrap();
-        // In small pieces until nobody takes more, so that little is held.
+        // In small pieces until the receiver accepts no more, so that few bytes are held.
         let unread = TcpStream::connect(big).unwrap();
         let (mut leg, _) = trickle.accept().unwrap();
         leg.set_nonblocking(true).unwrap();
@@ -497,7 +497,7 @@ impl Drop for Killed {
     }
 }
 
-/// Our end of the conversation with whoever started this process.
+/// Our end of the conversation with the process that started this one.
 fn stdin_socket() -> UnixStream {
     let socket = UnixStream::from(baton::sys::inherited::take_stdin().unwrap());
     socket.set_nonblocking(false).unwrap();

@@ -1,4 +1,4 @@
-//! A man in the middle: Baton starts it as its successor, it starts the real one, and passes on what they say. At one
+//! A process in the middle: Baton starts it as its successor, it starts the real one, and relays their messages. At one
 //! message of their conversation it kills or stops one of the two.
 //!
 //! It is this very test program, started through a script. So the processes under test need to know nothing of tests.
@@ -92,7 +92,7 @@ fn between_the_two() {
     let old_pid = rustix::process::getppid().unwrap().as_raw_nonzero().get() as u32;
     let old = End::new(inherited::take_stdin().unwrap());
     let (near, far) = Channel::pair().unwrap();
-    // Whoever kills us, meaning the successor, kills the successor.
+    // A process that kills us means the successor, so kill the successor.
     let mut successor = Command::new("setpriv")
         .args(["--pdeathsig", "KILL", BINARY, "run", "--upgrade", "-c"])
         .arg(directory.join("baton.toml"))
@@ -107,7 +107,7 @@ fn between_the_two() {
     let strike = move || {
         let victim = if std::env::var("RELAY_VICTIM").unwrap() == "Old" { old_pid } else { new_pid };
         let stop = std::env::var("RELAY_STOP").unwrap() == "true";
-        // Before it is true, for whoever survives may kill this process next.
+        // Set before it is true, because the surviving process may kill this one next.
         std::fs::write(directory.join("struck"), "").unwrap();
         signal(victim, if stop { Signal::STOP } else { Signal::KILL });
         // A stop reaches one thread after the other, and the message goes on only then.
@@ -173,7 +173,7 @@ fn pass_on(old: End, new: End, strike: impl Fn(), over: impl Fn()) {
                 }
             }
             let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-            // What it said last is still to be read if it has ended.
+            // If it has ended, its last message must still be read.
             let _ = to.channel.send(&message, &fds, FOREVER);
             if Kind::ALL.iter().any(|kind| kind.breaks_off() && kind.name() == message.name()) {
                 over();

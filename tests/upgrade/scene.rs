@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 use super::backend::{DOWN, DRIP, ECHO, PIECE_MAX, UP, piece, request, verdict};
 use super::instance::DEADLINE;
 
-/// What a slow reader's kernel takes for it.
+/// The bytes that a slow reader's kernel accepts for it.
 const RECEIVE_BUFFER: u32 = 32 * 1024;
 
 /// Bytes of one step of a bulk transfer, up or both ways.

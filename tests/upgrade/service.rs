@@ -63,7 +63,7 @@ fn the_service_manager_learns_of_the_new_process_and_keeps_the_listeners_through
     });
     assert!(!manager.texts.iter().any(|text| text.contains("STOPPING")), "{:?}", manager.texts);
 
-    // It crashes; a client connects while nobody serves; the next process gets the sockets and serves it.
+    // It crashes; a client connects while no process serves; the next process gets the sockets and serves it.
     super::instance::signal(new, rustix::process::Signal::KILL);
     wait_for("its end", || !lives(new));
     let mut waiting = TcpStream::connect(instance.frontend).unwrap();

@@ -57,7 +57,8 @@ fn a_reload_or_a_stop_during_an_upgrade_is_refused_or_waits() {
     flow.read_exact(&mut [0; 4]).unwrap();
     drop(flow);
 
-    // Its end may orphan the process group, and what is stopped in an orphaned group gets SIGHUP (setpgid(2)).
+    // Its end may orphan the process group, and the kernel sends SIGHUP to a stopped process in an orphaned group
+    // (setpgid(2)).
     wait_for("the first to end", || {
         instance.reap();
         !lives(old)

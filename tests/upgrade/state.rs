@@ -1,4 +1,4 @@
-//! What an instance knows besides its flows goes over too.
+//! The state of an instance besides its flows also passes to the new process.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

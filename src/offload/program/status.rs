@@ -46,7 +46,7 @@ pub struct AttachedLink {
 pub struct Removal {
     pub directory: PathBuf,
     pub interfaces: Vec<String>,
-    /// Flows that were in the map. The kernel answers the next packet of each with RST, unless [`super::dismiss`] has
+    /// Flows that were in the map. The kernel answers the next packet of each with RST, unless [`super::dismiss()`] has
     /// reset it before. `None`: not known.
     pub flows: Option<u32>,
 }

@@ -241,7 +241,7 @@ fn takes(outside: &Outside, backend: BackendAddr, leg: &LegState) -> u16 {
 fn egress(outside: &mut Outside, flows: &Flows, leg: &LegState) -> Result<Egress, Stays> {
     let Some(leaves_by) = leg.interface else { return Err(Stays::Busy) };
     // While a backend has only sent acknowledgements, the kernel has not recorded the interface that it sends by. It is
-    // most likely the one that packets to it leave by; the program looks at packets there in any case.
+    // most likely the one that packets to it leave by; in case it is not, the program is attached to all.
     let comes_by = leg.receives_by.unwrap_or_else(|| {
         outside.attach_everywhere(flows.len());
         leaves_by

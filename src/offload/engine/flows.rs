@@ -85,8 +85,8 @@ impl Flows {
         }
     }
 
-    /// Flows that are about to end; those with both FINs passed have been silent for too long. A flow in `to_ask` is
-    /// not named again at once.
+    /// Flows that are about to end. `too_long`: only those with both FINs passed. A flow in `to_ask` is not named again
+    /// at once.
     pub(super) fn unfinished(&mut self, now_ns: u64, reachability: &Reachability) -> Silent {
         let flows = &self.all;
         self.closing

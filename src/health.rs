@@ -120,14 +120,14 @@ struct Watched {
 }
 
 impl Checker {
-    /// Begins to probe the backends of `config` on `runtime`. When this returns, their entries exist and those with a
-    /// fixed address have it.
+    /// [`Checker::resume`] without another process's state.
     #[cfg(test)]
     pub fn start(table: HealthParts, metrics: Arc<Metrics>, config: &Arc<Config>, runtime: Handle) -> Self {
         Self::resume(table, metrics, config, runtime, Vec::new())
     }
 
-    /// As [`Checker::start`], but continues from another process's state of the backends.
+    /// Begins to probe the backends of `config` on `runtime`. When this returns, their entries exist and those with a
+    /// fixed address have it. `saved`: another process's state of the backends.
     pub fn resume(
         table: HealthParts,
         metrics: Arc<Metrics>,

@@ -348,7 +348,7 @@ impl Machine {
         (!self.probe.running).then_some(self.probe.due_ns)
     }
 
-    /// When [`Machine::handle_timeout`] should be called.
+    /// When `handle_timeout` should be called.
     pub fn next_timeout_ns(&self) -> Option<u64> {
         self.drain_deadline_ns().filter(|_| self.resetting.is_none())
     }

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Once;
 
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 const DIRECTORY: &str = "/run/netns";
@@ -105,7 +106,18 @@ fn left_behind(directory: &Path) -> impl Iterator<Item = String> {
     })
 }
 
-/// Best effort: another test process may be sweeping the same one.
+/// Best effort: another test process may be sweeping the same one. A process that outlived its test, such as the new one of an
+/// upgrade that failed half way, would keep the namespace and its own share of a core.
 fn delete(name: &str) {
+    let inside = Command::new("ip").args(["netns", "pids", name]).stderr(Stdio::null()).output();
+    let inside = inside.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    for pid in inside.split_whitespace().filter_map(|pid| pid.parse().ok()) {
+        // A test may have moved its own threads there.
+        if pid != std::process::id() as i32
+            && let Some(pid) = Pid::from_raw(pid)
+        {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
     let _ = Command::new("ip").args(["netns", "delete", name]).stderr(Stdio::null()).status();
 }

@@ -78,6 +78,23 @@ fn a_stopped_process_dies_with_its_handle_and_its_namespace_with_the_lab() {
     assert!(!namespaces.iter().any(|path| std::path::Path::new(path).exists()));
 }
 
+/// Found as a new process of an upgrade that ran for an hour in a namespace without a name: its test had failed.
+#[test]
+fn a_process_that_nobody_holds_dies_with_the_lab() {
+    let Some(lab) = Lab::new("laboratory") else { return };
+    let into = lab.directory().join("pid");
+    // A daemon: no child of this process, and no signal of its parent's death.
+    let daemon = format!("setsid setpriv --pdeathsig clear sleep 1000 & echo $! >{}", into.display());
+    let ran =
+        std::process::Command::new("ip").args(["netns", "exec", lab.b1.namespace(), "sh", "-c", &daemon]).status();
+    assert!(ran.unwrap().success());
+    let pid = std::fs::read_to_string(&into).unwrap().trim().to_owned();
+    let lives = move || std::path::Path::new(&format!("/proc/{pid}/cmdline")).exists();
+    assert!(lives());
+    drop(lab);
+    eventually(LONG, "it is dead", || !lives());
+}
+
 /// Run again by itself as the server; see `lab::server_process`.
 #[test]
 fn a_server_process_serves_until_it_is_killed() {

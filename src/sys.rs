@@ -13,6 +13,7 @@ pub mod ndisc;
 pub mod netdev;
 pub mod netlink;
 pub mod pipe;
+pub mod port_holder;
 pub mod process;
 pub mod random;
 pub mod raw;

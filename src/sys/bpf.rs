@@ -192,6 +192,17 @@ pub fn tcx_link_info(link: impl AsFd) -> io::Result<TcxLinkInfo> {
     Ok(TcxLinkInfo { program_id: words[2], ifindex: words[4] })
 }
 
+/// The inode of the network namespace that a link is attached to; 0: the namespace is gone, or somebody detached the link.
+/// `InvalidInput` if it is a link of another kind.
+pub fn namespace_of_link(link: impl AsFd) -> io::Result<u32> {
+    // As for TCX, then: netns_ino, attach_type.
+    let words = info::<6>(link)?;
+    if words[0] != BPF_LINK_TYPE_NETNS {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    Ok(words[4])
+}
+
 impl Map {
     /// Opens the map that is pinned at `path`.
     pub fn open(path: &Path) -> io::Result<Self> {
@@ -419,4 +430,5 @@ fn possible_cpus() -> io::Result<usize> {
 
 const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
 const BPF_TCX_INGRESS: u32 = 46;
+const BPF_LINK_TYPE_NETNS: u32 = 5;
 const BPF_LINK_TYPE_TCX: u32 = 11;

@@ -2,9 +2,11 @@
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
+use std::fs::File;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 
 use ipnet::IpNet;
 use rustix::net::netdevice;
@@ -22,6 +24,13 @@ pub struct Interface {
     pub hardware: u16,
     /// In bytes of the IP packet.
     pub mtu: u32,
+}
+
+/// This thread's network namespace, and its inode.
+pub fn namespace() -> io::Result<(File, u64)> {
+    let file = File::open("/proc/thread-self/ns/net")?;
+    let inode = file.metadata()?.ino();
+    Ok((file, inode))
 }
 
 /// Looks up interface `name`; `NotFound` or ENODEV if there is none.

@@ -64,6 +64,29 @@ pub fn arguments_of(name: &str) -> Vec<Vec<String>> {
     found.map(arguments).collect()
 }
 
+/// A process, as proc(5) shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    pub pid: u32,
+    /// Its `comm`: at most 15 bytes of its program's name.
+    pub name: String,
+}
+
+/// A process that has the socket with this inode. `None`: Baton may look into no such process.
+pub fn holder(inode: u32) -> Option<Holder> {
+    let link = std::path::PathBuf::from(format!("socket:[{inode}]"));
+    let has_it = |entry: &std::fs::DirEntry| {
+        let files = std::fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
+        files.into_iter().any(|file| std::fs::read_link(file.path()).is_ok_and(|found| found == link))
+    };
+    let mut all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    all.find_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        has_it(&entry).then(|| Holder { pid, name: name.trim_end().to_owned() })
+    })
+}
+
 /// Number of cores that the process may run on.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)

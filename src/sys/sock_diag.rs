@@ -1,9 +1,9 @@
-//! sock_diag(7): whether this host has a connection.
+//! sock_diag(7): whether this host has a connection, and which sockets listen.
 
 use std::io;
 use std::net::SocketAddr;
 
-use netlink_packet_core::Parseable;
+use netlink_packet_core::{NLM_F_DUMP, Parseable};
 use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, InetResponseHeader, SocketId, StateFlags};
 use netlink_packet_sock_diag::{
     SOCK_DIAG_BY_FAMILY, TCP_CLOSING, TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_LAST_ACK, TCP_LISTEN, TCP_TIME_WAIT,
@@ -24,6 +24,41 @@ pub enum Connection {
     /// No process has it any more, and all sent bytes were acknowledged (FIN_WAIT2, TIME_WAIT): nobody reads further
     /// bytes.
     Over,
+}
+
+/// A TCP socket that listens in this network namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListeningSocket {
+    /// Its address; the unspecified one stands for all of its family, and IPv6's maybe for IPv4's as well.
+    pub address: SocketAddr,
+    /// Of its file, by which [`super::process::holder`] finds the process.
+    pub inode: u32,
+    /// As [`super::socket::cookie`] reads it.
+    pub cookie: u64,
+}
+
+/// Every TCP socket that listens in this thread's network namespace.
+pub fn listeners() -> io::Result<Vec<ListeningSocket>> {
+    let mut found = Vec::new();
+    for (family, socket_id) in [(libc::AF_INET, SocketId::new_v4()), (libc::AF_INET6, SocketId::new_v6())] {
+        let request = InetRequest {
+            family: family as u8,
+            protocol: libc::IPPROTO_TCP as u8,
+            extensions: ExtensionFlags::empty(),
+            states: StateFlags::LISTEN,
+            socket_id,
+        };
+        ask(Some(SOCK_DIAG), SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, &[&request], |message| {
+            let Ok(header) = InetResponseHeader::parse(message) else { return };
+            let id = header.socket_id;
+            found.push(ListeningSocket {
+                address: SocketAddr::new(id.source_address, id.source_port),
+                inode: header.inode,
+                cookie: u64::from_ne_bytes(id.cookie),
+            });
+        })?;
+    }
+    Ok(found)
 }
 
 /// Whether a TCP socket of this host has this connection: established, in its handshake, or closing. A listening socket
@@ -93,6 +128,22 @@ mod tests {
             let other = SocketAddr::new(from.ip(), from.port() ^ 1);
             assert!(!has_connection(vip, other).unwrap(), "only the listener fits");
             drop((accepted, listener, client));
+        }
+    }
+
+    #[test]
+    fn a_listener_is_found_with_the_process_that_has_it() {
+        for ip in ["127.0.0.1", "[::1]", "0.0.0.0", "[::]"] {
+            let listener = TcpListener::bind(format!("{ip}:0")).unwrap();
+            let address = listener.local_addr().unwrap();
+            let found: Vec<_> = listeners().unwrap().into_iter().filter(|it| it.address == address).collect();
+            assert_eq!(found.len(), 1, "{address}");
+            assert_eq!(found[0].cookie, super::super::socket::cookie(&listener).unwrap());
+            let holder = super::super::process::holder(found[0].inode).unwrap();
+            assert_eq!(holder.pid, std::process::id());
+            assert!(!holder.name.is_empty());
+            drop(listener);
+            assert!(!listeners().unwrap().iter().any(|it| it.address == address));
         }
     }
 

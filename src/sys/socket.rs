@@ -18,6 +18,11 @@ const BACKLOG: i32 = 65_535;
 /// Length of the TCP option with its padding.
 const TIMESTAMPS_LENGTH: u32 = 12;
 
+/// Dummy addresses, which no host may have and no packet may go to (RFC 7600 section 4.8; RFC 9780): a listener there is known to
+/// the kernel, and nobody reaches it by its own address.
+const NOWHERE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
+const NOWHERE_V6: Ipv6Addr = Ipv6Addr::new(0x100, 0, 0, 1, 0, 0, 0, 8);
+
 /// Detection of a vanished far host (tcp(7)): keepalive while idle, TCP_USER_TIMEOUT with data in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketTimeouts {
@@ -38,6 +43,27 @@ pub fn listen(address: VipAddr, timeouts: &SocketTimeouts) -> io::Result<OwnedFd
     socket.bind(&address.socket_addr().into())?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())
+}
+
+/// As [`listen`], but leaves the port of `address` to others: the sockets of all `workers` listen on a dummy address, at a port that
+/// the kernel chooses, and get connections only by a BPF program that names one of them (bpf_sk_assign, bpf-helpers(7)).
+pub fn listen_nowhere(address: VipAddr, timeouts: &SocketTimeouts, workers: usize) -> io::Result<Vec<OwnedFd>> {
+    let nowhere: IpAddr = if address.ip().is_ipv4() { NOWHERE_V4.into() } else { NOWHERE_V6.into() };
+    let mut place = VipAddr::new(SocketAddr::new(nowhere, 0));
+    let mut group = Vec::new();
+    for _ in 0..workers {
+        let socket = listen(place, timeouts)?;
+        // The kernel gives the first one a port of its own, and the others join its group there.
+        place = VipAddr::new(local_addr(&socket)?.socket_addr());
+        group.push(socket);
+    }
+    Ok(group)
+}
+
+/// Whether [`listen_nowhere`] made this listening socket.
+pub fn listens_nowhere(socket: impl AsFd) -> bool {
+    let nowhere = [IpAddr::V4(NOWHERE_V4), IpAddr::V6(NOWHERE_V6)];
+    listening_address(socket).is_some_and(|address| nowhere.contains(&address.ip()))
 }
 
 /// Fails with `AddrInUse` if another process serves `address`. SO_REUSEPORT alone would let two instances of one user
@@ -206,6 +232,11 @@ pub fn identity(socket: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::fstat(socket)?.st_ino)
 }
 
+/// The kernel's number of a socket, which no other socket of this boot has (SO_COOKIE, socket(7)).
+pub fn cookie(socket: impl AsFd) -> io::Result<u64> {
+    Ok(sockopt::socket_cookie(socket)?)
+}
+
 /// The address on which a TCP socket listens; `None` if `fd` is something else.
 pub fn listening_address(fd: impl AsFd) -> Option<VipAddr> {
     let is_stream = sockopt::socket_type(&fd).ok()? == net::SocketType::STREAM;
@@ -338,6 +369,22 @@ mod tests {
     fn an_address_that_is_not_here_yet_can_be_listened_on() {
         listen(VipAddr::new("192.0.2.77:0".parse().unwrap()), &TIMEOUTS).unwrap();
         listen(VipAddr::new("[2001:db8::77]:0".parse().unwrap()), &TIMEOUTS).unwrap();
+    }
+
+    #[test]
+    fn listeners_that_leave_their_port_to_others_form_one_group_which_nobody_reaches() {
+        for ip in ["192.0.2.77", "[2001:db8::77]"] {
+            let vip = VipAddr::new(format!("{ip}:6443").parse().unwrap());
+            let group = listen_nowhere(vip, &TIMEOUTS, 3).unwrap();
+            let places: Vec<_> = group.iter().map(|socket| listening_address(socket).unwrap()).collect();
+            assert!(places.iter().all(|place| *place == places[0] && place.port() != 0 && place.port() != 6443));
+            let other = listen_nowhere(vip, &TIMEOUTS, 1).unwrap();
+            assert_ne!(listening_address(&other[0]), Some(places[0]), "a group of its own");
+            assert!(group.iter().chain(&other).all(listens_nowhere));
+            let cookies: std::collections::BTreeSet<_> = group.iter().map(|socket| cookie(socket).unwrap()).collect();
+            assert_eq!(cookies.len(), 3);
+        }
+        assert!(!listens_nowhere(listen(VipAddr::new("127.0.0.1:0".parse().unwrap()), &TIMEOUTS).unwrap()));
     }
 
     #[test]

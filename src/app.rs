@@ -152,6 +152,7 @@ pub async fn build(config: Config, path: &Path, inherited: Vec<(VipAddr, OwnedFd
         parts.core.offload.serve();
     }
     parts.core.proxy.reconfigure(&parts.config, bindings);
+    parts.core.proxy.forget_dead_ports();
     let core = parts.core.clone();
     let bound = Bound::new(parts, http, socket);
     bound.tasks.spawn("start", announce(core));
@@ -470,5 +471,9 @@ async fn sweep(core: Arc<Core>) {
         ticks.tick().await;
         core.proxy.sweep_sources();
         core.offload.keep_lock();
+        if core.drain.watch().phase() <= LifePhase::Leaving {
+            let core = core.clone();
+            let _ = tokio::task::spawn_blocking(move || core.proxy.fix_shared_ports()).await;
+        }
     }
 }

@@ -245,12 +245,34 @@ pub enum Source {
     Address(IpAddr),
 }
 
+/// `[[frontend]] share_port`: whether another process may listen on the frontend's port, on all addresses of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SharePort {
+    /// If a backend is on this host at the same port, or another process has the port already.
+    Auto,
+    /// Baton never binds the port.
+    On,
+    /// Baton binds the port.
+    Off,
+}
+
+impl SharePort {
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::On => "on",
+            Self::Off => "off",
+        }
+    }
+}
+
 /// `[[frontend]]`: a set of listening addresses and the backends behind them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Frontend {
     pub name: Arc<str>,
     /// At least one, no address twice in the whole file.
     pub listen: Vec<VipAddr>,
+    pub share_port: SharePort,
     pub balance: Balance,
     pub source: Source,
     /// One connect attempt gets this long.
@@ -274,6 +296,22 @@ pub struct Frontend {
     pub health: Health,
     /// At least one; names are unique within the frontend.
     pub backends: Vec<Backend>,
+}
+
+impl Frontend {
+    /// Whether a backend is on a host that has the addresses `here`, at `port`: its process may listen there on all addresses.
+    pub fn has_backend_at(&self, port: u16, here: &[IpAddr]) -> bool {
+        self.backends.iter().any(|backend| match backend.address {
+            Target::Address(at) => at.port() == port && here.contains(&at.ip()),
+            Target::Name { .. } => false,
+        })
+    }
+}
+
+/// Whether the port of a listening address can be shared: a wildcard stands for every address, loopback's clients are this
+/// host's own, and port 0 is not known before it is bound.
+pub fn can_share_port(address: VipAddr) -> bool {
+    !address.ip().is_unspecified() && !address.ip().is_loopback() && address.port() != 0
 }
 
 /// How Baton notices that a leg's far host has vanished (tcp(7)): keepalive probes while idle, TCP_USER_TIMEOUT while

@@ -2,11 +2,12 @@
 //! configuration. It changes nothing; only [`sysctl_file`] writes a file, on request.
 //!
 //! ```text
-//!   place ──▶ kernel      settings of sysctl(8)        ─┐
-//!         ──▶ firewall    nftables, iptables, NAT       ├─▶ findings: the value, why it matters, the fix
-//!         ──▶ limits      descriptors, ports, rights    │
-//!         ──▶ keepalived  its file, its process         │
-//!         ──▶ fleet       link, key, ports, with [peers]─┘
+//!   place ──▶ kernel        settings of sysctl(8)         ─┐
+//!         ──▶ firewall      nftables, iptables, NAT        ├─▶ findings: the value, why it matters, the fix
+//!         ──▶ limits        descriptors, ports, rights     │
+//!         ──▶ shared_ports  who has the frontends' ports   │
+//!         ──▶ keepalived    its file, its process          │
+//!         ──▶ fleet         link, key, ports, with [peers]─┘
 //! ```
 
 mod firewall;
@@ -17,6 +18,7 @@ mod limits;
 pub mod mover;
 mod node_ports;
 mod place;
+mod shared_ports;
 pub mod sysctl_file;
 
 use std::path::Path;
@@ -44,6 +46,7 @@ pub fn look(config: &Config, keepalived: Option<&Path>) -> Report {
     let (mut findings, mut settings) = kernel::look(&place);
     findings.extend(firewall::look(config, &place));
     findings.extend(limits::look(config, &place));
+    findings.extend(shared_ports::look(config));
     let (of_fleet, needed) = fleet::look(config, &place);
     findings.extend(of_fleet);
     settings.extend(needed);

@@ -17,6 +17,7 @@ mod recover;
 mod relay;
 mod resume;
 mod shared;
+mod sharing;
 mod tell;
 #[cfg(test)]
 mod testing;
@@ -29,5 +30,6 @@ mod worker;
 mod workers;
 
 pub use parts::ProxyParts;
+pub use sharing::{ListenError, SharingError, fitting as fitting_listeners, remove as remove_shared_ports};
 pub use upgrade::message::{Arriving, Departure, ImportError, MovingFlow, StuckWorker};
 pub use workers::{Bindings, Proxy, ProxyError};

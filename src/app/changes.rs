@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::config::{Backend, Config, Frontend, OffloadMode, Target};
+use crate::addr::VipAddr;
+use crate::config::{Backend, Config, Frontend, OffloadMode, SharePort, Target};
+
+const ANEW: &str = "it needs a restart: `baton evacuate`, then `systemctl restart baton`";
 
 /// Changes that a reload cannot make: a sentence each, with the command that can. Empty: none. `has_path`: whether this
 /// process can offload flows.
 pub(super) fn refused(old: &Config, new: &Config, has_path: bool) -> Vec<String> {
     const UPGRADE: &str = "`baton upgrade` starts a new process with it, which gets all flows";
-    const ANEW: &str = "it needs a restart: `baton evacuate`, then `systemctl restart baton`";
     const KEEP: &str = "without it, the slot is this instance's position among all names, which has changed; set it \
                         to the slot that `baton peers` shows, or restart: `baton evacuate`, then `systemctl restart \
                         baton`";
@@ -35,6 +37,14 @@ pub(super) fn refused(old: &Config, new: &Config, has_path: bool) -> Vec<String>
     ];
     let refused = keys.iter().filter(|(_, changed, _)| *changed);
     refused.map(|(key, _, how)| format!("a reload cannot change {key}: {how}")).collect()
+}
+
+/// As [`refused`], of listening addresses that are served in the other way than share_port asks for.
+pub(super) fn refused_ports(ports: &[(VipAddr, SharePort)]) -> Vec<String> {
+    let line = |(address, asked): &(VipAddr, SharePort)| {
+        format!("a reload cannot change share_port of {address} to \"{}\": {ANEW}", asked.label())
+    };
+    ports.iter().map(line).collect()
 }
 
 /// One sentence for each change from `old` to `new`; empty if there is none.

@@ -180,7 +180,8 @@ impl Reloader {
             tracing::warn!("{warning}");
         }
         let (old, new) = (self.core.config.load_full(), Arc::new(loaded.config));
-        let refused = changes::refused(&old, &new, self.core.offload.is_there());
+        let mut refused = changes::refused(&old, &new, self.core.offload.is_there());
+        refused.extend(changes::refused_ports(&self.core.proxy.contradicts(&new)));
         if !refused.is_empty() {
             return Err(ReloadError::NotByReload(refused));
         }

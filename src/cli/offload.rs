@@ -1,5 +1,6 @@
 //! `baton offload`: shows the pinned objects in the kernel, with or without an instance, and removes them.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -12,6 +13,7 @@ use crate::model::humane::{count, plural};
 use crate::model::weight::Weight;
 use crate::offload::program::{self, ProgramStatus};
 use crate::offload::settings::DIRECTORY_DEFAULT;
+use crate::proxy;
 
 #[derive(Debug, Args)]
 pub(super) struct OffloadArguments {
@@ -26,7 +28,8 @@ pub(super) struct OffloadArguments {
 enum OffloadCommand {
     /// Shows the program, its interfaces, its flows and its counters of packets.
     Status,
-    /// Resets the offloaded flows on both sides, then removes the program and its maps from the kernel.
+    /// Resets the offloaded flows on both sides, then removes the program and its maps from the kernel, and the program that
+    /// shares ports, unless a running instance uses it.
     Remove {
         /// Confirms that the command resets these flows.
         #[arg(long)]
@@ -118,6 +121,7 @@ fn remove(pins: &Path, yes: bool, output: &Output) -> Result<ExitCode, CliError>
         eprintln!("baton: cannot reset the flows; each of them ends at its next packet: {error}");
     }
     let removal = program::remove(pins).map_err(fail)?;
+    let ports = proxy::remove_shared_ports();
     if output.json {
         output.document(&removal)?;
         return Ok(ExitCode::SUCCESS);
@@ -133,6 +137,20 @@ fn remove(pins: &Path, yes: bool, output: &Output) -> Result<ExitCode, CliError>
                 flows.unwrap_or_default()
             ))?;
         }
+    }
+    match ports {
+        Ok(None) => {}
+        Ok(Some(places)) => {
+            let addresses = if places == 1 { "1 address".to_owned() } else { format!("{places} addresses") };
+            output.line(format!(
+                "removed: the program that shares ports, with {addresses}: a process that listens on all addresses gets their \
+                 connections from now on"
+            ))?;
+        }
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+            output.line("not removed: the program that shares ports, because a running instance uses it")?;
+        }
+        Err(error) => eprintln!("baton: cannot remove the program that shares ports: {error}"),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -19,6 +19,7 @@ use crate::app::{self, Bound, Replacement, Succession};
 use crate::config::{self, Config};
 use crate::drain::LifePhase;
 use crate::essential;
+use crate::proxy;
 use crate::sys::{inherited, process};
 use crate::upgrade::channel::Channel;
 use crate::upgrade::destination;
@@ -75,6 +76,10 @@ pub fn run(path: &Path, upgrade: bool) -> ExitCode {
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
+    let origin = match origin {
+        ListenerOrigin::Fresh(listeners) => ListenerOrigin::Fresh(fitting(&loaded.config, listeners)),
+        upgrade => upgrade,
+    };
     if let ListenerOrigin::Fresh(listeners) = &origin
         && !listeners.is_empty()
     {
@@ -98,6 +103,14 @@ pub fn run(path: &Path, upgrade: bool) -> ExitCode {
         }
         Err(error) => fail("start the control threads", &error),
     }
+}
+
+/// The sockets that this process can go on with. The others, of another share_port, are closed, and the service manager's with them.
+fn fitting(config: &Config, listeners: Vec<(VipAddr, OwnedFd)>) -> Vec<(VipAddr, OwnedFd)> {
+    let (fitting, other) = proxy::fitting_listeners(config, listeners);
+    let manager = ServiceManager::find();
+    other.into_iter().for_each(|address| manager.forget(address));
+    fitting
 }
 
 async fn serve(config: Config, path: &Path, origin: ListenerOrigin, logging: &Arc<Logging>) -> ExitCode {

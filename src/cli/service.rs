@@ -111,8 +111,18 @@ pub(super) fn passed_listeners() -> Vec<(VipAddr, OwnedFd)> {
         return Vec::new();
     }
     let count = number("LISTEN_FDS").unwrap_or(0).min(PASSED_MAX);
+    let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let mut names = names.split(':');
     let fds = inherited::take_passed(FIRST_PASSED, count);
-    let listeners = fds.into_iter().filter_map(|fd| Some((socket::listening_address(&fd)?, fd)));
+    let listeners = fds.into_iter().filter_map(|fd| {
+        let name = names.next();
+        let address = match socket::listens_nowhere(&fd) {
+            // Only the name in the store tells the address that it serves.
+            true => address_of(name?)?,
+            false => socket::listening_address(&fd)?,
+        };
+        Some((address, fd))
+    });
     // A socket unit's sockets are blocking unless it has NonBlocking=yes (systemd.socket(5)): a worker would wait in
     // accept(2) for ever.
     let set = |(address, fd): &(VipAddr, OwnedFd)| match rustix::io::ioctl_fionbio(fd, true) {
@@ -137,6 +147,11 @@ fn name(address: VipAddr) -> String {
     format!("baton-{}", address.to_string().replace(':', "_"))
 }
 
+/// The address in a [`name`].
+fn address_of(name: &str) -> Option<VipAddr> {
+    Some(VipAddr::new(name.strip_prefix("baton-")?.replace('_', ":").parse().ok()?))
+}
+
 /// SD_LISTEN_FDS_START (sd_listen_fds(3)).
 const FIRST_PASSED: i32 = 3;
 const PASSED_MAX: u32 = 65_536;
@@ -151,5 +166,7 @@ mod tests {
             ["10.0.0.1:6443", "10.0.0.1:6444", "[::1]:6443"].map(|text| name(VipAddr::new(text.parse().unwrap())));
         assert!(names.iter().all(|name| !name.contains(':')));
         assert_eq!((names[0].as_str(), names[2].as_str()), ("baton-10.0.0.1_6443", "baton-[__1]_6443"));
+        assert!(names.iter().all(|text| address_of(text).is_some_and(|address| name(address) == *text)));
+        assert_eq!((address_of("stored"), address_of("baton-x")), (None, None));
     }
 }

@@ -10,7 +10,10 @@ use super::document::Document;
 use super::kind::{Kind, Listen, Name, Network, OneOf, SourcePlace, Time, Truth, Whole, time, whole};
 use super::process::cap;
 use super::section::{Element, Section};
-use super::{Backend, Frontend, Keepalive, Limits, ProxyProtocol, Rebalance, Source, Target, backend, health};
+use super::{
+    Backend, Frontend, Keepalive, Limits, ProxyProtocol, Rebalance, SharePort, Source, Target, backend, can_share_port,
+    health,
+};
 use crate::addr::{SourceMask, VipAddr};
 use crate::model::balance::Balance;
 use crate::model::duration::display;
@@ -37,6 +40,7 @@ pub(super) fn read(section: &Section, reset_within: Duration) -> Read {
     let mut frontend = Frontend {
         name: Arc::from(name),
         listen: listen.iter().map(|element| element.value).collect(),
+        share_port: share_port(section, &listen),
         balance: section.read_or("balance", &BALANCE, Balance::LeastConn).value,
         source: Source::Auto,
         connect_timeout,
@@ -82,6 +86,21 @@ fn listen(section: &Section) -> Vec<Element<VipAddr>> {
         );
     }
     listen
+}
+
+fn share_port(section: &Section, listen: &[Element<VipAddr>]) -> SharePort {
+    let share_port = section.read_or("share_port", &SHARE_PORT, SharePort::Auto).value;
+    let other = listen.iter().find(|element| !can_share_port(element.value));
+    if let (SharePort::On, Some(other)) = (share_port, other) {
+        let message = format!("{} is \"on\", and {} is \"{}\"", section.name("share_port"), other.name, other.value);
+        section.refuse(
+            "share_port",
+            message,
+            "expected only single addresses in \"listen\", each with a port: not 0.0.0.0, not [::], none of loopback; or set \
+             \"auto\", which binds the ports of such addresses",
+        );
+    }
+    share_port
 }
 
 fn source(section: &Section, backends: &[Backend]) -> Source {
@@ -213,6 +232,8 @@ fn rebalance(section: &Section) -> Rebalance {
     }
 }
 
+const SHARE_PORT: OneOf<SharePort> =
+    OneOf(&[("auto", SharePort::Auto), ("on", SharePort::On), ("off", SharePort::Off)]);
 const BALANCE: OneOf<Balance> = OneOf(&[
     ("least_conn", Balance::LeastConn),
     ("round_robin", Balance::RoundRobin),

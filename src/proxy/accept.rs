@@ -255,6 +255,11 @@ impl Acceptor {
         client: OwnedFd,
         client_addr: ClientAddr,
     ) -> Accepted {
+        if listener.is_shared && !is_for(listener.address, &client) {
+            socket::reset(client);
+            cx.state().accept_errors.add(1);
+            return Accepted::Failed;
+        }
         let (frontend, vip) = (listener.frontend.clone(), asked_for(listener.address, &client));
         cx.state().accepted.add(1);
         frontend.entry.lanes[cx.number].accepted.add(1);
@@ -364,6 +369,12 @@ pub(super) fn asked_for(listens: VipAddr, client: impl AsFd) -> VipAddr {
         true => socket::local_addr(client).map_or(listens, |own| VipAddr::new(own.socket_addr())),
         false => listens,
     }
+}
+
+/// Whether a client has asked for `address`, and not for the dummy one that a socket is bound to whose port is shared: a route
+/// of this host may lead there (AnyIP).
+fn is_for(address: VipAddr, client: impl AsFd) -> bool {
+    socket::local_addr(client).is_ok_and(|own| own.socket_addr() == address.socket_addr())
 }
 
 /// Resets a connection that may not have a flow.

@@ -114,7 +114,9 @@ impl Proxy {
             for (address, shared) in lent {
                 let is_shared = !seen.insert(socket::identity(&shared)?);
                 if let (true, Some(keepalive)) = (is_shared, served.get(&address)) {
-                    let own = socket::listen(address, &timeouts(keepalive))?;
+                    // Where the port is shared, the sockets are bound elsewhere.
+                    let bound = socket::listening_address(&shared).unwrap_or(address);
+                    let own = socket::listen(bound, &timeouts(keepalive))?;
                     self.tell(worker, Message::ExchangeListener { address, own });
                     widened += 1;
                 }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use crossbeam_queue::SegQueue;
@@ -14,34 +14,34 @@ use super::accept::sources::Sources;
 use super::context::WorkerContext;
 use super::message::Message;
 use super::parts::ProxyParts;
-use super::plane::{self, Plane};
+use super::plane::Plane;
 use super::shared::Shared;
+use super::sharing::{HostLook, ListenError, ListenerGroup, SharedPorts};
 use super::worker::Worker;
 use crate::addr::VipAddr;
-use crate::config::Config;
+use crate::config::{Config, SharePort};
 use crate::essential;
 use crate::sys::{clock, socket};
 
 /// Why the data plane cannot apply the configuration. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
-    #[error("cannot listen on {address}: another process listens there")]
-    AddressInUse { address: VipAddr },
-    #[error("cannot listen on {address}: {source}")]
-    Listen { address: VipAddr, source: io::Error },
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     #[error("cannot start worker {worker}: {source}")]
     Worker { worker: usize, source: io::Error },
 }
 
 /// New listening sockets, one per worker and address.
 #[derive(Debug)]
-pub struct Bindings(HashMap<VipAddr, Vec<OwnedFd>>);
+pub struct Bindings(HashMap<VipAddr, ListenerGroup>);
 
 /// The running data plane.
 #[derive(Debug)]
 pub struct Proxy {
     pub(super) table: ProxyParts,
     pub(super) shared: Arc<Shared>,
+    ports: SharedPorts,
     listening: Mutex<Vec<VipAddr>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     version: AtomicU64,
@@ -66,8 +66,14 @@ impl Proxy {
         let workers = table.workers.len();
         let inboxes = (0..workers).map(|_| SegQueue::new()).collect();
         let shared = Arc::new(Shared { sources: Sources::default(), inboxes });
-        let proxy =
-            Self { table, shared, listening: Mutex::default(), threads: Mutex::default(), version: AtomicU64::new(1) };
+        let proxy = Self {
+            table,
+            shared,
+            ports: SharedPorts::new(&config.admin.socket),
+            listening: Mutex::default(),
+            threads: Mutex::default(),
+            version: AtomicU64::new(1),
+        };
         let bindings = proxy.bind_with(config, inherited)?;
         let plane = proxy.plane(config);
         for number in 0..workers {
@@ -97,7 +103,7 @@ impl Proxy {
     /// Serves the connections in the backlogs, then closes all listeners.
     pub fn stop_accepting(&self) {
         self.tell_all(|| Message::StopAccepting);
-        self.listening.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.listening().clear();
     }
 
     /// Serves the connections in the backlogs, then resets every new one. For listeners that another process keeps
@@ -135,31 +141,66 @@ impl Proxy {
 
     fn bind_with(&self, config: &Config, inherited: Vec<(VipAddr, OwnedFd)>) -> Result<Bindings, ProxyError> {
         let mut inherited = inherit(inherited);
-        let listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner);
+        let listening = self.listening();
+        let (look, workers) = (HostLook::now(), self.table.workers.len());
         let mut sockets = HashMap::new();
         for frontend in &config.frontends {
-            let timeouts = plane::timeouts(&frontend.keepalive);
             for &address in frontend.listen.iter().filter(|address| !listening.contains(address)) {
-                let failed = |source: io::Error| match source.kind() {
-                    io::ErrorKind::AddrInUse => ProxyError::AddressInUse { address },
-                    _ => ProxyError::Listen { address, source },
-                };
-                let workers = self.table.workers.len();
                 let group = match inherited.remove(&address) {
-                    Some(group) => spread(group, workers),
+                    Some(group) => {
+                        let group = spread(group, workers).map_err(|source| ListenError::Listen { address, source })?;
+                        self.ports.inherit(frontend, address, group)?
+                    }
                     None => {
                         // A wildcard listener of our own does not count as another process on a single address, nor the
                         // reverse.
-                        if !listening.iter().chain(sockets.keys()).any(|ours| ours.overlaps(address)) {
-                            socket::ensure_unused(address).map_err(failed)?;
-                        }
-                        (0..workers).map(|_| socket::listen(address, &timeouts)).collect()
+                        let beside_own = listening.iter().chain(sockets.keys()).any(|ours| ours.overlaps(address));
+                        self.ports.listen(frontend, address, &look, workers, beside_own)?
                     }
                 };
-                sockets.insert(address, group.map_err(failed)?);
+                sockets.insert(address, group);
             }
         }
         Ok(Bindings(sockets))
+    }
+
+    /// Addresses that this process serves with the port bound although share_port in `config` is "on", or shared although it is
+    /// "off".
+    pub fn contradicts(&self, config: &Config) -> Vec<(VipAddr, SharePort)> {
+        self.ports.contradicts(config, &self.listening())
+    }
+
+    /// Frees ports that dead processes shared and this process does not. Call it once no other process may continue to serve
+    /// them.
+    pub fn forget_dead_ports(&self) {
+        self.ports.forget_dead(&self.listening());
+    }
+
+    /// Attaches the program that shares ports again, if another program has detached it. Call it now and then; it may block for
+    /// a moment.
+    pub fn fix_shared_ports(&self) {
+        if self.ports.are_whole() {
+            return;
+        }
+        let fixed = self.lend_listeners().map_err(|error| error.to_string());
+        match fixed.and_then(|listeners| self.ports.fix(&listeners).map_err(|error| error.to_string())) {
+            Ok(()) => tracing::warn!(
+                "another program has detached the program that shares ports: Baton has attached it again"
+            ),
+            Err(error) => tracing::error!(
+                "another program has detached the program that shares ports, and Baton cannot attach it again: {error}; clients \
+                 reach whoever has the port on all addresses"
+            ),
+        }
+    }
+
+    /// Frees the ports that this process was the first to share, because it steps back in an upgrade.
+    pub fn give_up_new_ports(&self) {
+        self.ports.give_up_new();
+    }
+
+    fn listening(&self) -> MutexGuard<'_, Vec<VipAddr>> {
+        self.listening.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn plane(&self, config: &Config) -> Arc<Plane> {
@@ -169,18 +210,24 @@ impl Proxy {
     fn publish(&self, plane: Arc<Plane>, Bindings(sockets): Bindings) {
         let workers = self.table.workers.len();
         let mut openings: Vec<Vec<Listener>> = (0..workers).map(|_| Vec::new()).collect();
+        let addresses = plane.frontends.iter().flat_map(|frontend| frontend.settings.listen.iter().copied());
+        let addresses: Vec<_> = addresses.collect();
+        // Before the workers close the sockets: the kernel would reset clients in between.
+        self.ports.retain(&addresses);
         for (address, group) in sockets {
             let Some(frontend) = plane.listening_on(address) else { continue };
-            for (number, socket) in group.into_iter().enumerate() {
-                openings[number % workers].push(Listener { socket, address, frontend: frontend.clone() });
+            let is_shared = group.claim.is_some();
+            group.claim.into_iter().for_each(|claim| self.ports.keep(claim));
+            for (number, socket) in group.sockets.into_iter().enumerate() {
+                let frontend = frontend.clone();
+                openings[number % workers].push(Listener { socket, address, is_shared, frontend });
             }
         }
         for (worker, open) in openings.into_iter().enumerate() {
             self.shared.inboxes[worker].push(Message::Reconfigure { plane: plane.clone(), open });
             self.table.orders.wake(worker);
         }
-        let addresses = plane.frontends.iter().flat_map(|frontend| frontend.settings.listen.iter().copied());
-        *self.listening.lock().unwrap_or_else(PoisonError::into_inner) = addresses.collect();
+        *self.listening() = addresses;
     }
 
     fn tell_all(&self, message: impl Fn() -> Message) {

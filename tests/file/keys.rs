@@ -20,6 +20,7 @@ const HEALTH: &str = "src/health/tests each_timer_of_a_frontends_health_reaches_
 const WATCHED: &str = "src/health/tests timers_of_a_reload_count_for_a_backend_that_is_watched_already";
 const RESOLVE: &str = "src/health/tests a_shorter_resolve_interval_counts_at_once";
 const FRONTENDS: &str = "tests/net/faults_reload a_removed_frontend_accepts_no_more_and_an_added_one_listens";
+const PORTS: &str = "tests/net/sharing a_reload_adds_and_removes_a_shared_port_and_refuses_to_turn_it_into_a_bound_one";
 const BACKENDS: &str = "tests/net/faults_reload a_removed_backend_drains_and_an_added_one_serves";
 const REFUSED: &str =
     "tests/net/fleet/failover/reload what_a_reload_cannot_change_is_refused_and_the_command_named_that_can";
@@ -33,7 +34,7 @@ const KEYS: &str = "tests/net/fleet/rotation a_new_key_for_the_fleet_costs_no_fl
 /// A running instance has no use for these: `baton check` computes from the file.
 const CHECK: &str = "src/cli/check the_budget_is_computed_from_the_files_own_timers";
 
-const PROOFS: [(&str, &str); 27] = [
+const PROOFS: [(&str, &str); 28] = [
     (DOORS, "admin.http admin.socket"),
     (STOP, "process.shutdown_delay process.stop_timeout"),
     (PACE, "process.reset_within process.reset_rate"),
@@ -52,6 +53,7 @@ const PROOFS: [(&str, &str); 27] = [
     (FAILOVER_PACE, "failover.resets_per_second"),
     (AWAY, "failover.track_file"),
     (FRONTENDS, "frontend.name frontend.listen"),
+    (PORTS, "frontend.share_port"),
     (
         CHOICE,
         "frontend.balance frontend.source frontend.backend.address frontend.backend.weight frontend.backend.health_address",

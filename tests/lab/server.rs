@@ -161,7 +161,8 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(true)?;
     if address.is_ipv6() {
-        socket.set_only_v6(true)?;
+        // As Go's net.Listen has it: one that is for every address is IPv4's as well.
+        socket.set_only_v6(!address.ip().is_unspecified())?;
     }
     socket.bind(&address.into())?;
     socket.listen(4096)?;

@@ -25,5 +25,6 @@ mod program;
 mod readdressed;
 mod relaying;
 mod reloads;
+mod sharing;
 mod units;
 mod vip;

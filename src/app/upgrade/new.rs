@@ -68,6 +68,7 @@ impl StartingInstance {
                 "the old process has not exited; several workers of this process share its listening sockets"
             );
         }
+        self.core.proxy.forget_dead_ports();
         match self.core.proxy.widen_listeners(&self.config) {
             Ok(0) => {}
             Ok(sockets) => {
@@ -151,6 +152,7 @@ impl NewProcess for StartingInstance {
 
     fn step_back(&mut self) -> u64 {
         let _runtime = self.runtime.enter();
+        self.core.proxy.give_up_new_ports();
         self.core.proxy.stop_accepting();
         self.core.proxy.forget_other_process();
         self.bindings = None;

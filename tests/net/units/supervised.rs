@@ -127,6 +127,38 @@ fn a_process_that_hangs_and_one_whose_path_hangs_are_started_anew_by_the_watchdo
     assert_eq!(conn.end(LONG), End::Fin);
 }
 
+/// The unit's process shares a port with an apiserver, and systemd keeps the sockets, which are bound elsewhere.
+#[test]
+fn connections_to_a_shared_port_wait_for_the_process_that_systemd_starts_anew() {
+    let (test, vip) = ("a shared port under systemd", "10.77.0.100");
+    let Some(lab) = Lab::new(test) else { return };
+    lab.lb.add_address(vip.parse().unwrap());
+    let _servers = lab.echo_everywhere();
+    let apiserver = lab.lb.serve_on("[::]:6443".parse().unwrap(), Behaviour::Source { seed: 77, bytes: 10 });
+    let Some(_pinned) = Pinned::unused(test) else { return };
+    let vip: std::net::SocketAddr = format!("{vip}:6443").parse().unwrap();
+    let config = lab.config().frontend("listen", vec![vip.to_string()]).text(Path::new(SOCKET));
+    let unit = FULL.replace("RestartSec=1s", "RestartSec=300ms");
+    let Some(systemd) = Systemd::boot(test, &lab, &unit, &config) else { return };
+    let mut pid = systemd.wait_active(None, LONG);
+    for seed in 0..2 {
+        lab.client.connect(vip).echo(seed, 1000);
+        kill_process(pid, Signal::KILL).unwrap();
+        let mut waiting = lab.client.connect(vip);
+        waiting.echo(seed, 1000);
+        pid = systemd.wait_active(Some(pid), LONG);
+    }
+    assert_eq!(apiserver.accepted(), 0);
+    // A restart with another share_port: of the sockets that systemd kept none is left.
+    drop(apiserver);
+    let set = "sed -i 's/^\\[\\[frontend\\]\\]/&\\nshare_port = \"off\"/' /etc/baton/baton.toml && systemctl restart baton.service";
+    let set = systemd.run(&["sh", "-euc", set]);
+    assert!(set.status.success(), "{}", String::from_utf8_lossy(&set.stderr));
+    lab.client.connect(vip).echo(3, 1000);
+    let listening = lab.lb.run("ss -ltnH");
+    assert!(listening.contains(&format!(" {vip} ")) && !listening.contains("192.0.0.8"), "{listening}");
+}
+
 /// What systemd itself says of the files, without running anything.
 #[test]
 fn systemd_finds_nothing_to_complain_about() {

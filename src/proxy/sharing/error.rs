@@ -1,0 +1,53 @@
+//! Why Baton cannot listen, or cannot share a port.
+
+use std::io;
+use std::path::PathBuf;
+
+use aya::EbpfError;
+use aya::pin::PinError;
+use aya::programs::ProgramError;
+
+use crate::addr::VipAddr;
+use crate::sys::port_holder::PortHolder;
+
+/// Why Baton cannot listen.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    #[error("cannot listen on {address}: {holder}")]
+    AddressInUse { address: VipAddr, holder: Box<PortHolder> },
+    #[error(
+        "cannot listen on {address}: {holder}, and Baton cannot share the port: {source}. Give Baton what it needs for that, or the \
+         frontend another port, or that process one address of this host to listen on (kube-apiserver: --bind-address)"
+    )]
+    PortInUse { address: VipAddr, holder: Box<PortHolder>, source: SharingError },
+    #[error("cannot share the port of {address}: {source}")]
+    CannotShare { address: VipAddr, source: SharingError },
+    #[error("cannot listen on {address}: another instance of Baton shares its port, and {holder}")]
+    SharedElsewhere { address: VipAddr, holder: Box<PortHolder> },
+    #[error(
+        "cannot serve {address} with share_port = \"{wanted}\": the listening sockets of the process before this one are of the \
+         other kind; it takes a restart: `baton evacuate`, then `systemctl restart baton`"
+    )]
+    InheritedPort { address: VipAddr, wanted: &'static str },
+    #[error("cannot listen on {address}: {source}")]
+    Listen { address: VipAddr, source: io::Error },
+}
+
+/// Why the program that shares ports does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum SharingError {
+    #[error("cannot mount the BPF file system: {0}; mount it before: mount -t bpf bpf /sys/fs/bpf")]
+    Mount(io::Error),
+    #[error("{path}: {source}", path = .path.display())]
+    Directory { path: PathBuf, source: io::Error },
+    #[error("cannot find this network namespace: {0}")]
+    Namespace(io::Error),
+    #[error("cannot load the BPF program: {0}; it takes Linux 5.9, CAP_BPF and CAP_NET_ADMIN")]
+    Load(Box<EbpfError>),
+    #[error("cannot load the BPF program: {0}; it takes Linux 5.9, CAP_BPF and CAP_NET_ADMIN")]
+    Program(Box<ProgramError>),
+    #[error("cannot pin the BPF program: {0}")]
+    Pin(Box<PinError>),
+    #[error("cannot change the map of shared ports: {0}")]
+    Map(io::Error),
+}

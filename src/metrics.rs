@@ -30,7 +30,7 @@ pub struct ProbeLabels {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct UpgradeLabels {
-    /// `finished` or `inherited` by this process, `failed` from this process.
+    /// `finished` or `imported` by this process, `failed` from this process.
     pub outcome: &'static str,
 }
 

@@ -88,7 +88,7 @@ pub enum EvacuationOutcome {
     /// An operator may switch this host off.
     Away,
     /// This host may have the VIP again, for this reason.
-    TakenBack(String),
+    Failed(String),
     /// This host may have the VIP again, because an operator cancelled the evacuation.
     Cancelled,
 }

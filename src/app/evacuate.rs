@@ -382,8 +382,8 @@ impl Run {
     /// This host may have the VIP.
     fn end(self) {
         let why = self.machine.failure().map(ToString::to_string);
-        self.core.table.journal.record(What::EvacuationTakenBack { why: why.clone() });
-        let report = self.report(why.map_or(EvacuationOutcome::Cancelled, EvacuationOutcome::TakenBack));
+        self.core.table.journal.record(What::EvacuationCancelled { why: why.clone() });
+        let report = self.report(why.map_or(EvacuationOutcome::Cancelled, EvacuationOutcome::Failed));
         *self.core.evacuation.running() = None;
         self.report.send_replace(Some(report));
     }

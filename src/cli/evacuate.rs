@@ -96,7 +96,7 @@ fn in_words(report: &EvacuationReport, output: &Output) -> String {
                 output.paint(Weight::Bad, "done, but not cleanly:")
             )
         }
-        EvacuationOutcome::TakenBack(why) => {
+        EvacuationOutcome::Failed(why) => {
             format!("{} this host may have the VIP, after {took}: {why}\n", output.paint(Weight::Bad, "failed:"))
         }
         EvacuationOutcome::Cancelled => format!("{} after {took}\n", output.paint(Weight::Notice, "cancelled")),

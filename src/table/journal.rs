@@ -119,7 +119,7 @@ pub enum What {
         /// Flows that the new process had imported.
         moved: u64,
     },
-    /// This process took over from another.
+    /// The upgrade is complete: this process has imported what the old one had.
     UpgradeFinished {
         from_version: String,
         from_pid: u32,
@@ -129,9 +129,8 @@ pub enum What {
         longest_pause_us: u64,
         took_us: u64,
     },
-    /// The process that this one was taking over from died during the upgrade, and with it the flows that had not
-    /// moved.
-    Inherited {
+    /// The old process died during the upgrade, and with it the flows that had not moved.
+    UpgradeImported {
         from_pid: u32,
         flows: u64,
     },
@@ -235,7 +234,7 @@ pub enum What {
         took_ms: u64,
     },
     /// This host may have the VIP again; `None`: because an operator cancelled the evacuation.
-    EvacuationTakenBack {
+    EvacuationCancelled {
         why: Option<String>,
     },
     FlowEnded {

@@ -72,7 +72,7 @@ pub enum Outcome {
     /// The old process has given everything and is gone.
     Complete,
     /// The old process died during the upgrade: this process is the instance, with the flows that it was given.
-    Inherited,
+    Imported,
     /// The old process continues.
     SteppedBack { why: String, flows: u64 },
 }
@@ -135,7 +135,9 @@ impl<T: NewProcess> Destination<'_, T> {
         match self.channel.receive(self.patience) {
             Ok((message, sockets)) => self.handle(message, sockets),
             Err(_) if self.finished => Some(Outcome::Complete),
-            Err(ChannelError::Closed | ChannelError::Cut) if self.new_process.other_has_ended() => Some(self.inherit()),
+            Err(ChannelError::Closed | ChannelError::Cut) if self.new_process.other_has_ended() => {
+                Some(self.go_on_alone())
+            }
             Err(error) => Some(self.step_back(error.to_string())),
         }
     }
@@ -181,13 +183,13 @@ impl<T: NewProcess> Destination<'_, T> {
         self.new_process.import(arrived.collect())
     }
 
-    fn inherit(&mut self) -> Outcome {
+    fn go_on_alone(&mut self) -> Outcome {
         if !self.begun {
             self.begin();
         }
         self.import_staged();
         self.new_process.finish(None);
-        Outcome::Inherited
+        Outcome::Imported
     }
 
     fn step_back(&mut self, why: String) -> Outcome {

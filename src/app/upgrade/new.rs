@@ -53,7 +53,7 @@ impl StartingInstance {
         tokio::task::spawn_blocking(move || {
             let outcome = destination::take(&channel, &mut self, PATIENCE);
             match &outcome {
-                Outcome::Complete | Outcome::Inherited => self.widen(),
+                Outcome::Complete | Outcome::Imported => self.widen(),
                 Outcome::SteppedBack { why, flows } => tracing::warn!(flows, "the old process goes on: {why}"),
             }
             sender.send_replace(Some(outcome));
@@ -83,10 +83,10 @@ impl StartingInstance {
     fn tell(&self, last: Option<&LastWord>) {
         let (from_pid, upgrades) = (self.welcome.pid, &self.metrics.upgrades);
         upgrades.flows_imported.inc_by(self.imported);
-        let outcome = if last.is_some() { "finished" } else { "inherited" };
+        let outcome = if last.is_some() { "finished" } else { "imported" };
         upgrades.outcomes.get_or_create(&UpgradeLabels { outcome }).inc();
         let Some(last) = last else {
-            return self.core.table.journal.record(What::Inherited { from_pid, flows: self.imported });
+            return self.core.table.journal.record(What::UpgradeImported { from_pid, flows: self.imported });
         };
         upgrades.flows_not_moved.inc_by(last.refused);
         upgrades.held_bytes.inc_by(last.held_bytes);

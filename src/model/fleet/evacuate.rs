@@ -62,7 +62,7 @@ pub enum EvacuateOrder {
     Offload,
     /// Reset what is left, paced.
     Reset,
-    /// Say that this host may have the VIP again, and take back the other orders.
+    /// Say that this host may have the VIP again, and cancel the other orders.
     TakeBack,
     /// No flow needs the addresses on `lo` any more.
     Release,
@@ -81,7 +81,7 @@ pub enum EvacuateStep {
     Here,
 }
 
-/// Why this host keeps or takes back its addresses.
+/// Why this host keeps its addresses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     #[error("there is no peer {asked}; there is {}", .known.join(", "))]

@@ -148,7 +148,8 @@ impl What {
                 took_us,
             } => {
                 let mut text = format!(
-                    "took over {} from process {from_pid} (Baton {from_version}) in {}, {} on the way, longest pause {}",
+                    "upgrade finished: imported {} from process {from_pid} (Baton {from_version}) in {}, {} on the way, longest \
+                     pause {}",
                     plural(*flows, "flow"),
                     duration_us(*took_us),
                     bytes(*held_bytes as f64),
@@ -164,9 +165,13 @@ impl What {
                     "{text}"
                 )
             }
-            Self::Inherited { from_pid, flows } => {
+            Self::UpgradeImported { from_pid, flows } => {
                 let number = plural(*flows, "flow");
-                say!(Bad, { from_pid, flows }, "process {from_pid} died during the upgrade; this process has {number} of it")
+                say!(
+                    Bad,
+                    { from_pid, flows },
+                    "process {from_pid} died during the upgrade; this process has imported {number} from it"
+                )
             }
             Self::OffloadOpened { interfaces } if interfaces.is_empty() => say!(Good, {}, "Baton offloads flows"),
             Self::OffloadOpened { interfaces } => {
@@ -285,10 +290,10 @@ impl What {
                     "emptied in {took}, Baton had to reset {flows}: this host may be switched off"
                 )
             }
-            Self::EvacuationTakenBack { why: None } => {
+            Self::EvacuationCancelled { why: None } => {
                 say!(Plain, {}, "an operator cancelled the evacuation: this host may have the VIP again")
             }
-            Self::EvacuationTakenBack { why: Some(why) } => {
+            Self::EvacuationCancelled { why: Some(why) } => {
                 say!(Bad, {}, "the evacuation failed, this host may have the VIP again: {why}")
             }
             Self::FlowEnded {

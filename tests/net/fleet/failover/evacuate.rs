@@ -226,7 +226,7 @@ fn an_evacuation_that_cannot_begin_or_that_nobody_follows_leaves_everything_as_i
     let deadline = ["--deadline", "2s"];
     refused(&deadline, "is still on this host");
     as_it_was(&mut conns);
-    assert_eq!(owner.baton.events_of("evacuation_taken_back").len(), 1);
+    assert_eq!(owner.baton.events_of("evacuation_cancelled").len(), 1);
     // The address leaves, and no host takes it.
     std::thread::scope(|scope| {
         let evacuation = scope.spawn(|| refused(&deadline, "no live peer has taken 10.77.0.100"));
@@ -245,8 +245,8 @@ fn an_evacuation_that_cannot_begin_or_that_nobody_follows_leaves_everything_as_i
 }
 
 #[test]
-fn an_evacuation_goes_on_without_its_command_and_is_taken_back_by_another() {
-    let test = "an_evacuation_goes_on_without_its_command_and_is_taken_back_by_another";
+fn an_evacuation_goes_on_without_its_command_and_another_one_cancels_it() {
+    let test = "an_evacuation_goes_on_without_its_command_and_another_one_cancels_it";
     let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config) else { return };
     let fleet = fleet.with_owner().with_track_file();
     let (owner, mut conns) = (fleet.owner(), fleet.with_clients_that_stay(20));
@@ -279,7 +279,7 @@ fn an_evacuation_goes_on_without_its_command_and_is_taken_back_by_another() {
     });
     conns.iter_mut().for_each(|conn| conn.echo(4, 1000));
     drop(conns);
-    // Once it is done, it can be taken back as well, and a host that has left is taken back by itself.
+    // An evacuation that is done can be cancelled as well, and Baton cancels one itself if no host has the VIP.
     eventually(LONG, "they end", || owner.baton.flow_count() == 0);
     owner.baton.order(&["evacuate"]);
     assert_eq!(away(), "1\n");

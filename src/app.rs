@@ -167,7 +167,7 @@ pub async fn upgrade_from(config: Config, path: &Path, channel: Channel) -> Resu
     let (offer, channel) = tokio::task::spawn_blocking(met).await.expect("meeting does not panic");
     let Offer { welcome, doors, state } = offer?;
     let old = process::ProcessHandle::open(welcome.pid).ok();
-    let (listeners, lent) = upgrade::new::sort(doors);
+    let (listeners, shared) = upgrade::new::sort(doors);
     let carried = state.carried.clone();
     let assembled = assemble(config, path, listeners, state, true).inspect(|(parts, _)| {
         parts.core.proxy.recall(&parts.config, &carried);
@@ -175,7 +175,8 @@ pub async fn upgrade_from(config: Config, path: &Path, channel: Channel) -> Resu
             parts.core.table.flows.share_ids(IdShare::Odd);
         }
     });
-    let ready = assembled.and_then(|(parts, bindings)| Ok((Doors::wait(&parts.config.admin, lent)?, parts, bindings)));
+    let ready =
+        assembled.and_then(|(parts, bindings)| Ok((Doors::wait(&parts.config.admin, shared)?, parts, bindings)));
     let (waiting, parts, bindings) = match ready {
         Ok(ready) => ready,
         Err(error) => {
@@ -337,7 +338,7 @@ impl Bound {
         let core = self.core.clone();
         move || {
             core.listeners_kept.store(true, Relaxed);
-            core.proxy.lend_listeners()
+            core.proxy.share_listeners()
         }
     }
 

@@ -4,7 +4,7 @@
 //! With few words, because loom tries each value that a load may see: two identity words and one live word are
 //! enough to tell a mix of two flows from either.
 
-/// The same source as `baton::table::slot`; its parent module lends it loom's atomics.
+/// The same source as `baton::table::slot`; its parent module gives it loom's atomics.
 #[path = "."]
 mod explored {
     #[allow(dead_code, reason = "the model needs a part of what the table needs")]

@@ -29,7 +29,7 @@ TWO_AT_ONCE = 0.25
 SETTLE_S = 8
 # Flows of which nobody saw the end: their ends are asked when nothing has come for twice user_timeout.
 REST_WITHIN_S = 90
-# Ends that may be cut off are told for a minute that they are reset, and packets that no record explains are lent as long.
+# Ends that may be cut off are told for a minute that they are reset, and packets that no record explains are forwarded as long.
 EMPTY_WITHIN_S = 120
 # A close that a host sees by halves is tracked for two minutes (FIN_WAIT) from when its ends were last told.
 FORGOTTEN_WITHIN_S = 240

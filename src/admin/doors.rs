@@ -61,7 +61,7 @@ struct SocketDoor {
 
 /// An admin server's listening socket on its way to another process.
 #[derive(Debug)]
-pub enum LentListener {
+pub enum SharedListener {
     /// The address as configured.
     Http(SocketAddr, OwnedFd),
     Socket(PathBuf, OwnedFd),
@@ -88,13 +88,13 @@ impl Doors {
         Self::serve(admin, Self::wait(config, Vec::new())?)
     }
 
-    /// Opens both servers, or takes them from `lent`, without serving them. Needs a tokio runtime.
-    pub fn wait(config: &config::Admin, lent: Vec<LentListener>) -> Result<WaitingDoors, OpenDoorError> {
+    /// Opens both servers, or takes them from `shared`, without serving them. Needs a tokio runtime.
+    pub fn wait(config: &config::Admin, shared: Vec<SharedListener>) -> Result<WaitingDoors, OpenDoorError> {
         let (mut http, mut socket) = (None, None);
-        for door in lent {
+        for door in shared {
             match door {
-                LentListener::Http(address, fd) if config.http == Some(address) => http = Some(fd),
-                LentListener::Socket(path, fd) if config.socket == path => socket = Some(fd),
+                SharedListener::Http(address, fd) if config.http == Some(address) => http = Some(fd),
+                SharedListener::Socket(path, fd) if config.socket == path => socket = Some(fd),
                 _ => {}
             }
         }
@@ -125,10 +125,12 @@ impl Doors {
     }
 
     /// Their listening sockets, for another process.
-    pub fn lend(&self) -> io::Result<Vec<LentListener>> {
-        let http =
-            self.http.as_ref().map(|door| Ok::<_, io::Error>(LentListener::Http(door.asked, door.spare.try_clone()?)));
-        let socket = LentListener::Socket(self.socket.file.path().to_owned(), self.socket.spare.try_clone()?);
+    pub fn share(&self) -> io::Result<Vec<SharedListener>> {
+        let http = self
+            .http
+            .as_ref()
+            .map(|door| Ok::<_, io::Error>(SharedListener::Http(door.asked, door.spare.try_clone()?)));
+        let socket = SharedListener::Socket(self.socket.file.path().to_owned(), self.socket.spare.try_clone()?);
         http.into_iter().chain([Ok(socket)]).collect()
     }
 

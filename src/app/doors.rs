@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::admin::doors::{Doors, LentListener, OpenDoorError, Prepared};
+use crate::admin::doors::{Doors, OpenDoorError, Prepared, SharedListener};
 use crate::config;
 
 /// Empty before the instance serves, and after another process has taken over.
@@ -21,8 +21,8 @@ impl OpenDoors {
     }
 
     /// Their listening sockets, for another process.
-    pub fn lend(&self) -> io::Result<Vec<LentListener>> {
-        self.doors().as_ref().map_or(Ok(Vec::new()), Doors::lend)
+    pub fn share(&self) -> io::Result<Vec<SharedListener>> {
+        self.doors().as_ref().map_or(Ok(Vec::new()), Doors::share)
     }
 
     /// See [`Doors::set_shut`].

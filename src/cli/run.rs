@@ -145,10 +145,10 @@ async fn serve(config: Config, path: &Path, origin: ListenerOrigin, logging: &Ar
     tokio::spawn(essential::task("log settings", follow_log_settings(bound.config(), Arc::downgrade(logging))));
     tokio::spawn(essential::task("service manager", tell_service_manager(bound.phase(), manager.clone())));
     if manager.is_there() {
-        let lend = bound.listeners_to_keep();
+        let open_listeners = bound.listeners_to_keep();
         tokio::spawn(essential::task(
             "listeners kept",
-            keep_listeners(lend, bound.config(), bound.phase(), manager.clone()),
+            keep_listeners(open_listeners, bound.config(), bound.phase(), manager.clone()),
         ));
     }
     if let Some(limit) = service::watchdog().filter(|_| manager.is_there()) {
@@ -247,7 +247,7 @@ async fn follow_log_settings(mut config: tokio::sync::watch::Receiver<Arc<Config
 
 /// Gives the service manager all listening sockets, now and after each reload, and removes those that are closed.
 async fn keep_listeners(
-    lend: impl Fn() -> std::io::Result<Vec<(VipAddr, OwnedFd)>> + Clone + Send + 'static,
+    open_listeners: impl Fn() -> std::io::Result<Vec<(VipAddr, OwnedFd)>> + Clone + Send + 'static,
     mut config: tokio::sync::watch::Receiver<Arc<Config>>,
     mut phase: crate::drain::DrainWatch,
     manager: Arc<ServiceManager>,
@@ -256,10 +256,10 @@ async fn keep_listeners(
     let mut kept = Vec::new();
     loop {
         config.borrow_and_update();
-        let (lend, manager) = (lend.clone(), manager.clone());
+        let (open_listeners, manager) = (open_listeners.clone(), manager.clone());
         let before = std::mem::take(&mut kept);
         let stored = tokio::task::spawn_blocking(move || {
-            let listeners = lend()?;
+            let listeners = open_listeners()?;
             manager.store(&listeners);
             let now: Vec<_> = listeners.iter().map(|(address, _)| *address).collect();
             before.into_iter().filter(|address| !now.contains(address)).for_each(|address| manager.forget(address));

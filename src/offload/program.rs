@@ -369,10 +369,10 @@ impl Program {
         self.foreign.update(&key.encode(), &unknown::foreign(until_ns), Update::Any)
     }
 
-    /// Sends packets of `key` to the instance with their flow, and replaces what was entered for them before. `lent`:
+    /// Sends packets of `key` to the instance with their flow, and replaces what was entered for them before. `except_syn`:
     /// no record names a flow there, and a SYN passes to the kernel.
-    pub fn forward(&self, key: &Key, owner: &Owner, lent: bool) -> Result<(), InstallError> {
-        Ok(self.flows.update(&key.encode(), &unknown::forwarding(owner, lent), Update::Any)?)
+    pub fn forward(&self, key: &Key, owner: &Owner, except_syn: bool) -> Result<(), InstallError> {
+        Ok(self.flows.update(&key.encode(), &unknown::forwarding(owner, except_syn), Update::Any)?)
     }
 
     /// Answers packets of `key` with RST, and replaces what was entered for them before. RSTs go on to the instance

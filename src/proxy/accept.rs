@@ -153,9 +153,9 @@ impl Acceptor {
     }
 
     /// Duplicates each listener's descriptor.
-    pub(super) fn lend(&self) -> io::Result<Vec<(VipAddr, OwnedFd)>> {
-        let lend = |listener: &Listener| Ok((listener.address, listener.socket.try_clone()?));
-        self.listeners.iter().flatten().map(lend).collect()
+    pub(super) fn share(&self) -> io::Result<Vec<(VipAddr, OwnedFd)>> {
+        let copy = |listener: &Listener| Ok((listener.address, listener.socket.try_clone()?));
+        self.listeners.iter().flatten().map(copy).collect()
     }
 
     /// Stops serving the listeners, or (not `parked`) serves them again. True: they are parked from now on, and the

@@ -144,8 +144,8 @@ impl WorkerContext {
                 (FlowState::Connecting, connecting.attempts.last().map(|attempt| attempt.place.0.id))
             }
             Phase::Relaying(relaying) => (FlowState::Proxied, relaying.backend_used()),
-            Phase::Offloading(lent) => (FlowState::Proxied, Some(lent.place.0.id)),
-            Phase::Offloaded { lent, .. } => (FlowState::Offloaded, Some(lent.place.0.id)),
+            Phase::Offloading(state) => (FlowState::Proxied, Some(state.place.0.id)),
+            Phase::Offloaded { state, .. } => (FlowState::Offloaded, Some(state.place.0.id)),
         };
         let place = FlowPlace { state, ending: flow.pending_end.is_some(), backend };
         self.slot(flow.at.key()).set(Field::Place as usize, place.pack());

@@ -78,8 +78,8 @@ pub(super) fn finish(
             }
             Some(relaying.client)
         }
-        Phase::Offloading(lent) | Phase::Offloaded { lent, .. } => {
-            ended.backend_addr = Some(lent.backend_addr.socket_addr());
+        Phase::Offloading(state) | Phase::Offloaded { state, .. } => {
+            ended.backend_addr = Some(state.backend_addr.socket_addr());
             None
         }
         Phase::Between => None,

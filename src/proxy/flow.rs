@@ -81,10 +81,10 @@ pub(super) enum Phase {
     Connecting(Box<Connecting>),
     Relaying(Relaying),
     /// The offload engine has both sockets and has not answered yet.
-    Offloading(Lent),
+    Offloading(OffloadState),
     /// The BPF program carries its packets; there are no sockets.
     Offloaded {
-        lent: Lent,
+        state: OffloadState,
         _hold: SocketlessHold,
     },
     /// Its sockets are moving from one phase to the next; this value never leaves a function.
@@ -203,7 +203,7 @@ pub(super) struct Relaying {
 
 /// The state of a flow whose sockets the offload engine has.
 #[derive(Debug)]
-pub(super) struct Lent {
+pub(super) struct OffloadState {
     pub backend_addr: BackendAddr,
     pub place: BackendHold,
     /// As in [`Relaying`], for when the sockets come back.
@@ -283,7 +283,7 @@ impl Flow {
     pub(super) fn backend(&self) -> Option<&Arc<BackendEntry>> {
         match &self.phase {
             Phase::Relaying(relaying) => Some(&relaying.place.0),
-            Phase::Offloading(lent) | Phase::Offloaded { lent, .. } => Some(&lent.place.0),
+            Phase::Offloading(state) | Phase::Offloaded { state, .. } => Some(&state.place.0),
             _ => None,
         }
     }
@@ -294,12 +294,12 @@ impl Flow {
             Phase::Header(_) | Phase::Between => false,
             Phase::Connecting(connecting) => connecting.attempts.iter().any(|attempt| attempt.place.0.id == id),
             Phase::Relaying(relaying) => relaying.backend_used() == Some(id),
-            Phase::Offloading(lent) | Phase::Offloaded { lent, .. } => lent.place.0.id == id,
+            Phase::Offloading(state) | Phase::Offloaded { state, .. } => state.place.0.id == id,
         }
     }
 
     /// Whether the offload engine has its sockets, or has closed them.
-    pub(super) fn is_lent(&self) -> bool {
+    pub(super) fn is_with_engine(&self) -> bool {
         matches!(self.phase, Phase::Offloading(_) | Phase::Offloaded { .. })
     }
 

@@ -10,7 +10,7 @@ use std::mem;
 use super::backlog::Backlog;
 use super::context::WorkerContext;
 use super::context::slab::FlowSlab;
-use super::flow::{EndAsked, Flow, Lent, Phase, Relaying, patience_ns};
+use super::flow::{EndAsked, Flow, OffloadState, Phase, Relaying, patience_ns};
 use super::relay::{Direction, Pumped};
 use super::resume::{go_on, watch_again, watch_anew};
 use super::tell::ends_of;
@@ -37,7 +37,7 @@ pub(super) fn leave_due(cx: &mut WorkerContext, flow: &mut Flow) -> FlowVerdict 
         return FlowVerdict::Keep;
     }
     match relaying.up.is_quiet() && relaying.down.is_quiet() && relaying.all_is_acknowledged() {
-        true => lend(cx, flow),
+        true => give_to_engine(cx, flow),
         false => try_again(cx, flow),
     }
     FlowVerdict::Keep
@@ -68,7 +68,7 @@ pub(super) fn read_and_leave(
     }
     // The flow's own counter changes only when bytes are written.
     cx.slot(flow.at.key()).set(Field::LastToBackendNs as usize, now_ns);
-    lend(cx, flow);
+    give_to_engine(cx, flow);
     Ok(true)
 }
 
@@ -95,7 +95,7 @@ pub(super) fn forget_announced(cx: &WorkerContext, flow: &Flow, reason: EndReaso
 }
 
 /// Asks the offload engine to end a flow that has no sockets here.
-pub(super) fn end_lent(cx: &WorkerContext, flow: &mut Flow, reason: EndReason) {
+pub(super) fn end_by_engine(cx: &WorkerContext, flow: &mut Flow, reason: EndReason) {
     let ticket = cx.ticket(flow);
     let idle = flow.pending_end.take().and_then(|pending| pending.only_idle_for);
     let idle = match reason {
@@ -104,10 +104,10 @@ pub(super) fn end_lent(cx: &WorkerContext, flow: &mut Flow, reason: EndReason) {
     };
     let unless_moved_since_ns = idle.map(|idle| cx.now_ns().saturating_sub(idle.as_nanos() as u64));
     let asks = EndAsked { reason, only_if_idle: idle.is_some() };
-    let (Phase::Offloading(lent) | Phase::Offloaded { lent, .. }) = &mut flow.phase else { return };
+    let (Phase::Offloading(state) | Phase::Offloaded { state, .. }) = &mut flow.phase else { return };
     // One order is enough, but an order that may spare the flow does not replace one that must end it.
-    if lent.ending.is_none_or(|asked| asked.only_if_idle && !asks.only_if_idle) {
-        lent.ending = Some(asks);
+    if state.ending.is_none_or(|asked| asked.only_if_idle && !asks.only_if_idle) {
+        state.ending = Some(asks);
         cx.table.offload.ask(Request::End { ticket, unless_moved_since_ns });
     }
 }
@@ -123,7 +123,7 @@ pub(super) fn try_all_again(cx: &WorkerContext, watch: &mut FlowWatch, flows: &m
     }
 }
 
-fn lend(cx: &WorkerContext, flow: &mut Flow) {
+fn give_to_engine(cx: &WorkerContext, flow: &mut Flow) {
     let Phase::Relaying(relaying) = mem::replace(&mut flow.phase, Phase::Between) else { return };
     let Relaying {
         client, backend, backend_addr, place, source_port, attempt, mut up, mut down, mut eligibility, ..
@@ -149,7 +149,8 @@ fn lend(cx: &WorkerContext, flow: &mut Flow) {
         patience_ns: patience_ns(flow),
     };
     eligibility.offered();
-    flow.phase = Phase::Offloading(Lent { backend_addr, place, source_port, attempt, eligibility, ending: None });
+    flow.phase =
+        Phase::Offloading(OffloadState { backend_addr, place, source_port, attempt, eligibility, ending: None });
     cx.table.offload.ask(Request::Offload(Box::new(candidate)));
 }
 
@@ -163,8 +164,8 @@ fn try_again(cx: &mut WorkerContext, flow: &mut Flow) {
 
 /// The offload engine carries the flow from now on.
 pub(super) fn offloaded(cx: &WorkerContext, flow: &mut Flow) -> FlowVerdict {
-    if let Phase::Offloading(lent) = mem::replace(&mut flow.phase, Phase::Between) {
-        flow.phase = Phase::Offloaded { lent, _hold: SocketlessHold::count_in(cx.table.census.clone()) };
+    if let Phase::Offloading(state) = mem::replace(&mut flow.phase, Phase::Between) {
+        flow.phase = Phase::Offloaded { state, _hold: SocketlessHold::count_in(cx.table.census.clone()) };
         cx.show_state(flow);
     }
     FlowVerdict::Keep
@@ -179,8 +180,8 @@ pub(super) fn take_back(
     sockets: Sockets,
     why: Stays,
 ) -> FlowVerdict {
-    let Phase::Offloading(lent) = mem::replace(&mut flow.phase, Phase::Between) else { return FlowVerdict::Keep };
-    let Lent { backend_addr, place, source_port, attempt, mut eligibility, ending } = lent;
+    let Phase::Offloading(state) = mem::replace(&mut flow.phase, Phase::Between) else { return FlowVerdict::Keep };
+    let OffloadState { backend_addr, place, source_port, attempt, mut eligibility, ending } = state;
     let Sockets { client, backend, held_up, held_down } = sockets;
     let shared = flow.shared;
     let refusal = match why {
@@ -236,9 +237,9 @@ pub(super) fn progressed(cx: &WorkerContext, flow: &mut Flow, progress: &Progres
 /// An idle flow was to be ended, but its bytes move.
 pub(super) fn moves(cx: &WorkerContext, flow: &mut Flow, progress: &Progress) -> FlowVerdict {
     account_path(cx, flow, progress);
-    if let Phase::Offloading(lent) | Phase::Offloaded { lent, .. } = &mut flow.phase {
-        lent.ending = lent.ending.filter(|asked| !asked.only_if_idle);
-        if lent.ending.is_none() {
+    if let Phase::Offloading(state) | Phase::Offloaded { state, .. } = &mut flow.phase {
+        state.ending = state.ending.filter(|asked| !asked.only_if_idle);
+        if state.ending.is_none() {
             cx.show_state(flow);
         }
     }
@@ -249,7 +250,7 @@ pub(super) fn moves(cx: &WorkerContext, flow: &mut Flow, progress: &Progress) ->
 pub(super) fn ended(cx: &WorkerContext, flow: &mut Flow, last: &Progress, reason: Option<EndReason>) -> EndReason {
     account_path(cx, flow, last);
     let asked = match &flow.phase {
-        Phase::Offloading(lent) | Phase::Offloaded { lent, .. } => lent.ending,
+        Phase::Offloading(state) | Phase::Offloaded { state, .. } => state.ending,
         _ => None,
     };
     reason.or(asked.map(|asked| asked.reason)).unwrap_or(EndReason::Internal)
@@ -257,9 +258,9 @@ pub(super) fn ended(cx: &WorkerContext, flow: &mut Flow, last: &Progress, reason
 
 /// Counts the offloaded bytes since the engine's last report.
 fn account_path(cx: &WorkerContext, flow: &Flow, progress: &Progress) {
-    let (Phase::Offloading(lent) | Phase::Offloaded { lent, .. }) = &flow.phase else { return };
+    let (Phase::Offloading(state) | Phase::Offloaded { state, .. }) = &flow.phase else { return };
     let slot = cx.slot(flow.at.key());
-    let lane = &lent.place.0.lanes[cx.number];
+    let lane = &state.place.0.lanes[cx.number];
     let grown = |field: Field, to: u64| {
         let before = slot.word(field as usize);
         slot.set(field as usize, before.max(to));

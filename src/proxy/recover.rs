@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::accept::admission::{FrontendHold, count_source};
 use super::context::WorkerContext;
 use super::context::slab::FlowSlab;
-use super::flow::{Arrival, BackendHold, Flow, Lent, Phase, patience_ns};
+use super::flow::{Arrival, BackendHold, Flow, OffloadState, Phase, patience_ns};
 use super::plane::{FrontendPlane, Plane};
 use super::tell::tell_found;
 use crate::model::offload::Eligibility;
@@ -40,7 +40,7 @@ pub(super) fn recover_found(cx: &mut WorkerContext, flows: &mut FlowSlab, found:
         (Field::LocalPort, u64::from(found.local.port())),
     ];
     words.into_iter().for_each(|(field, word)| slot.set(field as usize, word));
-    let lent = Lent {
+    let state = OffloadState {
         backend_addr: found.backend,
         place: backend,
         source_port: 0,
@@ -51,7 +51,7 @@ pub(super) fn recover_found(cx: &mut WorkerContext, flows: &mut FlowSlab, found:
     let flow = Flow::new(Arrival {
         id,
         at,
-        phase: Phase::Offloaded { lent, _hold: SocketlessHold::count_in(cx.table.census.clone()) },
+        phase: Phase::Offloaded { state, _hold: SocketlessHold::count_in(cx.table.census.clone()) },
         client_addr: record.client,
         vip,
         now_ns: record.accepted_at_ns,

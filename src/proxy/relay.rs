@@ -274,7 +274,7 @@ impl Direction {
         pumped: &mut Pumped,
     ) -> Result<(), Broken> {
         if self.large_reads >= BULK_AFTER
-            && let Some(pipe) = tools.pipes.lend()
+            && let Some(pipe) = tools.pipes.take()
         {
             return self.splice(pipe, source, destination, tools, pumped);
         }

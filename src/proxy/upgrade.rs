@@ -81,11 +81,11 @@ impl Proxy {
     }
 
     /// A second descriptor for each listening socket of each worker.
-    pub fn lend_listeners(&self) -> io::Result<Vec<(VipAddr, OwnedFd)>> {
+    pub fn share_listeners(&self) -> io::Result<Vec<(VipAddr, OwnedFd)>> {
         let mut all = Vec::new();
         for worker in 0..self.workers() {
-            let lent = self.ask(worker, |answer| Message::LendListeners { answer });
-            all.extend(lent.map_err(io::Error::other)??);
+            let listeners = self.ask(worker, |answer| Message::ShareListeners { answer });
+            all.extend(listeners.map_err(io::Error::other)??);
         }
         Ok(all)
     }
@@ -110,8 +110,9 @@ impl Proxy {
             frontends.flat_map(|frontend| frontend.listen.iter().map(move |at| (*at, &frontend.keepalive))).collect();
         let (mut seen, mut widened) = (HashSet::new(), 0);
         for worker in 0..self.workers() {
-            let lent = self.ask(worker, |answer| Message::LendListeners { answer }).map_err(io::Error::other)??;
-            for (address, shared) in lent {
+            let listeners =
+                self.ask(worker, |answer| Message::ShareListeners { answer }).map_err(io::Error::other)??;
+            for (address, shared) in listeners {
                 let is_shared = !seen.insert(socket::identity(&shared)?);
                 if let (true, Some(keepalive)) = (is_shared, served.get(&address)) {
                     // Where the port is shared, the sockets are bound elsewhere.

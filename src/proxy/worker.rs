@@ -129,7 +129,7 @@ impl Worker {
             }
             self.fire_deadlines();
             self.cx.tell_unheard();
-            state.pipes_in_use.store(self.cx.tools.pipes.lent() as u64, Relaxed);
+            state.pipes_in_use.store(self.cx.tools.pipes.in_use() as u64, Relaxed);
             state.turn.record(self.cx.look_at_clock());
         }
         Ok(())
@@ -248,8 +248,8 @@ impl Worker {
                     tell_established(&self.cx, &flow);
                     self.relay().pump_both(&mut flow)
                 }
-                FlowVerdict::End(reason, _) if flow.is_lent() => {
-                    offload::end_lent(&self.cx, &mut flow, reason);
+                FlowVerdict::End(reason, _) if flow.is_with_engine() => {
+                    offload::end_by_engine(&self.cx, &mut flow, reason);
                     break;
                 }
                 FlowVerdict::End(reason, errno) => return self.finish(flow, reason, errno),
@@ -293,10 +293,10 @@ impl Worker {
         for index in 0..self.flows.places() {
             match self.flows.take_any(index) {
                 // The BPF program carries it on, even without this worker and this process.
-                TakenFlow::Flow(flow) if flow.is_lent() && reason == EndReason::Shutdown => {
+                TakenFlow::Flow(flow) if flow.is_with_engine() && reason == EndReason::Shutdown => {
                     self.flows.vacate(&mut self.cx, flow.at.key());
                 }
-                TakenFlow::Flow(flow) if flow.is_lent() => self.flows.put(flow),
+                TakenFlow::Flow(flow) if flow.is_with_engine() => self.flows.put(flow),
                 TakenFlow::Flow(flow) => self.finish(flow, reason, 0),
                 TakenFlow::Lost(key) => ending::give_up(&mut self.cx, &mut self.flows, key),
                 TakenFlow::Nothing => {}

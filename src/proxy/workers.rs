@@ -182,7 +182,7 @@ impl Proxy {
         if self.ports.are_whole() {
             return;
         }
-        let fixed = self.lend_listeners().map_err(|error| error.to_string());
+        let fixed = self.share_listeners().map_err(|error| error.to_string());
         match fixed.and_then(|listeners| self.ports.fix(&listeners).map_err(|error| error.to_string())) {
             Ok(()) => tracing::warn!(
                 "another program has detached the program that shares ports: Baton has attached it again"

@@ -101,7 +101,7 @@ fn chaos_loses_no_byte_and_leaves_nothing_behind() {
     let registry = &bench.table.registry;
     wait_until("no backend counts a flow", || registry.backends().iter().all(|b| b.active.load(Relaxed) == 0));
     wait_until("no frontend counts a flow", || registry.frontends().iter().all(|f| f.active.load(Relaxed) == 0));
-    wait_until("no pipe is lent", || bench.table.workers.iter().all(|w| w.pipes_in_use.load(Relaxed) == 0));
+    wait_until("no pipe is in use", || bench.table.workers.iter().all(|w| w.pipes_in_use.load(Relaxed) == 0));
     wait_until("all sockets are closed", || open_files() <= files_idle + POOLED_FILES_MAX);
     let accepted: u64 = bench.table.workers.iter().map(|worker| worker.accepted.value()).sum();
     assert_eq!(ended.len() as u64, accepted, "each flow is reported once");

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use super::old::IDS_KEPT;
 use crate::addr::VipAddr;
 use crate::admin::Admin;
-use crate::admin::doors::{Doors, LentListener, WaitingDoors};
+use crate::admin::doors::{Doors, SharedListener, WaitingDoors};
 use crate::app::Core;
 use crate::app::doors::OpenDoors;
 use crate::config::{Config, OffloadMode};
@@ -169,14 +169,14 @@ impl NewProcess for StartingInstance {
 }
 
 /// Separates the frontends' sockets from those of the admin servers.
-pub(crate) fn sort(doors: Vec<(Door, OwnedFd)>) -> (Vec<(VipAddr, OwnedFd)>, Vec<LentListener>) {
-    let (mut listeners, mut lent) = (Vec::new(), Vec::new());
+pub(crate) fn sort(doors: Vec<(Door, OwnedFd)>) -> (Vec<(VipAddr, OwnedFd)>, Vec<SharedListener>) {
+    let (mut listeners, mut shared) = (Vec::new(), Vec::new());
     for (door, fd) in doors {
         match door {
             Door::Frontend(address) => listeners.push((address, fd)),
-            Door::AdminHttp(address) => lent.push(LentListener::Http(address, fd)),
-            Door::AdminSocket(path) => lent.push(LentListener::Socket(path, fd)),
+            Door::AdminHttp(address) => shared.push(SharedListener::Http(address, fd)),
+            Door::AdminSocket(path) => shared.push(SharedListener::Socket(path, fd)),
         }
     }
-    (listeners, lent)
+    (listeners, shared)
 }

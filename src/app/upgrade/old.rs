@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::admin::doors::LentListener;
+use crate::admin::doors::SharedListener;
 use crate::admin::upgrade::UpgradeProgress;
 use crate::app::Core;
 use crate::app::doors::OpenDoors;
@@ -76,10 +76,10 @@ impl OldProcess for RunningInstance {
     fn doors(&self) -> io::Result<Vec<(Door, OwnedFd)>> {
         // The new process would find flows that are offloaded from here on half-way.
         self.core.offload.pause();
-        let listeners = self.core.proxy.lend_listeners()?.into_iter();
-        let admin = self.doors.lend()?.into_iter().map(|lent| match lent {
-            LentListener::Http(address, fd) => (Door::AdminHttp(address), fd),
-            LentListener::Socket(path, fd) => (Door::AdminSocket(path), fd),
+        let listeners = self.core.proxy.share_listeners()?.into_iter();
+        let admin = self.doors.share()?.into_iter().map(|shared| match shared {
+            SharedListener::Http(address, fd) => (Door::AdminHttp(address), fd),
+            SharedListener::Socket(path, fd) => (Door::AdminSocket(path), fd),
         });
         Ok(listeners.map(|(address, fd)| (Door::Frontend(address), fd)).chain(admin).collect())
     }

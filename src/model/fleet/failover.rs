@@ -286,7 +286,7 @@ impl Failover {
                 Timer::Contested(id) => self.claims.contest_due(id, flows, members, agenda),
                 Timer::Round(round) => self.rounds.due(now_ns, round, flows, members, agenda),
                 Timer::Asked(key) => self.unknown.ask_expired(now_ns, key, agenda),
-                Timer::Lent(key) => self.unknown.lent_over(key, flows, agenda),
+                Timer::Forwarded(key) => self.unknown.forward_expired(key, flows, agenda),
                 Timer::Unsaid(key) => self.unknown.unsaid_expired(key),
                 Timer::Guard => {}
                 Timer::Left(ip) => {

@@ -25,7 +25,7 @@ pub enum StandbyRequest {
     Forward { flows: Vec<AcceptedFlow>, to: IpAddr },
     /// Send packets with these keys there, though no record names their flow, or it has ended. A SYN begins a
     /// connection here.
-    Lend { keys: Vec<Key>, to: IpAddr },
+    ForwardKeys { keys: Vec<Key>, to: IpAddr },
     /// Answer packets with these keys with RST.
     Refuse(Vec<Key>),
     /// Drop the entries of these keys.
@@ -77,7 +77,7 @@ pub enum StandbyAnswer {
     UnknownPackets(Vec<UnknownPacket>),
     Unanswered(Vec<Key>),
     Reached(u64),
-    /// A part of its entries: held flows, and keys of packets that it forwards, lends or refuses. The engine reports
+    /// A part of its entries: held flows, and keys of packets that it forwards or refuses. The engine reports
     /// all in turn.
     Keeps {
         flows: Vec<FleetId>,

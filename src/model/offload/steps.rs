@@ -40,9 +40,9 @@ const SILENT_ROUNDS: u8 = ROUNDS + 1;
 #[derive(Debug)]
 pub enum OffloadStep<L> {
     /// Packets may still be on their way into the sockets.
-    Entered { lent: L, since_ns: u64 },
+    Entered { closing: L, since_ns: u64 },
     /// No packet can reach the sockets any more, but their bytes are not all acknowledged.
-    Filling { lent: L, since_ns: u64 },
+    Filling { closing: L, since_ns: u64 },
     /// The sockets are closed.
     Alone,
     /// Both ends are being reset: the number of challenges so far. An end that has sent a packet since is reset.
@@ -133,15 +133,15 @@ pub fn goes_on(up: Option<LeftEntry>, down: Option<LeftEntry>) -> bool {
 
 impl<L> OffloadStep<L> {
     /// Both entries have been written, without the mark.
-    pub fn enter(lent: L, now_ns: u64) -> (Self, Vec<SettleAction<L>>) {
-        (Self::Entered { lent, since_ns: now_ns }, vec![SettleAction::Pass, SettleAction::AwaitBarrier])
+    pub fn enter(closing: L, now_ns: u64) -> (Self, Vec<SettleAction<L>>) {
+        (Self::Entered { closing, since_ns: now_ns }, vec![SettleAction::Pass, SettleAction::AwaitBarrier])
     }
 
     /// No packet is left that read the map before the entries were made.
     pub fn handle_barrier_over(&mut self) -> Vec<SettleAction<L>> {
         match std::mem::replace(self, Self::Over) {
-            Self::Entered { lent, since_ns } => {
-                *self = Self::Filling { lent, since_ns };
+            Self::Entered { closing, since_ns } => {
+                *self = Self::Filling { closing, since_ns };
                 // The last late bytes.
                 vec![SettleAction::Pass, SettleAction::Look]
             }
@@ -237,7 +237,7 @@ impl<L> OffloadStep<L> {
     }
 
     pub fn has_sockets(&self) -> bool {
-        self.lent().is_some()
+        self.closing().is_some()
     }
 
     /// Whether its end was reported or ordered.
@@ -245,23 +245,23 @@ impl<L> OffloadStep<L> {
         matches!(self, Self::Over | Self::Resetting { .. })
     }
 
-    pub fn lent(&self) -> Option<&L> {
+    pub fn closing(&self) -> Option<&L> {
         match self {
-            Self::Entered { lent, .. } | Self::Filling { lent, .. } => Some(lent),
+            Self::Entered { closing, .. } | Self::Filling { closing, .. } => Some(closing),
             Self::Alone | Self::Resetting { .. } | Self::Over => None,
         }
     }
 
-    pub fn lent_mut(&mut self) -> Option<&mut L> {
+    pub fn closing_mut(&mut self) -> Option<&mut L> {
         match self {
-            Self::Entered { lent, .. } | Self::Filling { lent, .. } => Some(lent),
+            Self::Entered { closing, .. } | Self::Filling { closing, .. } => Some(closing),
             Self::Alone | Self::Resetting { .. } | Self::Over => None,
         }
     }
 
     fn leave_for(&mut self, step: Self) -> Option<L> {
         match std::mem::replace(self, step) {
-            Self::Entered { lent, .. } | Self::Filling { lent, .. } => Some(lent),
+            Self::Entered { closing, .. } | Self::Filling { closing, .. } => Some(closing),
             Self::Alone | Self::Resetting { .. } | Self::Over => None,
         }
     }

@@ -36,7 +36,7 @@ pub(super) struct Carried {
     pub first_rst: Option<FlowDirection>,
 }
 
-pub(super) type Step = OffloadStep<Lent>;
+pub(super) type Step = OffloadStep<ClosingSockets>;
 
 /// The state of a flow when its entries were made; of client and backend.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +49,7 @@ pub(super) struct Entered {
 
 /// Sockets that are about to be closed.
 #[derive(Debug)]
-pub(super) struct Lent {
+pub(super) struct ClosingSockets {
     pub sockets: Sockets,
     pub up: InFlight,
     pub down: InFlight,

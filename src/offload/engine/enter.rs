@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::carried::{Carried, CounterSnapshot, Entered, Lent, Step};
+use super::carried::{Carried, ClosingSockets, CounterSnapshot, Entered, Step};
 use super::flows::Flows;
 use super::quiet::begin_asking;
 use super::settle::Settling;
@@ -188,12 +188,12 @@ fn entered(
     let now_ns = now_ns();
     let look =
         |start: &Start, bytes: u64| CounterSnapshot { bytes, sent: start.position, ..CounterSnapshot::default() };
-    let lent = Lent {
+    let closing = ClosingSockets {
         sockets,
         up: in_flight(backend_must_ack, in_flight_to_backend, &splice.up, segments_max[0]),
         down: in_flight(client_must_ack, in_flight_to_client, &splice.down, segments_max[1]),
     };
-    let (step, asked) = Step::enter(lent, now_ns);
+    let (step, asked) = Step::enter(closing, now_ns);
     let mut flow = Carried {
         id: ticket.id,
         ticket: Some(ticket),

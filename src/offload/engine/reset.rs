@@ -70,15 +70,15 @@ pub(super) fn end(outside: &mut Outside, flows: &mut Flows, ticket: Ticket, unle
 /// Resets both ends, and the sockets if there are any.
 pub(super) fn reset(outside: &Outside, flows: &mut Flows, id: FlowId) {
     let Some(flow) = flows.get_mut(&id) else { return };
-    let lent = flow.step.handle_reset(now_ns());
+    let closing = flow.step.handle_reset(now_ns());
     let keys = flow.ends.keys();
     // Entries first: the ends' answers to the segments below must find them.
     if let Err(error) = outside.program.change(id, &keys, EntryChange::Reset) {
         tracing::error!(%error, "cannot turn the entries of a flow into reset entries");
     }
-    if let Some(lent) = lent {
-        socket::reset(lent.sockets.client);
-        socket::reset(lent.sockets.backend);
+    if let Some(closing) = closing {
+        socket::reset(closing.sockets.client);
+        socket::reset(closing.sockets.backend);
         outside.table.offload.count_out();
     }
     reset_round(outside, flows, id);

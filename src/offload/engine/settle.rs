@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::Outside;
 use super::barrier::RcuBarrier;
-use super::carried::{Carried, Lent, Step};
+use super::carried::{Carried, ClosingSockets, Step};
 use super::flows::Flows;
 use super::reset::{give_up, look};
 use super::tell::tell_offloaded;
@@ -78,7 +78,7 @@ impl Settling {
         outside: &mut Outside,
         flows: &mut Flows,
         id: FlowId,
-        asked: Vec<SettleAction<Lent>>,
+        asked: Vec<SettleAction<ClosingSockets>>,
     ) {
         for action in asked {
             match action {
@@ -95,7 +95,7 @@ impl Settling {
                 SettleAction::Look => self.close_if_acknowledged(outside, flows, id),
                 SettleAction::TellSockets => tell_sockets(outside, flows, id),
                 SettleAction::LookAgain => self.unsettled.push(id),
-                SettleAction::Close(lent) => close(outside, lent),
+                SettleAction::Close(closing) => close(outside, closing),
                 SettleAction::Mark => {
                     let marked = mark(outside, flows, id);
                     self.go_on(outside, flows, id, |step| step.handle_marked(marked));
@@ -112,7 +112,7 @@ impl Settling {
         outside: &mut Outside,
         flows: &mut Flows,
         id: FlowId,
-        handle: impl FnOnce(&mut Step) -> Vec<SettleAction<Lent>>,
+        handle: impl FnOnce(&mut Step) -> Vec<SettleAction<ClosingSockets>>,
     ) {
         if let Some(flow) = flows.get_mut(&id) {
             let asked = handle(&mut flow.step);
@@ -167,16 +167,16 @@ impl Settling {
 
     fn close_if_acknowledged(&mut self, outside: &mut Outside, flows: &mut Flows, id: FlowId) {
         let Some(flow) = flows.get(&id) else { return };
-        let Some(lent) = flow.step.lent() else { return };
+        let Some(closing) = flow.step.closing() else { return };
         let (now_ns, patience_ns) = (now_ns(), flow.patience_ns);
-        let passed_on = passed_on(&outside.program, flow, lent);
+        let passed_on = passed_on(&outside.program, flow, closing);
         self.go_on(outside, flows, id, |step| step.handle_look(passed_on, now_ns, patience_ns));
     }
 
     /// Puts the flow on the list for fast acknowledgements, if its sockets are about to send a segment again.
     fn watch_if_hasty(&mut self, flows: &Flows, id: FlowId) {
-        if let Some(lent) = flows.get(&id).and_then(|flow| flow.step.lent())
-            && (lent.up.is_hasty() || lent.down.is_hasty())
+        if let Some(closing) = flows.get(&id).and_then(|flow| flow.step.closing())
+            && (closing.up.is_hasty() || closing.down.is_hasty())
         {
             self.hasty.insert(id);
         }
@@ -187,7 +187,7 @@ impl Settling {
     fn tell_in_haste(&mut self, outside: &Outside, flows: &mut Flows, id: FlowId) {
         let Some(flow) = flows.get_mut(&id) else { return };
         let keys = flow.ends.keys();
-        let Some(Lent { sockets, up, down }) = flow.step.lent_mut() else { return };
+        let Some(ClosingSockets { sockets, up, down }) = flow.step.closing_mut() else { return };
         // Entries that cannot be read now are read at the next turn.
         if let Ok([Some(of_client), Some(of_backend)]) = outside.program.entries(keys) {
             let expected = [up.expected(sockets.held_up.len()), down.expected(sockets.held_down.len())];
@@ -208,7 +208,7 @@ impl Settling {
 /// Passes on the held bytes and those that have come into the sockets.
 fn drain(program: &Program, flows: &mut Flows, id: FlowId) -> Result<(), BrokenLeg> {
     let Some(flow) = flows.get_mut(&id) else { return Ok(()) };
-    let Some(Lent { sockets, up, down }) = flow.step.lent_mut() else { return Ok(()) };
+    let Some(ClosingSockets { sockets, up, down }) = flow.step.closing_mut() else { return Ok(()) };
     pass(&sockets.client, &sockets.backend, &mut sockets.held_up, up)
         .map_err(|(source, error)| BrokenLeg { by_client: source, error })?;
     pass(&sockets.backend, &sockets.client, &mut sockets.held_down, down)
@@ -235,7 +235,7 @@ fn drain(program: &Program, flows: &mut Flows, id: FlowId) -> Result<(), BrokenL
 fn tell_sockets(outside: &Outside, flows: &mut Flows, id: FlowId) {
     let Some(flow) = flows.get_mut(&id) else { return };
     let keys = flow.ends.keys();
-    let Some(Lent { sockets, up, down }) = flow.step.lent_mut() else { return };
+    let Some(ClosingSockets { sockets, up, down }) = flow.step.closing_mut() else { return };
     // Entries that cannot be read now are read at the next turn.
     let Ok([Some(of_client), Some(of_backend)]) = outside.program.entries(keys) else { return };
     // The other side's acknowledgement of a far end's bytes, in the numbers of that end's own leg.
@@ -246,14 +246,14 @@ fn tell_sockets(outside: &Outside, flows: &mut Flows, id: FlowId) {
 }
 
 /// The entries' view of the bytes that went through the flow's sockets.
-fn passed_on(program: &Program, flow: &Carried, lent: &Lent) -> PassedOn {
-    let whole = lent.sockets.held_up.is_empty() && lent.sockets.held_down.is_empty();
+fn passed_on(program: &Program, flow: &Carried, closing: &ClosingSockets) -> PassedOn {
+    let whole = closing.sockets.held_up.is_empty() && closing.sockets.held_down.is_empty();
     let has_arrived =
-        |up: &Entry, down: &Entry| lent.up.has_arrived(seen(down, up)) && lent.down.has_arrived(seen(up, down));
+        |up: &Entry, down: &Entry| closing.up.has_arrived(seen(down, up)) && closing.down.has_arrived(seen(up, down));
     match program.entries(flow.ends.keys()) {
         Ok([Some(up), Some(down)]) if whole && has_arrived(&up, &down) => PassedOn::Arrived,
-        Ok([Some(_), Some(_)]) => PassedOn::Awaited { by_client_alone: lent.up.is_empty() },
-        _ if !whole => PassedOn::Awaited { by_client_alone: lent.up.is_empty() },
+        Ok([Some(_), Some(_)]) => PassedOn::Awaited { by_client_alone: closing.up.is_empty() },
+        _ if !whole => PassedOn::Awaited { by_client_alone: closing.up.is_empty() },
         Ok(_) => {
             tracing::error!(flow = flow.id.0, "the BPF map has lost the entries of a flow; Baton resets the flow");
             PassedOn::EntriesLost
@@ -262,8 +262,8 @@ fn passed_on(program: &Program, flow: &Carried, lent: &Lent) -> PassedOn {
     }
 }
 
-fn close(outside: &Outside, lent: Lent) {
-    for socket in [lent.sockets.client, lent.sockets.backend] {
+fn close(outside: &Outside, closing: ClosingSockets) {
+    for socket in [closing.sockets.client, closing.sockets.backend] {
         if let Err((socket, error)) = silence::close_silently(socket) {
             tracing::error!(%error, "cannot close an offloaded flow's socket without FIN or RST; Baton resets the connection");
             socket::reset(socket);

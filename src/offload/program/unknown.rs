@@ -105,11 +105,11 @@ pub(super) fn foreign(until_ns: u64) -> [u8; 16] {
     raw
 }
 
-/// An entry that forwards. `lent`: it forwards all but SYNs.
-pub(super) fn forwarding(owner: &Owner, lent: bool) -> RawEntry {
+/// An entry that forwards. `except_syn`: it forwards all but SYNs.
+pub(super) fn forwarding(owner: &Owner, except_syn: bool) -> RawEntry {
     let mut raw = diverting(Action::Forward, owner.ip, owner.interface).encode();
-    if lent {
-        let flags = u16::from_ne_bytes([raw[FLAGS], raw[FLAGS + 1]]) | FLAG_LENT;
+    if except_syn {
+        let flags = u16::from_ne_bytes([raw[FLAGS], raw[FLAGS + 1]]) | FLAG_EXCEPT_SYN;
         raw[FLAGS..][..2].copy_from_slice(&flags.to_ne_bytes());
     }
     raw[OWNER_MAC..][..6].copy_from_slice(&owner.mac.unwrap_or_default());
@@ -154,7 +154,7 @@ const OWNER_MAC: usize = 36;
 const FLAGS: usize = 54;
 
 /// As in `bpf/entry.h`.
-const FLAG_LENT: u16 = 32;
+const FLAG_EXCEPT_SYN: u16 = 32;
 
 #[cfg(test)]
 mod tests {

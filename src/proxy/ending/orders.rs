@@ -79,9 +79,9 @@ fn selects(order: &EndOrder, flow: &Flow) -> bool {
     match order.selector {
         Selector::Flow { id, .. } => flow.id == id,
         Selector::Backend(id) => flow.uses_backend(id),
-        Selector::SocketsOf(id) => flow.uses_backend(id) && !flow.is_lent(),
+        Selector::SocketsOf(id) => flow.uses_backend(id) && !flow.is_with_engine(),
         Selector::Client(network) => network.contains(&flow.client_addr.ip()),
-        Selector::WithSockets => !flow.is_lent(),
+        Selector::WithSockets => !flow.is_with_engine(),
         Selector::All => true,
     }
 }

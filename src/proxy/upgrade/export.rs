@@ -39,7 +39,7 @@ impl Departing {
             if moving.len() == flows_max || bytes >= bytes_max {
                 return Departure { moving, whole_round: false };
             }
-            let may_leave = |flow: &Flow| flow.pending_end.is_none() && !flow.is_lent();
+            let may_leave = |flow: &Flow| flow.pending_end.is_none() && !flow.is_with_engine();
             let leaving = flows.take_if(self.next, may_leave);
             self.next += 1;
             if let Some(flow) = leaving {

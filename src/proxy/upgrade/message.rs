@@ -64,7 +64,7 @@ pub(crate) enum Message {
     LetGo(Vec<MovingFlow>),
     End(Vec<MovingFlow>, EndReason),
     Import { flows: Vec<Arriving>, answer: Sender<Vec<(FlowId, ImportError)>> },
-    LendListeners { answer: Sender<io::Result<Vec<(VipAddr, OwnedFd)>>> },
+    ShareListeners { answer: Sender<io::Result<Vec<(VipAddr, OwnedFd)>>> },
     ParkListeners { parked: bool, answer: Sender<()> },
     ExchangeListener { address: VipAddr, own: OwnedFd },
     SaveTurns { answer: Sender<Vec<SavedTurns>> },

@@ -190,8 +190,8 @@ impl Worker {
                 });
                 let _ = answer.send(refused.collect());
             }
-            UpgradeMessage::LendListeners { answer } => {
-                let _ = answer.send(self.acceptor.lend());
+            UpgradeMessage::ShareListeners { answer } => {
+                let _ = answer.send(self.acceptor.share());
             }
             UpgradeMessage::ParkListeners { parked, answer } => {
                 if self.acceptor.park(&self.cx, parked) {

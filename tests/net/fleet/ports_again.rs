@@ -64,8 +64,8 @@ fn a_flow_goes_on_through_an_instance_that_has_its_client_s_port_in_time_wait() 
 /// Regression: a connect took 68 s. Packets from its port had gone, for a minute and without a record, to a host that
 /// has lost the address since.
 #[test]
-fn a_connection_begins_where_the_address_is_though_packets_by_its_port_are_lent_to_another_instance() {
-    let test = "a_connection_begins_where_the_address_is_though_packets_by_its_port_are_lent";
+fn a_connection_begins_where_the_address_is_though_packets_by_its_port_are_forwarded_to_another_instance() {
+    let test = "a_connection_begins_where_the_address_is_though_packets_by_its_port_are_forwarded";
     let Some(scene) = Scene::new(test, 2) else { return };
     let hosts = [0, 1].map(|number| scene.host(number).clone());
     // Before the instance begins: packets to an address that has just come go to its last owner in any case.

@@ -125,12 +125,16 @@ fn a_syn_goes_to_the_owner_of_a_flow_and_begins_another_where_none_is_told_of() 
     let owner = Owner { ip: "192.0.2.9".parse().unwrap(), mac: Some([6, 5, 4, 3, 2, 1]), interface: 1 };
     for (from, to) in [("198.51.100.1:7", "192.0.2.5:6443"), ("[2001:db8::9]:7", "[2001:db8::5]:6443")] {
         let key = Key { from: from.parse().unwrap(), to: to.parse().unwrap() };
-        for lent in [false, true, false] {
-            bench.program.forward(&key, &owner, lent).unwrap();
+        for except_syn in [false, true, false] {
+            bench.program.forward(&key, &owner, except_syn).unwrap();
             for flags in [SYN, SYN | ACK, SYN | RST, ACK, RST, FIN | ACK] {
                 let packet = Packet { flags, ..Packet::new(key) };
-                let passes = lent && flags == SYN;
-                assert_eq!(bench.run(&packet.frame()).0, if passes { NEXT } else { REDIRECT }, "{flags:#x}, {lent}");
+                let passes = except_syn && flags == SYN;
+                assert_eq!(
+                    bench.run(&packet.frame()).0,
+                    if passes { NEXT } else { REDIRECT },
+                    "{flags:#x}, {except_syn}"
+                );
             }
         }
     }
@@ -161,7 +165,7 @@ fn what_is_over_in_this_host_s_sockets_keeps_no_flow_of_another_instance() {
         });
         drop(client);
         assert_eq!(bench.run(&Packet::new(key).frame()).0, REDIRECT);
-        // Nothing of it was known here when it was lent: it began here since.
+        // Nothing of it was known here when its packets were forwarded: it began here since.
         bench.program.forward(&key, &owner, true).unwrap();
         assert_eq!(bench.run(&Packet::new(key).frame()).0, NEXT);
         bench.program.forward(&key, &owner, false).unwrap();

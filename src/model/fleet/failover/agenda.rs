@@ -61,11 +61,11 @@ impl Agenda {
         }
     }
 
-    pub(super) fn lend(&mut self, keys: Vec<Key>, hop: IpAddr) {
+    pub(super) fn forward_keys(&mut self, keys: Vec<Key>, hop: IpAddr) {
         match self.actions.back_mut() {
-            Some(Action::Path(StandbyRequest::Lend { keys: more, to })) if *to == hop => more.extend(keys),
+            Some(Action::Path(StandbyRequest::ForwardKeys { keys: more, to })) if *to == hop => more.extend(keys),
             _ if keys.is_empty() => {}
-            _ => self.path(StandbyRequest::Lend { keys, to: hop }),
+            _ => self.path(StandbyRequest::ForwardKeys { keys, to: hop }),
         }
     }
 
@@ -122,21 +122,21 @@ mod tests {
         agenda.forward(flow(1), one);
         agenda.forward(flow(3), one);
         agenda.forward(flow(5), other);
-        agenda.lend(ends(7).keys().to_vec(), one);
-        agenda.lend(ends(9).keys().to_vec(), one);
-        agenda.lend(Vec::new(), other);
+        agenda.forward_keys(ends(7).keys().to_vec(), one);
+        agenda.forward_keys(ends(9).keys().to_vec(), one);
+        agenda.forward_keys(Vec::new(), other);
         agenda.send(PeerCommand::Ping);
-        agenda.lend(ends(11).keys().to_vec(), one);
-        let lent = |ports: &[u16]| StandbyRequest::Lend {
+        agenda.forward_keys(ends(11).keys().to_vec(), one);
+        let forwarded = |ports: &[u16]| StandbyRequest::ForwardKeys {
             keys: ports.iter().flat_map(|port| ends(*port).keys()).collect(),
             to: one,
         };
         let expected = [
             Action::Path(StandbyRequest::Forward { flows: vec![flow(1), flow(3)], to: one }),
             Action::Path(StandbyRequest::Forward { flows: vec![flow(5)], to: other }),
-            Action::Path(lent(&[7, 9])),
+            Action::Path(forwarded(&[7, 9])),
             Action::Send(PeerCommand::Ping),
-            Action::Path(lent(&[11])),
+            Action::Path(forwarded(&[11])),
         ];
         assert_eq!(actions(&mut agenda), expected);
     }

@@ -227,7 +227,7 @@ impl KnownFlows {
                 KnownState::Noted => {}
                 KnownState::Forwarded | KnownState::Refused => {
                     if known.state == KnownState::Forwarded {
-                        self.lend_last(owner, &known.ends, members, agenda);
+                        self.forward_last(owner, &known.ends, members, agenda);
                     }
                     agenda.later(now_ns + LINGER_NS, Timer::Forget(id, known.ends));
                 }
@@ -449,9 +449,9 @@ impl KnownFlows {
     }
 
     /// Forwards the last packets of a flow to its owner. Its client may use the port again at once.
-    fn lend_last(&self, owner: &InstanceName, ends: &Ends, members: &Members, agenda: &mut Agenda) {
+    fn forward_last(&self, owner: &InstanceName, ends: &Ends, members: &Members, agenda: &mut Agenda) {
         let Some(hop) = members.hop(owner, ends.vip.ip()) else { return };
-        agenda.lend(ends.keys().into_iter().filter(|key| !self.by_key.contains_key(key)).collect(), hop);
+        agenda.forward_keys(ends.keys().into_iter().filter(|key| !self.by_key.contains_key(key)).collect(), hop);
     }
 
     /// Drops an entry that forwards one direction, which may be left from the time when the flow had sockets.

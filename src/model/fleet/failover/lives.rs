@@ -45,7 +45,7 @@ impl Failover {
         let died = self.untold.came_back(owner, is_anew, gone);
         // All its flows are known by now. Packets without a flow must not go there any more: their client may open a new
         // connection from the same port, and its SYN must not go to a host without the address.
-        self.unknown.lend_no_more(owner, &self.flows, &self.members, &mut self.agenda);
+        self.unknown.stop_forwarding(owner, &self.flows, &self.members, &mut self.agenda);
         let (here, elsewhere): (Vec<_>, Vec<_>) =
             died.into_iter().partition(|(_, ends)| self.members.is_here(ends.vip.ip()));
         self.tell_of_end(owner, here);
@@ -132,7 +132,7 @@ impl Failover {
             return;
         }
         self.port_ranges.show(&self.members, &mut self.agenda);
-        self.unknown.lend_no_more(owner, &self.flows, &self.members, &mut self.agenda);
+        self.unknown.stop_forwarding(owner, &self.flows, &self.members, &mut self.agenda);
         self.bury_flows(owner, |_| true);
         self.flows.says_no_more(owner);
         self.inherit();

@@ -221,8 +221,8 @@ fn a_proxied_flow_is_forwarded_to_its_owner_and_an_offloaded_one_is_held() {
     scene.remote(Remote::Ended { owner: name("a"), id: later.fleet_id() });
     assert_eq!(scene.take(), [Action::Path(StandbyRequest::Drop(vec![later.fleet_id()]))]);
     scene.remote(Remote::Ended { owner: name("a"), id: proxied.fleet_id() });
-    let lend = Action::Path(StandbyRequest::Lend { keys: proxied.ends.keys().to_vec(), to });
-    assert_eq!(scene.take(), [lend], "its last packets are on their way, and its port is free");
+    let last = Action::Path(StandbyRequest::ForwardKeys { keys: proxied.ends.keys().to_vec(), to });
+    assert_eq!(scene.take(), [last], "its last packets are on their way, and its port is free");
     scene.pass(5001);
     let forget = Action::Path(StandbyRequest::Forget(proxied.ends.keys().to_vec()));
     place(&scene.take(), |action| *action == forget);
@@ -247,7 +247,7 @@ fn what_a_backend_sends_to_a_flow_that_is_over_is_forgotten_though_its_client_us
 }
 
 #[test]
-fn where_another_flow_has_the_port_already_nothing_of_one_that_is_over_is_lent() {
+fn where_another_flow_has_the_port_already_nothing_of_one_that_is_over_is_forwarded() {
     let mut scene = Scene::new();
     let first = record(1, "10.1.0.1", false);
     let mut next = record(2, "10.1.0.1", false);
@@ -256,8 +256,8 @@ fn where_another_flow_has_the_port_already_nothing_of_one_that_is_over_is_lent()
     scene.told(&next);
     scene.take();
     scene.remote(Remote::Ended { owner: name("a"), id: first.fleet_id() });
-    let lend = StandbyRequest::Lend { keys: vec![first.ends.key(FlowDirection::ToClient)], to: ip("10.0.0.21") };
-    assert_eq!(scene.take(), [Action::Path(lend)]);
+    let last = StandbyRequest::ForwardKeys { keys: vec![first.ends.key(FlowDirection::ToClient)], to: ip("10.0.0.21") };
+    assert_eq!(scene.take(), [Action::Path(last)]);
 }
 
 #[test]
@@ -706,7 +706,8 @@ fn an_unknown_packet_is_asked_for_once_and_never_left_without_an_answer() {
     scene.packet(&flow);
     assert_eq!(scene.take(), [Action::Send(PeerCommand::Ask(ends))]);
     scene.remote(Remote::Answer { ends, said: Said::Known(name("a")) });
-    let forward = StandbyRequest::Lend { keys: vec![flow.ends.key(FlowDirection::ToBackend)], to: ip("10.0.0.21") };
+    let forward =
+        StandbyRequest::ForwardKeys { keys: vec![flow.ends.key(FlowDirection::ToBackend)], to: ip("10.0.0.21") };
     place(&scene.take(), |action| *action == Action::Path(forward.clone()));
     scene.pass(10_001);
     place(&scene.take(), |action| matches!(action, Action::Path(StandbyRequest::Forget(_))));
@@ -738,7 +739,8 @@ fn what_nobody_knows_is_sent_to_a_peer_that_lives_and_cannot_be_asked_and_reset_
     let packet = scene.packet(&flow);
     assert_eq!(scene.take(), [Action::Send(PeerCommand::Ask(ends))]);
     scene.remote(Remote::Answer { ends, said: Said::Unknown });
-    let forward = StandbyRequest::Lend { keys: vec![flow.ends.key(FlowDirection::ToBackend)], to: ip("10.0.0.21") };
+    let forward =
+        StandbyRequest::ForwardKeys { keys: vec![flow.ends.key(FlowDirection::ToBackend)], to: ip("10.0.0.21") };
     place(&scene.take(), |action| *action == Action::Path(forward.clone()));
     scene.packet(&flow);
     assert_eq!(scene.take(), [], "it was on its way before");
@@ -1019,7 +1021,7 @@ fn packets_that_were_sent_on_to_a_peer_are_not_sent_there_once_it_is_dead() {
     scene.packet(&flow);
     scene.remote(Remote::Answer { ends: Asked::up(&flow.ends), said: Said::Unknown });
     let keys = vec![flow.ends.key(FlowDirection::ToBackend)];
-    let forward = StandbyRequest::Lend { keys: keys.clone(), to: ip("10.0.0.21") };
+    let forward = StandbyRequest::ForwardKeys { keys: keys.clone(), to: ip("10.0.0.21") };
     place(&scene.take(), |action| *action == Action::Path(forward.clone()));
     scene.liveness(Liveness::Dead);
     place(&scene.take(), |action| *action == Action::Path(StandbyRequest::Forget(keys.clone())));
@@ -1046,8 +1048,9 @@ fn packets_that_come_back_from_one_unlinked_peer_are_tried_at_the_next() {
     let flow = record(1, "10.0.1.7", false);
     scene.packet(&flow);
     scene.remote(Remote::Answer { ends: Asked::up(&flow.ends), said: Said::Unknown });
-    let forward =
-        |to| Action::Path(StandbyRequest::Lend { keys: vec![flow.ends.key(FlowDirection::ToBackend)], to: ip(to) });
+    let forward = |to| {
+        Action::Path(StandbyRequest::ForwardKeys { keys: vec![flow.ends.key(FlowDirection::ToBackend)], to: ip(to) })
+    };
     place(&scene.take(), |action| *action == forward("10.0.0.21"));
     scene.pass(1001);
     scene.packet(&flow);

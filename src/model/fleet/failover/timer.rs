@@ -20,7 +20,7 @@ pub(super) enum Timer {
     /// No peer has answered the question about these packets.
     Asked(Key),
     /// These packets go to a peer that an answer named, but no record has come.
-    Lent(Key),
+    Forwarded(Key),
     /// A question about these packets had no result: ask again.
     Unsaid(Key),
     /// Unknown packets are no longer dropped.

@@ -17,7 +17,7 @@ use crate::model::fleet::{Asked, InstanceName, PeerCommand, Said, StandbyRequest
 pub(super) struct UnknownPackets {
     asked: HashMap<Key, Waiting>,
     /// Keys without a record whose packets go to a peer.
-    lent: HashMap<Key, LentPackets>,
+    forwarded: HashMap<Key, ForwardedPackets>,
     /// Keys whose question had no result, and since when.
     unsaid: HashMap<Key, u64>,
     guard_until_ns: u64,
@@ -33,7 +33,7 @@ struct Waiting {
 
 /// The destination of packets without a record.
 #[derive(Clone, Debug)]
-struct LentPackets {
+struct ForwardedPackets {
     since_ns: u64,
     to: IpAddr,
     /// Destinations that sent them back.
@@ -47,9 +47,9 @@ const ASK_WITHIN_NS: u64 = 1_500_000_000;
 const LOOPS_NS: u64 = 1_000_000_000;
 
 /// The record of a flow that a peer says belongs to an instance must come within this time.
-const LENT_NS: u64 = 10_000_000_000;
+const FORWARD_NS: u64 = 10_000_000_000;
 /// Longer for a peer that is not linked: no record can come from it.
-const LENT_UNLINKED_NS: u64 = 60_000_000_000;
+const FORWARD_UNLINKED_NS: u64 = 60_000_000_000;
 
 /// While a question about a packet has no result, the packet is dropped for so long: TCP repeats it, and a later
 /// question may succeed.
@@ -91,12 +91,12 @@ impl UnknownPackets {
             }
             return;
         }
-        if let Some(lent) = self.lent.get(&key) {
+        if let Some(forwarded) = self.forwarded.get(&key) {
             // The packet came back from that peer: another peer that cannot be asked may have the flow.
-            if now_ns.saturating_sub(lent.since_ns) > LOOPS_NS {
-                let tried: Vec<_> = lent.before.iter().copied().chain([lent.to]).collect();
+            if now_ns.saturating_sub(forwarded.since_ns) > LOOPS_NS {
+                let tried: Vec<_> = forwarded.before.iter().copied().chain([forwarded.to]).collect();
                 match members.unlinked_hop(key.to.ip(), &tried) {
-                    Some(to) => self.lend(now_ns, key, to, tried, LENT_UNLINKED_NS, agenda),
+                    Some(to) => self.forward(now_ns, key, to, tried, FORWARD_UNLINKED_NS, agenda),
                     None => self.answer(now_ns, packet, agenda),
                 }
             }
@@ -134,7 +134,7 @@ impl UnknownPackets {
         match said {
             Said::Known(owner) => match members.hop(&owner, key.to.ip()) {
                 Some(to) => {
-                    self.lend(now_ns, key, to, Vec::new(), LENT_NS, agenda);
+                    self.forward(now_ns, key, to, Vec::new(), FORWARD_NS, agenda);
                     // If the packet came again and again, no entry could be made for it.
                     self.asked.insert(key, Waiting { since_ns: now_ns, asked: false, ..waiting });
                     agenda.later(now_ns + 2 * LOOPS_NS, Timer::Asked(key));
@@ -142,7 +142,7 @@ impl UnknownPackets {
                 None => self.answer(now_ns, waiting.packet, agenda),
             },
             Said::Unknown => match members.unlinked_hop(key.to.ip(), &[]) {
-                Some(to) => self.lend(now_ns, key, to, Vec::new(), LENT_UNLINKED_NS, agenda),
+                Some(to) => self.forward(now_ns, key, to, Vec::new(), FORWARD_UNLINKED_NS, agenda),
                 None => self.answer(now_ns, waiting.packet, agenda),
             },
             Said::Nothing => self.unsaid(now_ns, waiting.packet, agenda),
@@ -150,11 +150,11 @@ impl UnknownPackets {
     }
 
     /// Has these packets sent to a peer, though no record names their owner.
-    fn lend(&mut self, now_ns: u64, key: Key, to: IpAddr, before: Vec<IpAddr>, for_ns: u64, agenda: &mut Agenda) {
+    fn forward(&mut self, now_ns: u64, key: Key, to: IpAddr, before: Vec<IpAddr>, for_ns: u64, agenda: &mut Agenda) {
         self.unsaid.remove(&key);
-        self.lent.insert(key, LentPackets { since_ns: now_ns, to, before });
-        agenda.path(StandbyRequest::Lend { keys: vec![key], to });
-        agenda.later(now_ns + for_ns, Timer::Lent(key));
+        self.forwarded.insert(key, ForwardedPackets { since_ns: now_ns, to, before });
+        agenda.path(StandbyRequest::ForwardKeys { keys: vec![key], to });
+        agenda.later(now_ns + for_ns, Timer::Forwarded(key));
     }
 
     /// The question had no result. The packet may belong to a live flow, so it is dropped, but not forever.
@@ -188,7 +188,7 @@ impl UnknownPackets {
 
     /// Packets that were sent to `owner` have no destination there any more, or have a record by now: of the next ones
     /// the live peers are asked.
-    pub(super) fn lend_no_more(
+    pub(super) fn stop_forwarding(
         &mut self,
         owner: &InstanceName,
         flows: &KnownFlows,
@@ -196,26 +196,31 @@ impl UnknownPackets {
         agenda: &mut Agenda,
     ) {
         let places = members.hops(owner);
-        let its: Vec<_> = self.lent.iter().filter(|(_, lent)| places.contains(&lent.to)).map(|(key, _)| *key).collect();
+        let its: Vec<_> = self
+            .forwarded
+            .iter()
+            .filter(|(_, forwarded)| places.contains(&forwarded.to))
+            .map(|(key, _)| *key)
+            .collect();
         for key in its {
             self.asked.remove(&key);
-            self.lent_over(key, flows, agenda);
+            self.forward_expired(key, flows, agenda);
         }
     }
 
-    pub(super) fn lent_over(&mut self, key: Key, flows: &KnownFlows, agenda: &mut Agenda) {
-        self.lent.remove(&key);
+    pub(super) fn forward_expired(&mut self, key: Key, flows: &KnownFlows, agenda: &mut Agenda) {
+        self.forwarded.remove(&key);
         if !flows.has_packets(&key) {
             agenda.forget(vec![key]);
         }
     }
 
-    pub(super) fn is_lent(&self, key: &Key) -> bool {
-        self.lent.contains_key(key)
+    pub(super) fn is_forwarded(&self, key: &Key) -> bool {
+        self.forwarded.contains_key(key)
     }
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.asked.is_empty() && self.lent.is_empty() && self.unsaid.is_empty()
+        self.asked.is_empty() && self.forwarded.is_empty() && self.unsaid.is_empty()
     }
 }

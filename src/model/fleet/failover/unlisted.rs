@@ -41,7 +41,7 @@ impl Unlisted {
         agenda: &mut Agenda,
     ) {
         let flows = over(&mut self.flows, now_ns, flows, |id| known.held(id).is_some());
-        let keys = over(&mut self.keys, now_ns, keys, |key| known.has_packets(key) || unknown.is_lent(key));
+        let keys = over(&mut self.keys, now_ns, keys, |key| known.has_packets(key) || unknown.is_forwarded(key));
         if !flows.is_empty() {
             agenda.path(StandbyRequest::Drop(flows));
         }

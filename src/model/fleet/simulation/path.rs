@@ -151,7 +151,7 @@ impl Path {
             StandbyRequest::Forward { flows, to } => {
                 self.forward(flows.iter().flat_map(|flow| flow.ends.keys()).collect(), to);
             }
-            StandbyRequest::Lend { keys, to } => self.forward(keys, to),
+            StandbyRequest::ForwardKeys { keys, to } => self.forward(keys, to),
             StandbyRequest::Refuse(keys) => self.divert(keys, &Entry::Reset { asked_for: false }),
             StandbyRequest::Forget(keys) => keys.iter().for_each(|key| self.forget(key)),
             StandbyRequest::FindUnanswered(keys) => {

@@ -59,14 +59,14 @@ impl Keep {
         self.forward(outside, flows, &keys, to, false)
     }
 
-    /// `lent`: no record names a flow there, or it has ended.
+    /// `except_syn`: a SYN is not forwarded, because no record names a flow there, or the flow has ended.
     pub(super) fn forward(
         &mut self,
         outside: &mut Outside,
         flows: &Flows,
         keys: &[Key],
         to: IpAddr,
-        lent: bool,
+        except_syn: bool,
     ) -> Result<(), Unread> {
         let owner = match self.hops.owner_at(outside, flows, to) {
             Ok(owner) => owner,
@@ -80,9 +80,9 @@ impl Keep {
                 self.crowded.forget_packets(&key);
                 continue;
             }
-            match self.divert(key, outside.program.forward(&key, &owner, lent))? {
+            match self.divert(key, outside.program.forward(&key, &owner, except_syn))? {
                 true => self.crowded.forget_packets(&key),
-                false => self.crowded.add_packets(key, to, lent),
+                false => self.crowded.add_packets(key, to, except_syn),
             }
         }
         Ok(())

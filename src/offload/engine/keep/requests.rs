@@ -77,8 +77,8 @@ fn serve(
             keep.forward_flows(outside, flows, witnesses, &forwarded, to)
                 .map_err(|_| StandbyRequest::Forward { flows: forwarded, to })?;
         }
-        StandbyRequest::Lend { keys, to } => {
-            keep.forward(outside, flows, &keys, to, true).map_err(|_| StandbyRequest::Lend { keys, to })?;
+        StandbyRequest::ForwardKeys { keys, to } => {
+            keep.forward(outside, flows, &keys, to, true).map_err(|_| StandbyRequest::ForwardKeys { keys, to })?;
         }
         StandbyRequest::Refuse(keys) => {
             each(keys, |key| keep.refuse_packets(&outside.program, key)).map_err(StandbyRequest::Refuse)?

@@ -25,7 +25,7 @@ const SAY_EVERY_NS: u64 = 60_000_000_000;
 pub(super) struct Crowded {
     /// Flows to hold.
     flows: HashMap<FleetId, Box<FlowRecord>>,
-    /// Packets to forward, with the destination, and whether they are lent.
+    /// Packets to forward, with the destination, and whether all but SYNs are forwarded.
     packets: HashMap<Key, (IpAddr, bool)>,
     said_ns: u64,
 }
@@ -59,8 +59,8 @@ impl Crowded {
         self.flows.contains_key(&id)
     }
 
-    pub(super) fn add_packets(&mut self, key: Key, to: IpAddr, lent: bool) {
-        self.packets.insert(key, (to, lent));
+    pub(super) fn add_packets(&mut self, key: Key, to: IpAddr, except_syn: bool) {
+        self.packets.insert(key, (to, except_syn));
     }
 
     pub(super) fn forget_packets(&mut self, key: &Key) {
@@ -102,8 +102,8 @@ pub(in super::super) fn use_room(
         outside.table.offload.held.answer(StandbyAnswer::Held(held));
     }
     let packets: Vec<_> = keep.crowded.packets.iter().map(|(key, way)| (*key, *way)).take(AGAIN).collect();
-    for (key, (to, lent)) in packets {
-        if keep.forward(outside, flows, &[key], to, lent).is_err() {
+    for (key, (to, except_syn)) in packets {
+        if keep.forward(outside, flows, &[key], to, except_syn).is_err() {
             break;
         }
         if keep.crowded.packets.contains_key(&key) {

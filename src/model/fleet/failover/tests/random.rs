@@ -90,7 +90,7 @@ impl Told {
             StandbyRequest::Forward { flows, .. } => {
                 self.diverted.extend(flows.iter().flat_map(|flow| flow.ends.keys()).map(|key| (key, true)));
             }
-            StandbyRequest::Lend { keys, .. } => self.diverted.extend(keys.into_iter().map(|key| (key, true))),
+            StandbyRequest::ForwardKeys { keys, .. } => self.diverted.extend(keys.into_iter().map(|key| (key, true))),
             StandbyRequest::Refuse(keys) => self.diverted.extend(keys.into_iter().map(|key| (key, false))),
             StandbyRequest::Forget(keys) => self.diverted.retain(|key, _| !keys.contains(key)),
             _ => {}

@@ -18,7 +18,7 @@ use crate::bench::*;
 
 const NEVER: Duration = Duration::from_secs(3600);
 
-/// A bench whose flows may be lent after `round_trips`, or at the age `after`.
+/// A bench whose flows may be offloaded after `round_trips`, or at the age `after`.
 fn bench(round_trips: u32, after: Duration) -> Bench {
     let bench = Bench::new(&[server("127.0.0.1", echo)]);
     let mut config = bench.config.clone();
@@ -40,7 +40,7 @@ fn request(bench: &Bench) -> Request {
     }
 }
 
-/// The next flow that is lent. That it may leave soon is said before.
+/// The next flow that goes to the offload engine. That it may leave soon is said before.
 fn candidate(bench: &Bench) -> Candidate {
     loop {
         match request(bench) {
@@ -269,7 +269,7 @@ fn an_idle_order_is_called_off_when_the_flow_moves_and_a_kill_after_it_is_not() 
 }
 
 #[test]
-fn a_flow_that_is_killed_while_it_is_lent_ends_when_it_comes_back() {
+fn a_flow_that_is_killed_while_it_is_offloaded_ends_when_it_comes_back() {
     let bench = bench(1, NEVER);
     let mut client = bench.connect();
     ping(&mut client);

@@ -168,9 +168,9 @@ pub async fn upgrade_from(config: Config, path: &Path, channel: Channel) -> Resu
     let Offer { welcome, doors, state } = offer?;
     let old = process::ProcessHandle::open(welcome.pid).ok();
     let (listeners, shared) = upgrade::new::sort(doors);
-    let carried = state.carried.clone();
+    let counters = state.counters.clone();
     let assembled = assemble(config, path, listeners, state, true).inspect(|(parts, _)| {
-        parts.core.proxy.recall(&parts.config, &carried);
+        parts.core.proxy.recall(&parts.config, &counters);
         if welcome.protocol > 1 {
             parts.core.table.flows.share_ids(IdShare::Odd);
         }

@@ -6,7 +6,6 @@
 
 pub mod backend;
 pub mod beats;
-pub mod carried;
 pub mod count;
 pub mod fleet;
 pub mod flow_transfer;
@@ -14,6 +13,7 @@ pub mod flows;
 pub mod journal;
 pub mod offload;
 pub mod other_process;
+pub mod saved;
 pub mod slot;
 pub mod totals;
 pub mod worker;

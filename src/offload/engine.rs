@@ -18,7 +18,6 @@ mod answers;
 mod audit;
 mod barrier;
 mod breaker;
-mod carried;
 mod doubt;
 mod enter;
 mod flows;
@@ -26,6 +25,7 @@ mod interfaces;
 mod keep;
 mod later;
 mod note;
+mod offloaded;
 mod quiet;
 mod recover;
 mod reset;
@@ -138,7 +138,7 @@ impl OffloadEngine {
         let mut engine = Engine::open(program, table, on_demand)?;
         let orders = engine.outside.orders.clone();
         keep_names(&engine.outside, &mut engine.keep)?;
-        port.held.serve(Box::new(engine.outside.program.carried()?));
+        port.held.serve(Box::new(engine.outside.program.flow_map()?));
         // Essential: workers wait for its answers. Offloaded flows go on without it, and the next process recovers
         // them.
         let thread = essential::thread("offload", move || engine.run()).map_err(OpenError::Begin)?;

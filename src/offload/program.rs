@@ -1,8 +1,8 @@
 //! The loaded program: one thread opens and uses it, and it outlives the process.
 
-mod carried;
 mod dismiss;
 mod error;
+mod flow_map;
 mod links;
 mod load;
 mod pins;

@@ -32,7 +32,7 @@ use crate::model::ids::FlowId;
 pub use crate::model::fleet::{PeerPortRange, StandbyAnswer, StandbyRequest};
 pub use crate::model::flow::Ticket;
 pub use crate::model::stays::Stays;
-pub use held::{CarriedKeys, StandbyQueues};
+pub use held::{OffloadedKeys, StandbyQueues};
 pub use wake::EngineWake;
 
 /// A flow that may be offloaded. Until the offload engine answers, only the engine reads and writes its sockets.

@@ -21,7 +21,7 @@ pub(super) struct Plane {
     /// Limit for flows at a time, all frontends together. `None`: no cap.
     pub max_connections: Option<usize>,
     /// Limit for proxied flows at a time: the process has descriptors for so many.
-    pub carried: usize,
+    pub max_proxied: usize,
     /// `None`: every flow stays proxied.
     pub leave: Option<OffloadPolicy>,
 }
@@ -38,7 +38,7 @@ pub(super) struct FrontendPlane {
 impl Plane {
     /// Joins `config` with the entries of `registry`: makes new entries, and sets weights and caps of all.
     pub(super) fn new(config: &Config, registry: &Registry, version: u64) -> Self {
-        let carried = (file_limit().saturating_sub(RESERVED_FILES) / 2) as usize;
+        let max_proxied = (file_limit().saturating_sub(RESERVED_FILES) / 2) as usize;
         let max_connections = config.process.max_connections.map(|max| max as usize);
         let frontends = config.frontends.iter().map(|settings| {
             let entry = registry.frontend(&settings.name);
@@ -62,7 +62,7 @@ impl Plane {
             round_trips: config.offload.after_round_trips,
             after_ns: config.offload.after.as_nanos() as u64,
         });
-        Self { frontends: frontends.collect(), version, max_connections, carried, leave }
+        Self { frontends: frontends.collect(), version, max_connections, max_proxied, leave }
     }
 
     /// The frontend that listens on `address`.

@@ -45,7 +45,7 @@ pub(super) fn context(idle_timeout: Option<Duration>) -> WorkerContext {
     let gone = FrontendPlane::gone(table.registry.frontend(&"apiserver".into()));
     let settings = Arc::new(Frontend { idle_timeout, ..(*gone.settings).clone() });
     let frontends = vec![Arc::new(FrontendPlane { settings, ..gone })];
-    let plane = Plane { frontends, version: 1, max_connections: None, carried: 100, leave: None };
+    let plane = Plane { frontends, version: 1, max_connections: None, max_proxied: 100, leave: None };
     let shared = Shared { sources: Sources::default(), inboxes: [SegQueue::new()].into() };
     WorkerContext::new(0, table, Arc::new(shared), Arc::new(plane)).unwrap()
 }

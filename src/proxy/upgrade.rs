@@ -8,10 +8,10 @@
 //! ```
 //! A flow that was taken is in no epoll set; nobody reads or writes its sockets until its moving_flow is given back.
 
-pub(super) mod carried;
 pub(super) mod export;
 pub(super) mod import;
 pub(super) mod message;
+pub(super) mod saved;
 
 use std::collections::{HashMap, HashSet};
 use std::io;

@@ -29,8 +29,8 @@ use serde::{Deserialize, Serialize};
 use crate::addr::VipAddr;
 use crate::model::health::SavedBackend;
 use crate::model::ids::FlowId;
-use crate::table::carried::{CarriedCounters, SavedSource};
 use crate::table::flow_transfer::FlowTransfer;
+use crate::table::saved::{SavedCounters, SavedSource};
 use crate::table::totals::Totals;
 
 /// The lowest and the highest version of the protocol that this release supports: at least one that the release before
@@ -112,7 +112,8 @@ pub struct State {
     pub offloaded: u64,
     pub backends: Vec<SavedBackend>,
     pub totals: Totals,
-    pub carried: CarriedCounters,
+    #[serde(rename = "carried")]
+    pub counters: SavedCounters,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -22,6 +22,9 @@ const RETIRED: &[(&str, &str)] = &[
     ("lend", "offload (a flow), share (a listener), forward (packets to a peer)"),
 ];
 
+/// Words that are retired as names in code, and stay as verbs: a request is carried out, a flow is carried on.
+const RETIRED_NAMES: &[(&str, &str)] = &[("carried", "offloaded (a flow), saved (counters of an upgrade)")];
+
 /// Retired words that stay in a file: a name in C is also in the line information of the compiled object.
 const KEPT: &[(&str, &str)] = &[
     ("src/offload/bpf/entry.h", "lent"),
@@ -93,6 +96,37 @@ fn a_retired_word_is_found_in_every_form() {
 }
 
 #[test]
+fn no_retired_name_is_in_code() {
+    let mut files = Vec::new();
+    ["src", "tests", "benches"].iter().for_each(|folder| gather(Path::new(folder), &mut files));
+    files.retain(|file| file.extension().is_some_and(|it| it == "rs") && !file.ends_with("tests/house/words.rs"));
+    assert!(files.len() > 300, "{} files", files.len());
+    let faults: Vec<_> = files
+        .iter()
+        .flat_map(|file| {
+            let text = fs::read_to_string(root().join(file)).unwrap();
+            let faults = |(index, line): (usize, &str)| {
+                retired_names(line).into_iter().map(move |said| format!("{}:{}: {said}", file.display(), index + 1))
+            };
+            let own = file.display().to_string();
+            retired_names(&own).into_iter().chain(text.lines().enumerate().flat_map(faults)).collect::<Vec<_>>()
+        })
+        .collect();
+    assert!(faults.is_empty(), "{} places\n{}", faults.len(), faults.join("\n"));
+}
+
+#[test]
+fn a_retired_name_is_found_in_code_alone() {
+    let found = |line: &str| retired_names(line).len();
+    for line in ["struct CarriedCounters;", "let is_carried = 1;", "mod carried; // moved", "src/table/carried.rs"] {
+        assert_eq!(found(line), 1, "{line}");
+    }
+    for line in ["health.carried_out.await", "fn each_end_is_carried_on()", "/// It is carried.", "say(\"carried\")"] {
+        assert_eq!(found(line), 0, "{line}");
+    }
+}
+
+#[test]
 fn the_glossary_has_each_word_to_use() {
     let glossary = fs::read_to_string(root().join("docs/glossary.md")).unwrap();
     for word in ["offload", "upgrade", "evacuate", "failover", "recover", "challenge"] {
@@ -129,6 +163,24 @@ fn retired(line: &str) -> impl Iterator<Item = (&'static str, String)> + use<> {
         Some((*word, format!("{part:?}: say {instead}")))
     });
     faults.collect::<Vec<_>>().into_iter()
+}
+
+/// The retired names in the code of `line`, each with the words to use.
+fn retired_names(line: &str) -> Vec<String> {
+    let code = line.split("//").next().unwrap_or_default();
+    let code: String = code.split('"').step_by(2).collect::<Vec<_>>().join(" ");
+    let names = code.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let faults = names.flat_map(|name| {
+        let parts: Vec<_> = name.split('_').flat_map(parts).map(|part| part.to_ascii_lowercase()).collect();
+        let is_retired = |index: usize, word: &str| {
+            let next = parts.get(index + 1).map(String::as_str);
+            parts[index] == word && !matches!(next, Some("on" | "out"))
+        };
+        let found = |index| RETIRED_NAMES.iter().find(|(word, _)| is_retired(index, word));
+        let found = (0..parts.len()).filter_map(found).map(|(_, instead)| format!("{name:?}: say {instead}"));
+        found.collect::<Vec<_>>()
+    });
+    faults.collect()
 }
 
 /// `PathAdopted` is of two parts, `ADOPTED` of one.

@@ -97,7 +97,7 @@ impl OldProcess for RunningInstance {
             offloaded: self.core.offload.offloaded(),
             backends: self.runtime.block_on(self.core.checker.save()),
             totals: Totals::of_table(table),
-            carried: self.core.proxy.save().map_err(|stuck| stuck.to_string())?,
+            counters: self.core.proxy.save().map_err(|stuck| stuck.to_string())?,
         })
     }
 

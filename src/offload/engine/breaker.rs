@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use super::Outside;
-use super::carried::{Carried, Step};
 use super::flows::Flows;
+use super::offloaded::{OffloadedFlow, Step};
 use super::reset::look;
 use crate::model::breaker::{Admission, Breaker, BreakerChange, Fate, SOON_NS};
 use crate::model::end_reason::EndReason;
@@ -57,7 +57,7 @@ impl Judge {
     }
 
     /// One of the flow's ends has reset it, as `reason` says.
-    pub(super) fn was_reset(&mut self, flow: &Carried, reason: EndReason) {
+    pub(super) fn was_reset(&mut self, flow: &OffloadedFlow, reason: EndReason) {
         let by = match reason {
             EndReason::ClientReset => FlowDirection::ToBackend,
             EndReason::BackendReset => FlowDirection::ToClient,
@@ -160,13 +160,13 @@ fn make_speak(outside: &Outside, flows: &Flows, id: FlowId) {
         }
         // A flow that cannot be read is challenged at the next turn.
         let Ok(Some(entry)) = outside.program.entry(&flow.ends.key(direction)) else { continue };
-        let look = super::carried::CounterSnapshot::at(&entry);
+        let look = super::offloaded::CounterSnapshot::at(&entry);
         outside.wire.ask_end(&flow.ends, direction, &look);
         outside.wire.untrack(&flow.ends);
     }
 }
 
-impl Carried {
+impl OffloadedFlow {
     /// Whether offload may have caused a reset `by` one of the flow's ends: the reset came soon after the offload, or
     /// this end has sent nothing else since, though the other end sent data.
     fn is_reset_right_after(&self, by: FlowDirection, now_ns: u64) -> bool {

@@ -15,9 +15,9 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::Outside;
-use super::carried::{Carried, CounterSnapshot, Step};
 use super::flows::Flows;
 use super::keep::Keep;
+use super::offloaded::{CounterSnapshot, OffloadedFlow, Step};
 use super::reset::look;
 use super::tell::tell_failover;
 use crate::model::ends::{Ends, Key};
@@ -212,7 +212,7 @@ fn whom_it_seems(
         return Ok(entry.map(|entry| (ends, CounterSnapshot::at(&entry))));
     }
     look(program, flows, doubt.id)?;
-    let its = |flow: &Carried| if doubt.direction == FlowDirection::ToBackend { flow.up } else { flow.down };
+    let its = |flow: &OffloadedFlow| if doubt.direction == FlowDirection::ToBackend { flow.up } else { flow.down };
     Ok(flows.get(&doubt.id).map(|flow| (flow.ends, its(flow))))
 }
 

@@ -5,8 +5,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::carried::{Carried, ClosingSockets, CounterSnapshot, Entered, Step};
 use super::flows::Flows;
+use super::offloaded::{ClosingSockets, CounterSnapshot, Entered, OffloadedFlow, Step};
 use super::quiet::begin_asking;
 use super::settle::Settling;
 use super::witness::Witnesses;
@@ -194,7 +194,7 @@ fn entered(
         down: in_flight(client_must_ack, in_flight_to_client, &splice.down, segments_max[1]),
     };
     let (step, asked) = Step::enter(closing, now_ns);
-    let mut flow = Carried {
+    let mut flow = OffloadedFlow {
         id: ticket.id,
         ticket: Some(ticket),
         ends: splice.ends,

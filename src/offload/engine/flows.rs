@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
 
 use super::breaker::Judge;
-use super::carried::{Carried, Step};
 use super::later::Later;
+use super::offloaded::{OffloadedFlow, Step};
 use super::quiet::Quiet;
 use super::unread::ToReadAgain;
 use crate::model::end_reason::EndReason;
@@ -19,7 +19,7 @@ pub(super) const ASK_EVERY: u64 = 8;
 /// The lists beside `all` may name flows that are gone: look each up before acting.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
-    all: Marked<Carried>,
+    all: Marked<OffloadedFlow>,
     /// Flows of which one side waits for the other.
     waiting: HashSet<FlowId>,
     /// Flows of which a FIN has passed, but not both were acknowledged, with the time of the next challenge.
@@ -45,17 +45,17 @@ pub(super) struct Silent {
 }
 
 impl Flows {
-    pub(super) fn insert(&mut self, id: FlowId, flow: Carried) {
+    pub(super) fn insert(&mut self, id: FlowId, flow: OffloadedFlow) {
         self.all.insert(id, flow);
     }
 
-    pub(super) fn remove(&mut self, id: FlowId) -> Option<Carried> {
+    pub(super) fn remove(&mut self, id: FlowId) -> Option<OffloadedFlow> {
         self.waiting.remove(&id);
         self.closing.remove(&id);
         self.all.remove(id)
     }
 
-    pub(super) fn get_mut(&mut self, id: &FlowId) -> Option<&mut Carried> {
+    pub(super) fn get_mut(&mut self, id: &FlowId) -> Option<&mut OffloadedFlow> {
         self.all.get_mut(id)
     }
 
@@ -111,13 +111,13 @@ impl Flows {
     pub(super) fn unanswered(&mut self, now_ns: u64, reachability: &Reachability) -> Silent {
         let flows = &self.all;
         self.waiting.retain(|id| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone)));
-        let is_too_long = |flow: &&Carried| {
+        let is_too_long = |flow: &&OffloadedFlow| {
             let since_ns = flow.unanswered.map_or(now_ns, |unanswered| unanswered.since_ns);
             now_ns.saturating_sub(reachability.counts_from(since_ns)) > flow.patience_ns && flow.is_surely_silent()
         };
         let waiting = self.waiting.iter().filter_map(|id| flows.get(id));
         let (too_long, waiting): (Vec<_>, Vec<_>) = waiting.partition(is_too_long);
-        let due = |flow: &&&Carried| flow.unanswered.is_some_and(|unanswered| now_ns >= unanswered.ask_at_ns);
+        let due = |flow: &&&OffloadedFlow| flow.unanswered.is_some_and(|unanswered| now_ns >= unanswered.ask_at_ns);
         Silent {
             to_ask: waiting.iter().filter(due).map(|flow| flow.id).collect(),
             too_long: too_long.iter().map(|flow| flow.id).collect(),
@@ -154,7 +154,7 @@ impl Flows {
 
 /// Reads need no care for the lists beside the flows, nor do changes of values.
 impl Deref for Flows {
-    type Target = HashMap<FlowId, Carried>;
+    type Target = HashMap<FlowId, OffloadedFlow>;
 
     fn deref(&self) -> &Self::Target {
         &self.all

@@ -6,8 +6,8 @@ use std::io;
 use std::net::IpAddr;
 
 use super::Outside;
-use super::carried::Step;
 use super::flows::Flows;
+use super::offloaded::Step;
 use crate::model::splice::FlowDirection;
 use crate::offload::probe::EntryChange;
 use crate::offload::program::Program;

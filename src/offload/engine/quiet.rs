@@ -7,8 +7,8 @@
 use std::collections::BTreeSet;
 
 use super::Outside;
-use super::carried::{Carried, CounterSnapshot, Step};
 use super::flows::Flows;
+use super::offloaded::{CounterSnapshot, OffloadedFlow, Step};
 use crate::model::ids::FlowId;
 use crate::model::pacing::TokenBucket;
 use crate::model::splice::FlowDirection;
@@ -50,7 +50,7 @@ impl Default for Quiet {
 
 impl Quiet {
     /// After so long without a packet a flow is challenged.
-    fn between_ns(&self, flow: &Carried, now_ns: u64) -> u64 {
+    fn between_ns(&self, flow: &OffloadedFlow, now_ns: u64) -> u64 {
         let long_ns = QUIET * flow.patience_ns;
         if now_ns < self.soon_until_ns { long_ns.min(SOON_NS) } else { long_ns }
     }
@@ -89,7 +89,7 @@ pub(super) fn ask_quiet(outside: &Outside, flows: &mut Flows, now_ns: u64) {
 pub(super) fn ask_ends_soon(outside: &mut Outside, flows: &mut Flows) {
     let now_ns = now_ns();
     flows.quiet.soon_until_ns = now_ns + SOON_FOR_NS;
-    let is_later = |flow: &&Carried| flow.quiet_at_ns > now_ns + SOON_NS;
+    let is_later = |flow: &&OffloadedFlow| flow.quiet_at_ns > now_ns + SOON_NS;
     let later: Vec<_> = flows.values().filter(is_later).map(|flow| flow.id).collect();
     later.into_iter().for_each(|id| begin_asking(outside, flows, id));
     let until_ns = flows.quiet.soon_until_ns;

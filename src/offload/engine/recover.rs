@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::io;
 
-use super::carried::{Carried, CounterSnapshot, Step};
 use super::flows::Flows;
 use super::keep::Keep;
+use super::offloaded::{CounterSnapshot, OffloadedFlow, Step};
 use super::quiet::begin_asking;
 use super::reset::reset;
 use super::tell::tell_offloaded;
@@ -84,7 +84,7 @@ pub(super) fn recover(outside: &mut Outside, flows: &mut Flows, keep: &mut Keep,
         outside.table.offload.reserve(ends.local, ends.backend);
         let left = |entry: &Entry| LeftEntry { committed: entry.committed, splices: entry.action == Action::Splice };
         let whole = goes_on(pair.up.as_ref().map(left), pair.down.as_ref().map(left));
-        flows.insert(id, carried(id, ends, &pair));
+        flows.insert(id, offloaded_flow(id, ends, &pair));
         begin_asking(outside, flows, id);
         match pair.up {
             Some(entry) if whole => {
@@ -196,9 +196,9 @@ pub(super) fn offer(outside: &mut Outside, flows: &mut Flows, id: FlowId, up: Op
 }
 
 /// A flow as it is found: offloaded, and without a worker.
-pub(super) fn carried(id: FlowId, ends: Ends, pair: &Pair) -> Carried {
+pub(super) fn offloaded_flow(id: FlowId, ends: Ends, pair: &Pair) -> OffloadedFlow {
     let look = |entry: &Option<Entry>| entry.as_ref().map(CounterSnapshot::at).unwrap_or_default();
-    Carried {
+    OffloadedFlow {
         id,
         ticket: None,
         ends,

@@ -9,8 +9,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::Outside;
-use super::carried::{Carried, CounterSnapshot, Step};
 use super::flows::Flows;
+use super::offloaded::{CounterSnapshot, OffloadedFlow, Step};
 use crate::model::end_reason::EndReason;
 use crate::model::ends::Ends;
 use crate::model::fleet::failover::Wake;
@@ -202,7 +202,7 @@ fn remove_if_quiet(outside: &Outside, flows: &mut Flows, id: FlowId, now_ns: u64
 fn reset_round(outside: &Outside, flows: &mut Flows, id: FlowId) {
     // A challenge with an older number makes an end answer with its own number too, and the entries answer that.
     let _ = look(&outside.program, flows, id);
-    let Some(Carried { ends, up, down, .. }) = flows.get(&id) else { return };
+    let Some(OffloadedFlow { ends, up, down, .. }) = flows.get(&id) else { return };
     let (ends, up, down) = (*ends, *up, *down);
     outside.wire.challenge_end(&ends, FlowDirection::ToBackend, &up);
     outside.wire.challenge_end(&ends, FlowDirection::ToClient, &down);
@@ -214,7 +214,7 @@ fn reset_round(outside: &Outside, flows: &mut Flows, id: FlowId) {
 /// The client has another connection by now. Not at once: the backend's answer may reach an instance that still holds
 /// the flow, and that would take it for its own.
 pub(super) fn reset_backend_soon(outside: &Outside, flows: &Flows, id: FlowId) {
-    if let Some(Carried { ends, up, down, .. }) = flows.get(&id) {
+    if let Some(OffloadedFlow { ends, up, down, .. }) = flows.get(&id) {
         let backend = abandoned(ends.local.socket_addr(), ends.backend.socket_addr(), down, up);
         outside.table.late_resets.repeat(backend);
     }
@@ -229,7 +229,7 @@ pub(super) fn wake_client(outside: &Outside, ends: &Ends) {
 pub(super) fn ask_clients(outside: &Outside, flows: &Flows) {
     let after = fastrand::usize(..flows.len().max(1));
     let flows = flows.values().cycle().skip(after).take(flows.len().min(CLIENTS_ASKED));
-    for Carried { ends, up, .. } in flows.filter(|flow| matches!(flow.step, Step::Alone)) {
+    for OffloadedFlow { ends, up, .. } in flows.filter(|flow| matches!(flow.step, Step::Alone)) {
         outside.wire.ask_end(ends, FlowDirection::ToBackend, up);
         outside.wire.untrack(ends);
     }

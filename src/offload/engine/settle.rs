@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use super::Outside;
 use super::barrier::RcuBarrier;
-use super::carried::{Carried, ClosingSockets, Step};
 use super::flows::Flows;
+use super::offloaded::{ClosingSockets, OffloadedFlow, Step};
 use super::reset::{give_up, look};
 use super::tell::tell_offloaded;
 use super::watch::has_moved;
@@ -246,7 +246,7 @@ fn tell_sockets(outside: &Outside, flows: &mut Flows, id: FlowId) {
 }
 
 /// The entries' view of the bytes that went through the flow's sockets.
-fn passed_on(program: &Program, flow: &Carried, closing: &ClosingSockets) -> PassedOn {
+fn passed_on(program: &Program, flow: &OffloadedFlow, closing: &ClosingSockets) -> PassedOn {
     let whole = closing.sockets.held_up.is_empty() && closing.sockets.held_down.is_empty();
     let has_arrived =
         |up: &Entry, down: &Entry| closing.up.has_arrived(seen(down, up)) && closing.down.has_arrived(seen(up, down));

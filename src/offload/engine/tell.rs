@@ -1,8 +1,8 @@
-//! Reports to other instances how this one's flows are carried, and to the failover how theirs are.
+//! Reports to other instances which of this one's flows are offloaded, and to the failover which of theirs are.
 
 use super::Outside;
-use super::carried::Step;
 use super::flows::Flows;
+use super::offloaded::Step;
 use super::retold::way;
 use crate::model::fleet::{FleetId, Passage, UnknownPacket};
 use crate::model::ids::FlowId;

@@ -20,7 +20,7 @@ use crate::ports::offload::Answer;
 use crate::ports::offload::{Found, Ticket};
 use crate::table::Table;
 use crate::table::flows::FlowKey;
-use carried::Step;
+use offloaded::Step;
 use recover::claim;
 use reset::{do_what_is_due, end, fade};
 use unread::{read_again, say_unread};

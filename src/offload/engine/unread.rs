@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::Release;
 use std::time::Duration;
 
 use super::Outside;
-use super::carried::Step;
 use super::flows::Flows;
+use super::offloaded::Step;
 use super::recover::{count_claimed, offer};
 use super::reset::look;
 use super::scan::moved_on;

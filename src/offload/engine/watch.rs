@@ -4,10 +4,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::breaker::judge;
-use super::carried::{Carried, Unanswered};
 use super::flows::{ASK_EVERY, Flows, Silent};
 use super::interfaces::follow_routes;
 use super::keep::{is_foreign, use_room};
+use super::offloaded::{OffloadedFlow, Unanswered};
 use super::quiet::{ask_both, ask_quiet, begin_asking};
 use super::reset::{ask_clients, fade, give_up, look, make_way};
 use super::surroundings::end_covered;
@@ -243,7 +243,7 @@ fn fix(outside: &mut Outside) {
     }
 }
 
-impl Carried {
+impl OffloadedFlow {
     /// Why the flow is over, if it is.
     pub(super) fn ended(&self) -> Option<EndReason> {
         let (up, down) = (&self.up, &self.down);

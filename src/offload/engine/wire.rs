@@ -4,7 +4,7 @@
 use std::io;
 use std::net::SocketAddr;
 
-use super::carried::CounterSnapshot;
+use super::offloaded::CounterSnapshot;
 use super::untrack::Untrack;
 use crate::model::ends::Ends;
 use crate::model::segment::{Flags, Segment};

@@ -21,7 +21,7 @@ use crate::model::ends::Key;
 use crate::model::fleet::{StandbyAnswer, StandbyRequest};
 
 /// The packets that the offload engine carries at this moment, of all instances' flows.
-pub trait CarriedKeys: std::fmt::Debug + Send + Sync {
+pub trait OffloadedKeys: std::fmt::Debug + Send + Sync {
     /// Whether such a packet is forwarded to the flow's other end. An error: that is not known.
     fn carries(&self, key: &Key) -> io::Result<bool>;
 }
@@ -33,7 +33,7 @@ pub struct StandbyQueues {
     answers: SegQueue<StandbyAnswer>,
     answered: Notify,
     /// `None`: there is no offload engine.
-    carried: OnceLock<Box<dyn CarriedKeys>>,
+    offloaded: OnceLock<Box<dyn OffloadedKeys>>,
 }
 
 impl StandbyQueues {
@@ -61,16 +61,16 @@ impl StandbyQueues {
 
     /// Whether there is an offload engine that holds and forwards flows.
     pub fn serves(&self) -> bool {
-        self.carried.get().is_some()
+        self.offloaded.get().is_some()
     }
 
     /// The offload engine holds and forwards flows from now on.
-    pub fn serve(&self, carried: Box<dyn CarriedKeys>) {
-        let _ = self.carried.set(carried);
+    pub fn serve(&self, offloaded: Box<dyn OffloadedKeys>) {
+        let _ = self.offloaded.set(offloaded);
     }
 
-    /// As [`CarriedKeys::carries`].
+    /// As [`OffloadedKeys::carries`].
     pub fn carries(&self, key: &Key) -> io::Result<bool> {
-        self.carried.get().map_or(Ok(false), |carried| carried.carries(key))
+        self.offloaded.get().map_or(Ok(false), |offloaded| offloaded.carries(key))
     }
 }

@@ -46,7 +46,7 @@ pub(crate) fn admit(
 ) -> Result<FrontendHold, EndReason> {
     let elsewhere = plane.frontends.iter().map(|frontend| frontend.entry.elsewhere.count()).sum::<u32>() as usize;
     let too_many = plane.max_connections.is_some_and(|max| flows.len() + elsewhere >= max);
-    if too_many || census.flows_with_sockets(flows) + elsewhere >= plane.carried {
+    if too_many || census.flows_with_sockets(flows) + elsewhere >= plane.max_proxied {
         return Err(EndReason::LimitTotal);
     }
     let before = frontend.entry.active.fetch_add(1, Relaxed) + frontend.entry.elsewhere.count();

@@ -10,8 +10,8 @@ use papaya::HashMap;
 use crate::addr::SourceNetwork;
 use crate::model::ids::FrontendId;
 use crate::model::pacing::TokenBucket;
-use crate::table::carried::{SavedBucket, SavedSource};
 use crate::table::other_process::OtherProcess;
+use crate::table::saved::{SavedBucket, SavedSource};
 
 /// Marks an entry that was swept out of the map; no flow may be counted on it any more.
 const SWEPT: u32 = u32::MAX;

@@ -7,7 +7,7 @@ use crate::model::ids::FrontendId;
 use crate::proxy::context::WorkerContext;
 use crate::proxy::flow::{Flow, Phase};
 use crate::proxy::plane::Plane;
-use crate::table::carried::SavedTurns;
+use crate::table::saved::SavedTurns;
 
 /// One worker's state of the rotation.
 #[derive(Debug, Default)]

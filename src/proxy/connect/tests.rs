@@ -40,7 +40,7 @@ impl Bench {
         );
         let backends = [0, 1].map(|index| Arc::clone(&named[index].current()));
         let frontends = vec![Arc::new(FrontendPlane { backends: named.to_vec(), ..gone })];
-        cx.set_plane(Arc::new(Plane { frontends, version: 2, max_connections: None, carried: 100, leave: None }));
+        cx.set_plane(Arc::new(Plane { frontends, version: 2, max_connections: None, max_proxied: 100, leave: None }));
         let mut flows = FlowSlab::default();
         let at = enter(&mut cx, &mut flows);
         let flow = flows.take(at).unwrap();

@@ -8,8 +8,8 @@ use crate::addr::VipAddr;
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
 use crate::proxy::flow::{Flow, Phase};
-use crate::table::carried::SavedTurns;
 use crate::table::flow_transfer::FlowTransfer;
+use crate::table::saved::SavedTurns;
 
 /// A flow that its worker has taken out of service.
 #[derive(Debug)]

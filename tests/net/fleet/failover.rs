@@ -3,13 +3,13 @@
 
 mod addresses;
 mod again;
-mod carried;
 mod crossing;
 mod drills;
 mod evacuate;
 mod half_closed;
 mod load;
 mod named;
+mod offloaded;
 mod proofs;
 mod records;
 mod reload;
@@ -442,8 +442,8 @@ fn behind_a_router_only_proxied_flows_of_an_instance_that_dies_are_reset_and_at_
 }
 
 #[test]
-fn ipv6_flows_are_carried_forwarded_and_reset_as_those_of_ipv4() {
-    let test = "ipv6_flows_are_carried_forwarded_and_reset_as_those_of_ipv4";
+fn ipv6_flows_are_offloaded_forwarded_and_reset_as_those_of_ipv4() {
+    let test = "ipv6_flows_are_offloaded_forwarded_and_reset_as_those_of_ipv4";
     for flows in [Flows::Kept, Flows::Offload] {
         let Some(fleet) = Fleet::at(VIP6, test, 2, flows, |config| config) else { return };
         let fleet = fleet.with_owner();

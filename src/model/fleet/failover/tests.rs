@@ -261,7 +261,7 @@ fn where_another_flow_has_the_port_already_nothing_of_one_that_is_over_is_forwar
 }
 
 #[test]
-fn an_offloaded_flow_whose_backend_or_client_is_on_this_host_is_reset_with_its_owner_and_not_carried() {
+fn an_offloaded_flow_whose_backend_or_client_is_on_this_host_is_reset_with_its_owner() {
     let mut scene = Scene::new();
     let mut backend_here = record(1, "10.0.1.7", true);
     backend_here.ends.backend = BackendAddr::new("10.0.0.22:7443".parse().unwrap());

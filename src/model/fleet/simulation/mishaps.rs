@@ -110,9 +110,9 @@ impl World {
             }
             let known_by = if is_told { BTreeSet::new() } else { self.knowers(node, number) };
             let key = client.record.ends.key(FlowDirection::ToBackend);
-            let carried = known_by.iter().any(|other| self.nodes[*other].path.carries_key(&key));
+            let known = known_by.iter().any(|other| self.nodes[*other].path.carries_key(&key));
             if let Some(client) = self.clients.get_mut(&number) {
-                client.may_be_lost |= in_sockets || !carried;
+                client.may_be_lost |= in_sockets || !known;
                 client.orphaned = Some(Orphaned { known_by });
             }
         }

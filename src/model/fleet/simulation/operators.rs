@@ -191,7 +191,7 @@ impl World {
     fn switch_off(&mut self, node: usize) {
         for client in self.clients.values().filter(|client| self.nodes[node].lists(&client.record)) {
             let place = self.place(client.number, client.vip, FlowDirection::ToBackend);
-            let carried = place.is_none_or(|place| {
+            let known = place.is_none_or(|place| {
                 let path = &self.nodes[place].path;
                 let key = client.record.ends.key(FlowDirection::ToBackend);
                 // An instance that has just begun asks the others.
@@ -199,7 +199,7 @@ impl World {
                 let is_asked = !self.is_ripe(place) && self.running().into_iter().any(has);
                 is_asked || path.carries_key(&key) || !path.has_room(2) || !path.carries
             });
-            self.demand(carried || client.may_be_lost, || {
+            self.demand(known || client.may_be_lost, || {
                 format!("{} may be switched off, and has client {}", NAMES[node], client.number)
             });
         }

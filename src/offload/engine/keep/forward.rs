@@ -48,7 +48,7 @@ impl Keep {
                 let [up, down] = flow.ends.keys();
                 let named = |entry: Entry, key: &Key| FleetId::of(entry.id, &entry.ends(*key));
                 let [at_up, at_down] = outside.program.entries([up, down])?;
-                // If both entries are of one flow, it is offloaded; see `is_carried`.
+                // If both entries are of one flow, it is offloaded; see `is_offloaded`.
                 if at_up.map(|entry| named(entry, &up)) != at_down.map(|entry| named(entry, &down)) {
                     self.give_way(outside, flows, witnesses, &up, None, *flow)?;
                     self.give_way(outside, flows, witnesses, &down, None, *flow)?;
@@ -76,7 +76,7 @@ impl Keep {
             }
         };
         for key in keys.iter().copied() {
-            if is_carried(&outside.program, &key)? {
+            if is_offloaded(&outside.program, &key)? {
                 self.crowded.forget_packets(&key);
                 continue;
             }
@@ -89,7 +89,7 @@ impl Keep {
     }
 
     pub(super) fn refuse_packets(&mut self, program: &Program, key: Key) -> Result<(), Unread> {
-        if !is_carried(program, &key)? {
+        if !is_offloaded(program, &key)? {
             self.crowded.forget_packets(&key);
             self.divert(key, program.refuse(&key))?;
         }
@@ -135,13 +135,13 @@ impl Keep {
 
 /// Whether the program already carries such packets. An offloaded flow never gets sockets again: an instance that
 /// reports sockets has just taken the flow over, and is about to report the offload.
-fn is_carried(program: &Program, key: &Key) -> Result<bool, Unread> {
-    let is_carried = |entry: Entry| match entry.action {
+fn is_offloaded(program: &Program, key: &Key) -> Result<bool, Unread> {
+    let is_offloaded = |entry: Entry| match entry.action {
         Action::Witness => false,
         Action::Splice => true,
         _ => !entry.held,
     };
-    Ok(program.entry(key)?.is_some_and(is_carried))
+    Ok(program.entry(key)?.is_some_and(is_offloaded))
 }
 
 pub(super) fn find_unanswered(outside: &Outside, keys: &[Key]) -> Result<(), Unread> {

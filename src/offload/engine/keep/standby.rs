@@ -1,9 +1,9 @@
 //! Offloaded flows of other instances: held here, dropped, inherited, and given away.
 
-use super::super::carried::{Carried, Step};
 use super::super::flows::Flows;
+use super::super::offloaded::{OffloadedFlow, Step};
 use super::super::quiet::begin_asking;
-use super::super::recover::{Pair, carried, offer};
+use super::super::recover::{Pair, offer, offloaded_flow};
 use super::super::reset::{look, over, remove, reset, reset_backend_soon, take_out, wake_client};
 use super::super::retold::entry;
 use super::super::witness::Witnesses;
@@ -198,7 +198,7 @@ impl Keep {
         }
         outside.table.offload.reserve(ends.local, ends.backend);
         let pair = Pair { ends: Some(ends), up, down };
-        flows.insert(id, Carried { inherited_ns: now_ns(), ..carried(id, ends, &pair) });
+        flows.insert(id, OffloadedFlow { inherited_ns: now_ns(), ..offloaded_flow(id, ends, &pair) });
         begin_asking(outside, flows, id);
         // This host's kernel accepts no packet from the wire that seems to come from itself, and sends none there.
         let is_covered = outside.surroundings.are_covered(&ends);
@@ -225,7 +225,7 @@ impl Keep {
         released: FleetId,
     ) -> Result<(), Unread> {
         let id = released.flow;
-        let is_it = |flow: &&Carried| matches!(flow.step, Step::Alone) && FleetId::of(id, &flow.ends) == released;
+        let is_it = |flow: &&OffloadedFlow| matches!(flow.step, Step::Alone) && FleetId::of(id, &flow.ends) == released;
         let Some(flow) = flows.get(&id).filter(is_it) else { return Ok(()) };
         let ends = flow.ends;
         look(&outside.program, flows, id)?;

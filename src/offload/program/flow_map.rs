@@ -13,12 +13,12 @@ use crate::sys::bpf::Map;
 pub struct FlowMap(Map);
 
 impl Program {
-    pub fn carried(&self) -> io::Result<FlowMap> {
+    pub fn flow_map(&self) -> io::Result<FlowMap> {
         self.flows.try_clone().map(FlowMap)
     }
 }
 
-impl offload::CarriedKeys for FlowMap {
+impl offload::OffloadedKeys for FlowMap {
     fn carries(&self, key: &Key) -> io::Result<bool> {
         let mut raw = [0; ENTRY_SIZE];
         let found = self.0.look_up(&key.encode(), &mut raw)?;

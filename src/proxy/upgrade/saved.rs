@@ -8,14 +8,14 @@ use crate::config::{Config, Frontend};
 use crate::model::pacing::TokenBucket;
 use crate::proxy::workers::Proxy;
 use crate::sys::clock::now_ns;
-use crate::table::carried::{CarriedCounters, FrontendLoad, SavedSource};
+use crate::table::saved::{FrontendLoad, SavedCounters, SavedSource};
 
 /// Limit for the reported sources: more would make the message too long. Sources nearest to a limit go first.
 const SOURCES_MAX: usize = 30_000;
 
 impl Proxy {
     /// The counters for the other process.
-    pub fn save(&self) -> Result<CarriedCounters, StuckWorker> {
+    pub fn save(&self) -> Result<SavedCounters, StuckWorker> {
         let (sources, sources_left_out) = self.save_sources();
         let mut turns = Vec::new();
         for worker in 0..self.workers() {
@@ -26,7 +26,7 @@ impl Proxy {
             flows: entry.active.load(Relaxed),
         };
         let frontends = self.table.registry.frontends().iter().map(|entry| load(entry)).collect();
-        Ok(CarriedCounters { frontends, sources, sources_left_out, turns })
+        Ok(SavedCounters { frontends, sources, sources_left_out, turns })
     }
 
     /// The counters of the sources alone, at the very end.
@@ -36,14 +36,14 @@ impl Proxy {
     }
 
     /// Continues the counters of another process, which still has its flows. Call it before any client is served.
-    pub fn recall(&self, config: &Config, carried: &CarriedCounters) {
+    pub fn recall(&self, config: &Config, saved: &SavedCounters) {
         for entry in self.table.registry.frontends() {
-            let loads = carried.frontends.iter().filter(|load| *load.name == *entry.name);
+            let loads = saved.frontends.iter().filter(|load| *load.name == *entry.name);
             loads.for_each(|load| entry.elsewhere.expect(load.flows));
         }
-        self.recall_sources(config, &carried.sources, true);
+        self.recall_sources(config, &saved.sources, true);
         for worker in 0..self.workers() {
-            let own = carried.turns.iter().filter(|turns| turns.worker % self.workers() == worker);
+            let own = saved.turns.iter().filter(|turns| turns.worker % self.workers() == worker);
             self.tell(worker, Message::RecallTurns(own.cloned().collect()));
         }
     }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// The state of the data plane besides its flows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct CarriedCounters {
+pub struct SavedCounters {
     pub frontends: Vec<FrontendLoad>,
     pub sources: Vec<SavedSource>,
     /// Number of sources that are left out, because there are too many.

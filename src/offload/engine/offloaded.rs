@@ -10,7 +10,7 @@ use crate::ports::offload::{Found, Progress, Record, Sockets, Ticket};
 
 /// A flow whose entries are in the map.
 #[derive(Debug)]
-pub(super) struct Carried {
+pub(super) struct OffloadedFlow {
     pub id: FlowId,
     /// `None`: the flow was found in the map, and no worker has claimed it yet.
     pub ticket: Option<Ticket>,
@@ -112,7 +112,7 @@ impl CounterSnapshot {
     }
 }
 
-impl Carried {
+impl OffloadedFlow {
     /// Whether the entry's positions may be behind the flow's real ones: until one of its segments has matched them.
     pub(super) fn may_be_old(&self, direction: FlowDirection) -> bool {
         let look = if direction == FlowDirection::ToBackend { &self.up } else { &self.down };

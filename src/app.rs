@@ -114,7 +114,7 @@ pub struct Core {
     config: Arc<ArcSwap<Config>>,
     latest: latest::Sender<Arc<Config>>,
     drain: Drain,
-    hasten: Notify,
+    next_phase: Notify,
     /// Wakes a rebalance that an operator has ordered, even if the configuration has none.
     rebalance_now: Arc<Notify>,
     /// Whether systemd keeps the listening sockets open after this process's end.
@@ -252,7 +252,7 @@ fn assemble(
         config: Arc::new(ArcSwap::new(config.clone())),
         latest: latest::Sender::new(config.clone()),
         drain: Drain::default(),
-        hasten: Notify::new(),
+        next_phase: Notify::new(),
         rebalance_now: Arc::default(),
         listeners_kept: AtomicBool::new(false),
         succession: latest::Sender::new(Succession::None),
@@ -409,9 +409,9 @@ impl Bound {
     }
 
     /// A function that makes a stop that is under way go to its next phase at once.
-    pub fn hasten(&self) -> impl Fn() + Send + 'static {
+    pub fn shorten_stop(&self) -> impl Fn() + Send + 'static {
         let core = self.core.clone();
-        move || core.hasten.notify_one()
+        move || core.next_phase.notify_one()
     }
 
     /// Goes through the phases of a stop, and returns when no flow is left.

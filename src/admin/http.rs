@@ -26,11 +26,11 @@ use crate::sys::clock::now_ns;
 #[derive(Clone, Copy, Debug)]
 pub struct HttpLimits {
     pub connections: usize,
-    /// Connections of one source. Connections beyond either number have only `hasty_head`, and the oldest of them is
+    /// Connections of one source. Connections beyond either number have only `extra_head`, and the oldest of these is
     /// closed for the next: silent connections must not delay a probe.
     pub connections_of_source: usize,
-    pub hasty_connections: usize,
-    pub hasty_head: Duration,
+    pub extra_connections: usize,
+    pub extra_head: Duration,
     /// Time for a request's head, including the wait for a further request.
     pub head: Duration,
     /// Time for a whole connection. It then ends even if the client does not read; clients may connect again at once.
@@ -42,8 +42,8 @@ impl Default for HttpLimits {
         Self {
             connections: 128,
             connections_of_source: 32,
-            hasty_connections: 32,
-            hasty_head: Duration::from_millis(500),
+            extra_connections: 32,
+            extra_head: Duration::from_millis(500),
             head: Duration::from_secs(5),
             connection: Duration::from_secs(60),
         }
@@ -61,7 +61,7 @@ pub fn open(address: SocketAddr) -> io::Result<TcpListener> {
 pub async fn serve(admin: Arc<Admin>, listener: TcpListener, limits: HttpLimits) {
     let room = Arc::new(Semaphore::new(limits.connections));
     let sources = DoorSources::default();
-    let mut hasty = VecDeque::new();
+    let mut extra = VecDeque::new();
     loop {
         match listener.accept().await {
             Ok((stream, from)) => {
@@ -70,15 +70,15 @@ pub async fn serve(admin: Arc<Admin>, listener: TcpListener, limits: HttpLimits)
                     sources.enter(from.ip(), limits.connections_of_source).zip(room.clone().try_acquire_owned().ok());
                 let limits = match place {
                     Some(_) => limits,
-                    None => HttpLimits { head: limits.hasty_head, connection: limits.hasty_head, ..limits },
+                    None => HttpLimits { head: limits.extra_head, connection: limits.extra_head, ..limits },
                 };
-                let is_hasty = place.is_none();
+                let is_extra = place.is_none();
                 let cut_off = CancellationToken::new();
-                if is_hasty {
-                    hasty.push_back(cut_off.clone());
+                if is_extra {
+                    extra.push_back(cut_off.clone());
                 }
-                if hasty.len() > limits.hasty_connections
-                    && let Some(oldest) = hasty.pop_front()
+                if extra.len() > limits.extra_connections
+                    && let Some(oldest) = extra.pop_front()
                 {
                     oldest.cancel();
                 }

@@ -17,7 +17,7 @@ const COUNT_EVERY: Duration = Duration::from_millis(20);
 /// How long the last resets may take beyond their pace.
 const STOP_MARGIN: Duration = Duration::from_secs(1);
 
-/// Takes the instance through all phases of a stop. Each wait ends early when the stop is hastened.
+/// Takes the instance through all phases of a stop. Each wait ends early when a second signal shortens the stop.
 pub(super) async fn run(core: &Core) {
     let process = core.config.load().process.clone();
     let flows = core.table.flows_with_sockets();
@@ -26,7 +26,7 @@ pub(super) async fn run(core: &Core) {
     core.drain.advance(LifePhase::Leaving);
     tokio::select! {
         () = tokio::time::sleep(process.shutdown_delay) => {}
-        () = core.hasten.notified() => tracing::info!("second signal: Baton closes its listeners now"),
+        () = core.next_phase.notified() => tracing::info!("second signal: Baton closes its listeners now"),
     }
 
     core.drain.advance(LifePhase::Draining);
@@ -38,7 +38,7 @@ pub(super) async fn run(core: &Core) {
     tokio::select! {
         () = gone(core) => {}
         () = sleep_until(deadline) => {}
-        () = core.hasten.notified() => tracing::info!("second signal: Baton resets the remaining proxied flows now"),
+        () = core.next_phase.notified() => tracing::info!("second signal: Baton resets the remaining proxied flows now"),
     }
 
     core.drain.advance(LifePhase::Forced);

@@ -1,6 +1,6 @@
 //! `baton run`: an instance in the foreground, controlled by signals.
 //!
-//! SIGTERM and SIGINT stop it, a second one hastens the stop; SIGHUP reloads; SIGUSR2 replaces it by a new process.
+//! SIGTERM and SIGINT stop it, a second one shortens the stop; SIGHUP reloads; SIGUSR2 replaces it by a new process.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -175,14 +175,14 @@ async fn stop(bound: Bound, mut stops: Stops, manager: Arc<ServiceManager>) {
         let replacement = bound.replaced().await;
         return leave(bound, replacement, manager).await;
     }
-    let hasten = bound.hasten();
-    let hastens = async move {
+    let shorten = bound.shorten_stop();
+    let second_signals = async move {
         loop {
             stops.next().await;
-            hasten();
+            shorten();
         }
     };
-    tokio::spawn(essential::task("signals", hastens));
+    tokio::spawn(essential::task("signals", second_signals));
     bound.stop().await;
     tracing::info!("stopped");
 }

@@ -66,7 +66,7 @@ impl NameLookup {
     }
 
     /// Applies a shorter interval: with the old one the next lookup could be a day away.
-    pub(super) fn hasten(&mut self, interval: Duration) {
+    pub(super) fn shorten(&mut self, interval: Duration) {
         let latest_ns = now_ns().saturating_add(ns(interval));
         self.due_ns = self.due_ns.map(|due_ns| due_ns.min(latest_ns));
     }

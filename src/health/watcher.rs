@@ -459,7 +459,7 @@ impl Watcher {
             self.succeed_by(None);
             self.aim();
         }
-        self.lookup.hasten(self.spec.health.resolve_interval);
+        self.lookup.shorten(self.spec.health.resolve_interval);
         // Another kind of probe may find a fault; as for any suspicion, the next moments are soon enough.
         self.machine.handle_suspicion(now_ns());
     }

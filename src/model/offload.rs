@@ -97,7 +97,7 @@ impl Eligibility {
     }
 
     /// Whether it may be tried with the request that has just come.
-    pub fn is_ripe(&self, policy: OffloadPolicy, age_ns: u64, now_ns: u64) -> bool {
+    pub fn may_be_tried(&self, policy: OffloadPolicy, age_ns: u64, now_ns: u64) -> bool {
         let grown = self.round_trips >= policy.round_trips || age_ns >= policy.after_ns;
         grown && self.announced && self.is_due(now_ns)
     }

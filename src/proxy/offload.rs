@@ -53,7 +53,7 @@ pub(super) fn read_and_leave(
     let Some(policy) = cx.offload_policy() else { return Ok(false) };
     let (now_ns, age_ns) = (cx.now_ns(), cx.now_ns().saturating_sub(flow.accepted_at_ns));
     let Phase::Relaying(relaying) = &mut flow.phase else { return Ok(false) };
-    if !relaying.eligibility.is_ripe(policy, age_ns, now_ns) || flow.pending_end.is_some() {
+    if !relaying.eligibility.may_be_tried(policy, age_ns, now_ns) || flow.pending_end.is_some() {
         return Ok(false);
     }
     if relaying.first_fin.is_some() || !relaying.up.reads() || !relaying.down.is_quiet() {
@@ -118,7 +118,7 @@ pub(super) fn try_all_again(cx: &WorkerContext, watch: &mut FlowWatch, flows: &m
     for flow in flows.iter_mut() {
         let Phase::Relaying(relaying) = &mut flow.phase else { continue };
         if relaying.eligibility.try_again() {
-            watch.ripen_now(now_ns, flow.at);
+            watch.offload_now(now_ns, flow.at);
         }
     }
 }

@@ -36,7 +36,7 @@ pub(super) fn go_on(
             }
             watch.look_after(cx, flow);
             watch.settle_later(cx, flow.at);
-            watch.ripen_later(cx, flow);
+            watch.offload_later(cx, flow);
             close_if_done(cx, flow)
         }
         Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => FlowVerdict::Keep,

@@ -36,7 +36,7 @@ pub(super) struct FlowWatch {
     /// Backend legs too young for their socket options, oldest first, with the time when they get them.
     settling: VecDeque<(u64, FlowRef)>,
     /// Flows too young to be offloaded, oldest first, with the time of their next try.
-    ripening: VecDeque<(u64, FlowRef)>,
+    to_offload: VecDeque<(u64, FlowRef)>,
     /// Flows whose bytes to the backend have no answer yet.
     unanswered: Vec<FlowRef>,
     deliveries: Deliveries,
@@ -61,7 +61,7 @@ impl FlowWatch {
             return Some(now_ns);
         }
         let first = |queue: &VecDeque<(u64, FlowRef)>| queue.front().map(|(at_ns, _)| *at_ns);
-        [self.deliveries.next_ns(), first(&self.settling), first(&self.ripening)].into_iter().flatten().min()
+        [self.deliveries.next_ns(), first(&self.settling), first(&self.to_offload)].into_iter().flatten().min()
     }
 
     /// Has [`FlowWatch::settle`] called when the flow's backend leg is old enough.
@@ -86,26 +86,26 @@ impl FlowWatch {
     }
 
     /// Schedules the flow's first try to be offloaded.
-    pub(super) fn ripen_later(&mut self, cx: &WorkerContext, flow: &Flow) {
+    pub(super) fn offload_later(&mut self, cx: &WorkerContext, flow: &Flow) {
         if let Some(policy) = cx.offload_policy() {
             let at_ns = flow.accepted_at_ns.max(cx.now_ns().saturating_sub(policy.after_ns)) + policy.after_ns;
-            self.ripening.push_back((at_ns, flow.at));
+            self.to_offload.push_back((at_ns, flow.at));
         }
     }
 
     /// Schedules the flow's try before all others.
-    pub(super) fn ripen_now(&mut self, now_ns: u64, at: FlowRef) {
-        self.ripening.push_front((now_ns, at));
+    pub(super) fn offload_now(&mut self, now_ns: u64, at: FlowRef) {
+        self.to_offload.push_front((now_ns, at));
     }
 
     /// Lets no flow wait longer than until `latest_ns`. Flows are sorted by their times, so one that waits for a
     /// greater age would delay all flows behind it.
-    pub(super) fn ripen_by(&mut self, latest_ns: u64) {
-        self.ripening.iter_mut().for_each(|(at_ns, _)| *at_ns = latest_ns.min(*at_ns));
+    pub(super) fn offload_by(&mut self, latest_ns: u64) {
+        self.to_offload.iter_mut().for_each(|(at_ns, _)| *at_ns = latest_ns.min(*at_ns));
     }
 
-    pub(super) fn next_ripe(&mut self, now_ns: u64) -> Option<FlowRef> {
-        self.ripening.pop_front_if(|(at_ns, _)| *at_ns <= now_ns).map(|(_, at)| at)
+    pub(super) fn next_to_offload(&mut self, now_ns: u64) -> Option<FlowRef> {
+        self.to_offload.pop_front_if(|(at_ns, _)| *at_ns <= now_ns).map(|(_, at)| at)
     }
 
     /// Schedules a check of a flow that has bytes to deliver.
@@ -201,10 +201,10 @@ mod tests {
         let due_ns = cx.now_ns() + SETTLE_AFTER.as_nanos() as u64;
         assert_eq!(watch.next_ns(cx.now_ns()), Some(due_ns));
         assert_eq!((watch.next_settling(due_ns - 1), watch.next_settling(due_ns)), (None, Some(at)));
-        watch.ripen_now(cx.now_ns(), at);
+        watch.offload_now(cx.now_ns(), at);
         watch.retime_later(at);
         assert_eq!(watch.next_ns(cx.now_ns()), Some(cx.now_ns()), "other timers are given at once");
-        assert_eq!((watch.next_retiming(), watch.next_ripe(cx.now_ns())), (Some(at), Some(at)));
+        assert_eq!((watch.next_retiming(), watch.next_to_offload(cx.now_ns())), (Some(at), Some(at)));
         assert_eq!(watch.next_ns(cx.now_ns()), None);
     }
 }

@@ -207,7 +207,7 @@ impl Worker {
             self.with_flow(at, |worker, flow| worker.watch.settle(&worker.cx, flow));
         }
         for _ in 0..DUE_PER_TURN {
-            let Some(at) = self.watch.next_ripe(self.cx.now_ns()) else { break };
+            let Some(at) = self.watch.next_to_offload(self.cx.now_ns()) else { break };
             self.with_flow(at, |worker, flow| offload::leave_due(&mut worker.cx, flow));
         }
         for _ in 0..DUE_PER_TURN {
@@ -244,7 +244,7 @@ impl Worker {
                 }
                 FlowVerdict::Serve => {
                     self.watch.settle_later(&self.cx, flow.at);
-                    self.watch.ripen_later(&self.cx, &flow);
+                    self.watch.offload_later(&self.cx, &flow);
                     tell_established(&self.cx, &flow);
                     self.relay().pump_both(&mut flow)
                 }

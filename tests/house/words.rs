@@ -20,6 +20,8 @@ const RETIRED: &[(&str, &str)] = &[
     ("mend", "fix"),
     ("lent", "offload (a flow), share (a listener), forward (packets to a peer)"),
     ("lend", "offload (a flow), share (a listener), forward (packets to a peer)"),
+    ("hast", "urgent (an acknowledgement), shorten (a wait)"),
+    ("ripe", "offload (later, now), may be tried"),
 ];
 
 /// Words that are retired as names in code, and stay as verbs: a request is carried out, a flow is carried on.
@@ -87,6 +89,9 @@ fn a_retired_word_is_found_in_every_form() {
         "TAKEOVER_NS",
         "struct LentSockets;",
         "fn lend_listeners()",
+        "is_hasty",
+        "const HASTE",
+        "fn ripen_now()",
     ] {
         assert_eq!(found(line), 1, "{line}");
     }

@@ -115,7 +115,7 @@ fn an_ejected_backend_s_flows_are_reset_and_undrain_brings_it_back() {
 }
 
 #[test]
-fn sigterm_fails_readiness_first_waits_for_flows_and_a_second_signal_hastens_it() {
+fn sigterm_fails_readiness_first_waits_for_flows_and_a_second_signal_shortens_it() {
     let Some(lab) = Lab::new("operator") else { return };
     let _servers = lab.echo_everywhere();
     let baton = lab.start(&lab.config().process("stop_timeout", "60s"));

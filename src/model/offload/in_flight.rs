@@ -119,7 +119,7 @@ impl InFlight {
     }
 
     /// Whether the receiving leg's socket will soon repeat a segment unless it gets an acknowledgement.
-    pub fn is_hasty(&self) -> bool {
+    pub fn is_urgent(&self) -> bool {
         self.segments > 1 && self.told != self.end()
     }
 

@@ -104,8 +104,8 @@ impl Scene {
 
     fn request(&mut self) {
         let age_ns = self.now_ns;
-        let ripe = self.flow.is_ripe(self.policy, age_ns, self.now_ns);
-        if ripe {
+        let tried = self.flow.may_be_tried(self.policy, age_ns, self.now_ns);
+        if tried {
             assert!(self.announced > 0 || self.offered, "nobody has looked at its packets");
             assert!(self.round_trips >= self.policy.round_trips || age_ns >= self.policy.after_ns, "too young");
             return self.offer();

@@ -33,7 +33,7 @@ pub(super) const RETRY: Duration = Duration::from_millis(5);
 /// The same for bytes that left in several segments. Without an acknowledgement within two round trips and two ticks
 /// the kernel sends the last segment again (RFC 8985 section 7; net/ipv4/tcp_output.c, tcp_schedule_loss_probe). After
 /// a single segment it waits 200 ms more.
-const HASTE: Duration = Duration::from_millis(1);
+const URGENT: Duration = Duration::from_millis(1);
 
 /// Bytes of one read from a socket.
 const CHUNK: usize = 4096;
@@ -58,7 +58,7 @@ pub(super) struct Settling {
     /// Flows whose RCU barrier is over, and whose bytes are not all acknowledged.
     unsettled: Vec<FlowId>,
     /// Flows whose sockets would soon send a segment again.
-    hasty: HashSet<FlowId>,
+    urgent: HashSet<FlowId>,
 }
 
 impl Settling {
@@ -68,7 +68,7 @@ impl Settling {
             await_barrier: Vec::new(),
             in_barrier: Vec::new(),
             unsettled: Vec::new(),
-            hasty: HashSet::new(),
+            urgent: HashSet::new(),
         })
     }
 
@@ -90,7 +90,7 @@ impl Settling {
                 }
                 SettleAction::AwaitBarrier => {
                     self.await_barrier.push(id);
-                    self.watch_if_hasty(flows, id);
+                    self.watch_if_urgent(flows, id);
                 }
                 SettleAction::Look => self.close_if_acknowledged(outside, flows, id),
                 SettleAction::TellSockets => tell_sockets(outside, flows, id),
@@ -134,8 +134,8 @@ impl Settling {
 
     /// When the next turn must come.
     pub(super) fn wants_turn_in(&self) -> Option<Duration> {
-        match (self.hasty.is_empty(), self.unsettled.is_empty()) {
-            (false, _) => Some(HASTE),
+        match (self.urgent.is_empty(), self.unsettled.is_empty()) {
+            (false, _) => Some(URGENT),
             (true, false) => Some(RETRY),
             (true, true) => None,
         }
@@ -143,8 +143,8 @@ impl Settling {
 
     /// Continues flows whose RCU barrier is over, and those that wait for an acknowledgement.
     pub(super) fn settle(&mut self, outside: &mut Outside, flows: &mut Flows) {
-        for id in std::mem::take(&mut self.hasty) {
-            self.tell_in_haste(outside, flows, id);
+        for id in std::mem::take(&mut self.urgent) {
+            self.tell_urgently(outside, flows, id);
         }
         if self.barrier.is_over() {
             for id in std::mem::take(&mut self.in_barrier) {
@@ -162,7 +162,7 @@ impl Settling {
     fn barrier_over(&mut self, outside: &mut Outside, flows: &mut Flows, id: FlowId) {
         self.go_on(outside, flows, id, Step::handle_barrier_over);
         // More bytes may have come into the sockets.
-        self.watch_if_hasty(flows, id);
+        self.watch_if_urgent(flows, id);
     }
 
     fn close_if_acknowledged(&mut self, outside: &mut Outside, flows: &mut Flows, id: FlowId) {
@@ -174,17 +174,17 @@ impl Settling {
     }
 
     /// Puts the flow on the list for fast acknowledgements, if its sockets are about to send a segment again.
-    fn watch_if_hasty(&mut self, flows: &Flows, id: FlowId) {
+    fn watch_if_urgent(&mut self, flows: &Flows, id: FlowId) {
         if let Some(closing) = flows.get(&id).and_then(|flow| flow.step.closing())
-            && (closing.up.is_hasty() || closing.down.is_hasty())
+            && (closing.up.is_urgent() || closing.down.is_urgent())
         {
-            self.hasty.insert(id);
+            self.urgent.insert(id);
         }
     }
 
     /// Tells the sockets of acknowledgements before the kernel takes their absence for a loss. This also happens during
     /// the flow's RCU barrier, which lasts longer than the kernel waits.
-    fn tell_in_haste(&mut self, outside: &Outside, flows: &mut Flows, id: FlowId) {
+    fn tell_urgently(&mut self, outside: &Outside, flows: &mut Flows, id: FlowId) {
         let Some(flow) = flows.get_mut(&id) else { return };
         let keys = flow.ends.keys();
         let Some(ClosingSockets { sockets, up, down }) = flow.step.closing_mut() else { return };
@@ -196,12 +196,12 @@ impl Settling {
                 (&sockets.backend, keys[1], up, of_backend.seen.acked as u32, expected[1]),
             ] {
                 // Before the RCU barrier is over, more bytes may have come than were read.
-                if outgoing.is_hasty() && silence::unread(socket).is_ok_and(|bytes| bytes == 0) {
+                if outgoing.is_urgent() && silence::unread(socket).is_ok_and(|bytes| bytes == 0) {
                     tell_acked(&outside.wire, key, outgoing, acked, expected);
                 }
             }
         }
-        self.watch_if_hasty(flows, id);
+        self.watch_if_urgent(flows, id);
     }
 }
 

@@ -121,7 +121,7 @@ impl Worker {
             }
         }
         if let Some(policy) = self.cx.plane().leave {
-            self.watch.ripen_by(self.cx.now_ns().saturating_add(policy.after_ns));
+            self.watch.offload_by(self.cx.now_ns().saturating_add(policy.after_ns));
         }
         self.watch.set_idle_walk(&mut self.cx);
     }

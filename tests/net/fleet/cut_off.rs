@@ -152,7 +152,7 @@ fn when_all_backends_and_the_peer_die_idle_clients_are_reset_because_they_can_st
 }
 
 /// Probes that end well before a neighbour is asked for again, which it is once in a second.
-fn hasty(config: Config) -> Config {
+fn with_short_timers(config: Config) -> Config {
     [("interval", "400ms"), ("timeout", "300ms"), ("fast_interval", "50ms")]
         .iter()
         .fold(config, |config, (key, value)| config.health(key, *value))
@@ -178,7 +178,7 @@ fn blink(host: &Host, baton: &Baton, down: std::time::Duration) {
 #[test]
 fn a_host_that_hears_its_peer_again_takes_no_backend_for_dead_that_it_asked_in_the_dark() {
     let test = "a_host_that_hears_its_peer_again_takes_no_backend_for_dead";
-    let Some(fleet) = Fleet::new(test, 2, Flows::Offload, hasty) else { return };
+    let Some(fleet) = Fleet::new(test, 2, Flows::Offload, with_short_timers) else { return };
     let fleet = fleet.with_owner();
     let mut conns = fleet.offloaded_clients(20);
     blink(&fleet.owner().host, &fleet.owner().baton, ms(400));
@@ -190,7 +190,7 @@ fn a_lone_instance_takes_no_backend_for_dead_because_its_link_was_down_for_a_mom
     let test = "a_lone_instance_takes_no_backend_for_dead_because_its_link_was_down";
     let Some(lab) = Lab::new(test) else { return };
     let _servers = lab.echo_everywhere();
-    let baton = lab.start(&hasty(lab.config().only(&["b1", "b2"])));
+    let baton = lab.start(&with_short_timers(lab.config().only(&["b1", "b2"])));
     let mut conns: Vec<_> = (0..20).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
     conns.iter_mut().for_each(|conn| conn.echo(5, 200));
     blink(&lab.lb, &baton, ms(200));

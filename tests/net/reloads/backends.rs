@@ -83,8 +83,8 @@ fn attempts_to_connect_follow_a_reload() {
     let patient = it.first_answer();
     assert!(patient >= ms(2400), "{patient:?}");
     it.reload(&config.clone().frontend("hedge_after", "0s").frontend("connect_timeout", "200ms"));
-    let hasty = it.first_answer();
-    assert!(hasty < ms(2000), "{hasty:?}");
+    let impatient = it.first_answer();
+    assert!(impatient < ms(2000), "{impatient:?}");
     it.reload(&config.clone().frontend("hedge_after", "50ms").frontend("connect_timeout", "4s"));
     let hedged = it.first_answer();
     assert!(hedged < ms(3000), "{hedged:?}");

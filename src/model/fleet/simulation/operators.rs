@@ -196,7 +196,7 @@ impl World {
                 let key = client.record.ends.key(FlowDirection::ToBackend);
                 // An instance that has just begun asks the others.
                 let has = |other: usize| other != node && self.nodes[other].path.carries_key(&key);
-                let is_asked = !self.is_ripe(place) && self.running().into_iter().any(has);
+                let is_asked = !self.has_run_long(place) && self.running().into_iter().any(has);
                 is_asked || path.carries_key(&key) || !path.has_room(2) || !path.carries
             });
             self.demand(known || client.may_be_lost, || {

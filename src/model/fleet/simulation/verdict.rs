@@ -26,14 +26,14 @@ impl World {
     /// Whether `one` can know that `other` lives.
     fn knows_alive(&self, one: usize, other: usize) -> bool {
         let knows = self.nodes[one].config.peers.contains(&other);
-        let stays = |node: usize| self.now_ns - self.nodes[node].back_ns > super::SECOND_NS && self.is_ripe(node);
+        let stays = |node: usize| self.now_ns - self.nodes[node].back_ns > super::SECOND_NS && self.has_run_long(node);
         let reaches = self.reaches(one, other) && stays(one) && stays(other);
         let witness = self.net.shared && reaches && self.can_open(one, other);
         knows && self.is_up(other) && (self.in_touch(one, other) || witness)
     }
 
     /// Whether it has run long enough to have heard of the others' flows.
-    pub(super) fn is_ripe(&self, node: usize) -> bool {
+    pub(super) fn has_run_long(&self, node: usize) -> bool {
         let process = self.nodes[node].process.as_ref();
         process.is_some_and(|it| self.now_ns - it.started_ns > super::SECOND_NS)
     }

@@ -205,7 +205,7 @@ impl Truth {
         let arrived = self.seen_acked >= self.through();
         assert_eq!(self.flight.has_arrived(self.seen(self.seen_acked)), arrived, "whether all has arrived");
         assert_eq!(self.flight.is_told(), self.told == self.through());
-        assert!(!self.flight.is_hasty() || !self.flight.is_told());
+        assert!(!self.flight.is_urgent() || !self.flight.is_told());
     }
 }
 
@@ -231,7 +231,7 @@ proptest! {
             truth.play(event);
             truth.check();
         }
-        prop_assert!(truth.held == 0 && truth.flight.is_told() && !truth.flight.is_hasty(), "{truth:?}");
+        prop_assert!(truth.held == 0 && truth.flight.is_told() && !truth.flight.is_urgent(), "{truth:?}");
     }
 }
 
@@ -240,11 +240,11 @@ fn several_segments_are_sent_again_soon_and_one_is_not() {
     let start = InFlightStart { base: 100, position: 7, between: 0, segment_max: 1000 };
     let mut flight = InFlight::new(start);
     flight.wrote(1000);
-    assert!(!flight.is_hasty());
+    assert!(!flight.is_urgent());
     flight.wrote(1);
-    assert!(flight.is_hasty());
+    assert!(flight.is_urgent());
     assert_eq!(flight.acknowledge(1100), Some(1100));
-    assert!(flight.is_hasty() && flight.acknowledge(1100).is_none() && flight.acknowledge(600).is_none());
+    assert!(flight.is_urgent() && flight.acknowledge(1100).is_none() && flight.acknowledge(600).is_none());
     assert_eq!(flight.acknowledge(5000), Some(1101));
-    assert!(!flight.is_hasty());
+    assert!(!flight.is_urgent());
 }

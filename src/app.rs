@@ -170,7 +170,7 @@ pub async fn upgrade_from(config: Config, path: &Path, channel: Channel) -> Resu
     let (listeners, shared) = upgrade::new::sort(doors);
     let counters = state.counters.clone();
     let assembled = assemble(config, path, listeners, state, true).inspect(|(parts, _)| {
-        parts.core.proxy.recall(&parts.config, &counters);
+        parts.core.proxy.restore(&parts.config, &counters);
         if welcome.protocol > 1 {
             parts.core.table.flows.share_ids(IdShare::Odd);
         }

@@ -209,7 +209,7 @@ impl Watcher {
             first_probed,
         };
         if let Some(saved) = saved {
-            watcher.recall(*saved);
+            watcher.restore(*saved);
         }
         watcher.aim();
         if let Some(order) = order {
@@ -224,14 +224,14 @@ impl Watcher {
 
     /// Continues from another process's state. The caller has checked that the configuration has the backend at no
     /// other fixed address.
-    fn recall(&mut self, saved: SavedBackend) {
+    fn restore(&mut self, saved: SavedBackend) {
         self.machine = Machine::restore(self.spec.policy(), saved.machine, now_ns());
         if self.entry.address().is_none() {
             self.entry.set_address(saved.address);
         }
         self.entry.set_ramp(saved.ramp_start_ns, saved.ramp_ns);
         // At least one, so that a removed backend waits for its flows.
-        self.entry.elsewhere.expect(saved.flows.unwrap_or(1));
+        self.entry.other_process.expect(saved.flows.unwrap_or(1));
         self.last_probe = saved.last_probe;
         self.last_probe_us = saved.last_probe_us;
         self.first_probed.send_replace(true);
@@ -472,7 +472,7 @@ impl Watcher {
         }
         retiring.look_at_ns = now + RETIRE_POLL_NS;
         let frontend = &self.entry.frontend;
-        let frontend_load = frontend.active.load(Relaxed) + frontend.elsewhere.count();
+        let frontend_load = frontend.active.load(Relaxed) + frontend.other_process.count();
         let empty = self.entry.load() == 0 && (!retiring.with_frontend || frontend_load == 0);
         let twice = std::mem::replace(&mut retiring.was_empty, empty) && empty;
         let retired = twice && self.shared.retire(&self.entry, &self.inbox, retiring.with_frontend);

@@ -60,7 +60,7 @@ pub struct FrontendEntry {
     pub name: Arc<str>,
     /// Present number of flows.
     pub active: AtomicU32,
-    pub elsewhere: OtherProcess,
+    pub other_process: OtherProcess,
     service: ServiceMemory,
     /// One lane per worker, and a last one for an earlier process's counts.
     pub lanes: Box<[FrontendLane]>,
@@ -88,7 +88,7 @@ pub struct BackendEntry {
     health: ArcSwap<HealthView>,
     /// Present number of flows, connecting ones included.
     pub active: AtomicU32,
-    pub elsewhere: OtherProcess,
+    pub other_process: OtherProcess,
     /// Monotonic ns of the last packet from it for an offloaded flow; 0: none.
     pub heard_ns: AtomicU64,
     /// Monotonic ns of its last packet with bytes for any flow, which its process sent, not only its kernel; 0: none.
@@ -194,7 +194,7 @@ impl BackendEntry {
 
     /// Number of its flows, those of another process included.
     pub fn load(&self) -> u32 {
-        self.active.load(Relaxed) + self.elsewhere.count()
+        self.active.load(Relaxed) + self.other_process.count()
     }
 
     /// Whether its cap is reached.
@@ -204,7 +204,7 @@ impl BackendEntry {
 
     /// Counts a flow in, unless the cap is reached.
     pub fn reserve(&self) -> bool {
-        let before = self.active.fetch_add(1, Relaxed) + self.elsewhere.count();
+        let before = self.active.fetch_add(1, Relaxed) + self.other_process.count();
         let room = self.max_connections().is_none_or(|max| before < max);
         if !room {
             self.release();
@@ -215,7 +215,7 @@ impl BackendEntry {
     /// Counts a flow of another process in, whatever the cap.
     pub fn count_in(&self) {
         self.active.fetch_add(1, Relaxed);
-        self.elsewhere.arrive();
+        self.other_process.arrive();
     }
 
     /// Counts a flow in again that was counted out before its end, whatever the cap.
@@ -270,7 +270,7 @@ impl Registry {
             id: FrontendId(*next_id),
             name: name.clone(),
             active: AtomicU32::new(0),
-            elsewhere: OtherProcess::default(),
+            other_process: OtherProcess::default(),
             service: ServiceMemory::default(),
             lanes: (0..=self.workers).map(|_| FrontendLane::default()).collect(),
         });
@@ -305,7 +305,7 @@ impl Registry {
                 drain_deadline_ns: None,
             }),
             active: AtomicU32::new(0),
-            elsewhere: OtherProcess::default(),
+            other_process: OtherProcess::default(),
             heard_ns: AtomicU64::new(0),
             spoke_ns: AtomicU64::new(0),
             taken_ns: AtomicU64::new(0),
@@ -358,8 +358,8 @@ impl Registry {
     /// No flow of another process counts here any more.
     pub fn forget_other_process(&self) {
         let lists = self.lists.load();
-        lists.frontends.iter().for_each(|entry| entry.elsewhere.forget());
-        lists.backends.iter().for_each(|entry| entry.elsewhere.forget());
+        lists.frontends.iter().for_each(|entry| entry.other_process.forget());
+        lists.backends.iter().for_each(|entry| entry.other_process.forget());
     }
 
     /// The caller must hold `next_id`, so that two changes cannot overlap.

@@ -39,12 +39,12 @@ mod tests {
 
     #[test]
     fn what_arrives_unexpected_leaves_nothing_owed() {
-        let elsewhere = OtherProcess::default();
-        elsewhere.expect(2);
-        (0..3).for_each(|_| elsewhere.arrive());
-        elsewhere.leave();
-        assert_eq!(elsewhere.count(), 1);
-        elsewhere.forget();
-        assert_eq!(elsewhere.count(), 0);
+        let other_process = OtherProcess::default();
+        other_process.expect(2);
+        (0..3).for_each(|_| other_process.arrive());
+        other_process.leave();
+        assert_eq!(other_process.count(), 1);
+        other_process.forget();
+        assert_eq!(other_process.count(), 0);
     }
 }

@@ -22,6 +22,7 @@ const RETIRED: &[(&str, &str)] = &[
     ("lend", "offload (a flow), share (a listener), forward (packets to a peer)"),
     ("hast", "urgent (an acknowledgement), shorten (a wait)"),
     ("ripe", "offload (later, now), may be tried"),
+    ("recall", "recover (what a process left), restore (counters of an upgrade)"),
 ];
 
 /// Words that are retired as names in code, and stay as verbs: a request is carried out, a flow is carried on.
@@ -92,6 +93,7 @@ fn a_retired_word_is_found_in_every_form() {
         "is_hasty",
         "const HASTE",
         "fn ripen_now()",
+        "RecallTurns",
     ] {
         assert_eq!(found(line), 1, "{line}");
     }

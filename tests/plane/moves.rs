@@ -88,7 +88,7 @@ fn caps_hold_for_both_processes_together() {
     let (old, new) = two(&[address], |frontend| frontend.limits.max_connections = Some(4));
     let mut held: Vec<_> = (0..3).map(|_| old.connect()).collect();
     held.iter_mut().for_each(ping);
-    new.proxy.recall(&new.config, &old.proxy.save().unwrap());
+    new.proxy.restore(&new.config, &old.proxy.save().unwrap());
     let reset = |bench: &Bench| {
         let mut stream = bench.connect();
         let word = stream.write_all(b"ping").and_then(|()| stream.read_exact(&mut [0; 4]));
@@ -122,10 +122,10 @@ fn a_backend_at_its_cap_stays_there() {
     let mut held: Vec<_> = (0..2).map(|_| old.connect()).collect();
     held.iter_mut().for_each(ping);
     let entry = new.table.registry.backends()[0].clone();
-    entry.elsewhere.expect(2);
+    entry.other_process.expect(2);
     assert!(!entry.reserve());
     carry(&old, &new);
-    assert_eq!((entry.load(), entry.elsewhere.count()), (2, 0));
+    assert_eq!((entry.load(), entry.other_process.count()), (2, 0));
     held.iter_mut().for_each(ping);
 }
 

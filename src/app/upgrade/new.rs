@@ -126,7 +126,7 @@ impl NewProcess for StartingInstance {
         match last {
             Some(last) => {
                 last.totals.carry_into_table(&self.core.table);
-                self.core.proxy.recall_sources(&self.config, &last.sources, false);
+                self.core.proxy.restore_sources(&self.config, &last.sources, false);
                 flows.begin_ids_at(last.next_flow_id);
             }
             None => flows.begin_ids_at(flows.next_id() + IDS_KEPT),

@@ -67,7 +67,7 @@ impl Keep {
     }
 
     /// Records an entry that an earlier process held for others; it stays in use, though no list here names its flow.
-    pub(super) fn recall(&mut self, key: Key, entry: &Entry) {
+    pub(super) fn recover(&mut self, key: Key, entry: &Entry) {
         if entry.action == Action::Splice {
             let packets = if entry.direction == FlowDirection::ToBackend { entry.seen.packets } else { 0 };
             let ends = entry.ends(key);
@@ -79,7 +79,7 @@ impl Keep {
                 held.packets = held.packets.max(packets);
             }
         } else {
-            self.kept.recall_diverted(key);
+            self.kept.recover_diverted(key);
         }
     }
 

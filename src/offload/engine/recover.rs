@@ -124,7 +124,7 @@ fn left(program: &Program, keep: &mut Keep) -> io::Result<LeftFlows> {
                 continue;
             }
             if entry.held {
-                keep.recall(key, &entry);
+                keep.recover(key, &entry);
                 continue;
             }
             let pair = pairs.entry(entry.id).or_default();

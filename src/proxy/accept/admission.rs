@@ -20,7 +20,7 @@ impl FrontendHold {
     /// Counts a flow that was admitted by another process.
     pub(crate) fn count_in(frontend: &FrontendPlane) -> Self {
         let hold = Self::count_again(frontend);
-        frontend.entry.elsewhere.arrive();
+        frontend.entry.other_process.arrive();
         hold
     }
 
@@ -44,12 +44,13 @@ pub(crate) fn admit(
     flows: &FlowTable,
     census: &OffloadCensus,
 ) -> Result<FrontendHold, EndReason> {
-    let elsewhere = plane.frontends.iter().map(|frontend| frontend.entry.elsewhere.count()).sum::<u32>() as usize;
-    let too_many = plane.max_connections.is_some_and(|max| flows.len() + elsewhere >= max);
-    if too_many || census.flows_with_sockets(flows) + elsewhere >= plane.max_proxied {
+    let in_other_process =
+        plane.frontends.iter().map(|frontend| frontend.entry.other_process.count()).sum::<u32>() as usize;
+    let too_many = plane.max_connections.is_some_and(|max| flows.len() + in_other_process >= max);
+    if too_many || census.flows_with_sockets(flows) + in_other_process >= plane.max_proxied {
         return Err(EndReason::LimitTotal);
     }
-    let before = frontend.entry.active.fetch_add(1, Relaxed) + frontend.entry.elsewhere.count();
+    let before = frontend.entry.active.fetch_add(1, Relaxed) + frontend.entry.other_process.count();
     let hold = FrontendHold(frontend.entry.clone());
     match frontend.settings.limits.max_connections {
         Some(max) if before >= max => Err(EndReason::LimitFrontend),

@@ -25,7 +25,7 @@ pub(crate) struct Sources {
 #[derive(Debug)]
 struct SourceCounts {
     flows: AtomicU32,
-    elsewhere: OtherProcess,
+    other_process: OtherProcess,
     accepts: Mutex<Option<TokenBucket>>,
 }
 
@@ -58,7 +58,7 @@ impl Sources {
                 return Err(SourceRefusal::Rate);
             }
             let counted = known.flows.fetch_update(AcqRel, Acquire, |flows| {
-                let room = max.is_none_or(|max| flows.saturating_add(known.elsewhere.count()) < max);
+                let room = max.is_none_or(|max| flows.saturating_add(known.other_process.count()) < max);
                 (flows != SWEPT && room).then(|| flows + 1)
             });
             match counted {
@@ -73,7 +73,7 @@ impl Sources {
     /// Counts a flow that comes from another process; never refuses it.
     pub(crate) fn count_in(&self, frontend: FrontendId, source: SourceNetwork, now_ns: u64) -> SourceHold {
         let hold = self.count_again(frontend, source, now_ns);
-        hold.0.elsewhere.arrive();
+        hold.0.other_process.arrive();
         hold
     }
 
@@ -113,7 +113,7 @@ impl Sources {
     }
 
     /// Continues another process's count for a source. If called twice, the lower bucket counts.
-    pub(crate) fn recall(&self, frontend: FrontendId, source: SourceNetwork, bucket: TokenBucket, now_ns: u64) {
+    pub(crate) fn restore(&self, frontend: FrontendId, source: SourceNetwork, bucket: TokenBucket, now_ns: u64) {
         self.source(frontend, source).bucket(|here| match here {
             Some(here) => here.lower_to(&bucket, now_ns),
             None => *here = Some(bucket),
@@ -122,12 +122,12 @@ impl Sources {
 
     /// Another process has so many flows of a source, and will give them to this one.
     pub(crate) fn expect(&self, frontend: FrontendId, source: SourceNetwork, flows: u32) {
-        self.source(frontend, source).elsewhere.expect(flows);
+        self.source(frontend, source).other_process.expect(flows);
     }
 
     /// No flow of the other process counts here any more.
     pub(crate) fn forget_other_process(&self) {
-        self.map.pin().values().for_each(|source| source.elsewhere.forget());
+        self.map.pin().values().for_each(|source| source.other_process.forget());
     }
 
     /// Forgets sources without flows whose bucket is full again, and returns how many remain.
@@ -135,7 +135,7 @@ impl Sources {
         let map = self.map.pin();
         map.retain(|_, source| {
             let full = source.bucket(|bucket| bucket.is_none_or(|bucket| bucket.is_full(now_ns)));
-            let idle = full && source.elsewhere.count() == 0;
+            let idle = full && source.other_process.count() == 0;
             !(idle && source.flows.compare_exchange(0, SWEPT, AcqRel, Acquire).is_ok()
                 || source.flows.load(Acquire) == SWEPT)
         });
@@ -144,8 +144,8 @@ impl Sources {
 
     fn source(&self, frontend: FrontendId, source: SourceNetwork) -> Arc<SourceCounts> {
         let fresh = || {
-            let (flows, elsewhere) = (AtomicU32::new(0), OtherProcess::default());
-            Arc::new(SourceCounts { flows, elsewhere, accepts: Mutex::new(None) })
+            let (flows, other_process) = (AtomicU32::new(0), OtherProcess::default());
+            Arc::new(SourceCounts { flows, other_process, accepts: Mutex::new(None) })
         };
         self.map.pin().get_or_insert_with((frontend, source), fresh).clone()
     }
@@ -154,7 +154,7 @@ impl Sources {
 impl SourceHold {
     /// The flow belongs to another process now, and still counts.
     pub(crate) fn leave(&self) {
-        self.0.elsewhere.leave();
+        self.0.other_process.leave();
     }
 }
 
@@ -237,7 +237,7 @@ mod tests {
             let bucket = source.bucket.unwrap();
             let bucket = TokenBucket::resumed(4, 4, bucket.level, bucket.at_ns);
             let network = SourceMask::default().network(ClientAddr::new((source.network, 1).into()));
-            new.recall(FrontendId(0), network, bucket, 5);
+            new.restore(FrontendId(0), network, bucket, 5);
         }
         assert_eq!((0..9).filter(|_| admit(&new, "10.0.0.1").is_ok()).count(), 1);
         assert_eq!((0..9).filter(|_| admit(&new, "10.0.0.2").is_ok()).count(), 3);

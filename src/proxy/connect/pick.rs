@@ -58,7 +58,7 @@ impl Picker {
     }
 
     /// Adds up the states of several workers: any sum of fair rotations is fair.
-    pub(in crate::proxy) fn recall_turns(&mut self, plane: &Plane, saved: &[SavedTurns]) {
+    pub(in crate::proxy) fn restore_turns(&mut self, plane: &Plane, saved: &[SavedTurns]) {
         for frontend in &plane.frontends {
             let own: Vec<_> = saved.iter().filter(|turns| *turns.frontend == *frontend.entry.name).collect();
             if own.is_empty() || frontend.settings.balance != Balance::RoundRobin {

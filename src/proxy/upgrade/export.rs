@@ -69,9 +69,9 @@ pub(in crate::proxy) fn put_back(flows: &mut FlowSlab, mut flow: Box<Flow>) -> O
 pub(in crate::proxy) fn let_go(cx: &mut WorkerContext, flows: &mut FlowSlab, flow: Box<Flow>) {
     if flows.keeps_place_of(flow.at) {
         // It still counts towards limits until the upgrade is over.
-        flow.frontend.entry.elsewhere.leave();
+        flow.frontend.entry.other_process.leave();
         flow.holds.source.iter().for_each(SourceHold::leave);
-        flow.backend().iter().for_each(|backend| backend.elsewhere.leave());
+        flow.backend().iter().for_each(|backend| backend.other_process.leave());
         flows.vacate(cx, flow.at.key());
     }
 }

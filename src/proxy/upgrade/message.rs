@@ -68,7 +68,7 @@ pub(crate) enum Message {
     ParkListeners { parked: bool, answer: Sender<()> },
     ExchangeListener { address: VipAddr, own: OwnedFd },
     SaveTurns { answer: Sender<Vec<SavedTurns>> },
-    RecallTurns(Vec<SavedTurns>),
+    RestoreTurns(Vec<SavedTurns>),
 }
 
 impl MovingFlow {

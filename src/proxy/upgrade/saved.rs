@@ -36,24 +36,24 @@ impl Proxy {
     }
 
     /// Continues the counters of another process, which still has its flows. Call it before any client is served.
-    pub fn recall(&self, config: &Config, saved: &SavedCounters) {
+    pub fn restore(&self, config: &Config, saved: &SavedCounters) {
         for entry in self.table.registry.frontends() {
             let loads = saved.frontends.iter().filter(|load| *load.name == *entry.name);
-            loads.for_each(|load| entry.elsewhere.expect(load.flows));
+            loads.for_each(|load| entry.other_process.expect(load.flows));
         }
-        self.recall_sources(config, &saved.sources, true);
+        self.restore_sources(config, &saved.sources, true);
         for worker in 0..self.workers() {
             let own = saved.turns.iter().filter(|turns| turns.worker % self.workers() == worker);
-            self.tell(worker, Message::RecallTurns(own.cloned().collect()));
+            self.tell(worker, Message::RestoreTurns(own.cloned().collect()));
         }
     }
 
     /// Continues another process's counters of sources. `expect`: that process will give their flows to this one.
-    pub fn recall_sources(&self, config: &Config, saved: &[SavedSource], expect: bool) {
+    pub fn restore_sources(&self, config: &Config, saved: &[SavedSource], expect: bool) {
         for source in saved {
             let configured = config.frontends.iter().find(|frontend| *frontend.name == *source.frontend);
             let Some(frontend) = configured else { continue };
-            self.recall_source(frontend, source, expect);
+            self.restore_source(frontend, source, expect);
         }
     }
 
@@ -63,7 +63,7 @@ impl Proxy {
         self.shared.sources.forget_other_process();
     }
 
-    fn recall_source(&self, frontend: &Frontend, saved: &SavedSource, expect: bool) {
+    fn restore_source(&self, frontend: &Frontend, saved: &SavedSource, expect: bool) {
         let limits = &frontend.limits;
         let id = self.table.registry.frontend(&frontend.name).id;
         // With another mask it may be part of a wider network.
@@ -71,7 +71,7 @@ impl Proxy {
         let rate = limits.accept_rate_per_source;
         if let (Some(rate), Some(bucket)) = (rate, saved.bucket) {
             let bucket = TokenBucket::resumed(rate, rate, bucket.level, bucket.at_ns);
-            self.shared.sources.recall(id, network, bucket, now_ns());
+            self.shared.sources.restore(id, network, bucket, now_ns());
         }
         if expect && (rate.is_some() || limits.max_connections_per_source.is_some()) {
             self.shared.sources.expect(id, network, saved.flows);

@@ -203,7 +203,7 @@ impl Worker {
             UpgradeMessage::SaveTurns { answer } => {
                 let _ = answer.send(self.connector.picker.save_turns(self.cx.number, self.cx.plane()));
             }
-            UpgradeMessage::RecallTurns(saved) => self.connector.picker.recall_turns(self.cx.plane(), &saved),
+            UpgradeMessage::RestoreTurns(saved) => self.connector.picker.restore_turns(self.cx.plane(), &saved),
         }
     }
 

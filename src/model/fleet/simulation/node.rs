@@ -124,7 +124,7 @@ impl Node {
         if let Some(changes) = log_max {
             exchange.keep_changes(changes);
         }
-        self.path.recall();
+        self.path.begin_process();
         let tag = name(self.number).tag();
         let highest = self.path.ids().into_iter().filter(|id| id.tag() == tag).map(FlowId::count).max();
         let first = if faults.ids_from_one { 1 } else { FlowId::first_count(now_ns / SECOND_NS) };

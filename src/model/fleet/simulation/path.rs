@@ -73,7 +73,7 @@ impl Path {
     }
 
     /// Another process begins: it knows only the pinned map.
-    pub(super) fn recall(&mut self) {
+    pub(super) fn begin_process(&mut self) {
         self.held.values_mut().for_each(|held| held.confirmed = false);
         self.diverted.values_mut().for_each(|asked| *asked = false);
         self.answers.clear();

@@ -56,7 +56,7 @@ impl Kept {
     }
 
     /// An earlier process entered it; if this process was asked for it, that stays.
-    pub(super) fn recall_diverted(&mut self, key: Key) {
+    pub(super) fn recover_diverted(&mut self, key: Key) {
         let said = self.diverted.get(&key).copied().unwrap_or_default();
         self.insert(key, said);
     }

@@ -80,7 +80,7 @@ pub enum StartError {
     #[error(transparent)]
     Door(#[from] OpenDoorError),
     #[error("Baton cannot offload flows, and offload.mode is \"require\": {0}")]
-    Path(#[source] offload::NoOffload),
+    Offload(#[source] offload::NoOffload),
     #[error("cannot get the flows of the old process: {0}")]
     NoOffer(#[from] NoOffer),
 }
@@ -106,7 +106,7 @@ pub struct Bound {
 pub struct Core {
     table: Arc<Table>,
     ports: Arc<AllPorts>,
-    offload: offload::Path,
+    offload: offload::InstanceOffload,
     peers: peers::PeerLinks,
     evacuation: evacuate::Desk,
     proxy: Proxy,
@@ -227,7 +227,7 @@ fn assemble(
         true => offload::LeftBy::Living { offloaded: state.offloaded },
         false => offload::LeftBy::Dead,
     };
-    let offloaded = offload::Path::open(&config, engine_parts(&table, &ports), left_by)?;
+    let offloaded = offload::InstanceOffload::open(&config, engine_parts(&table, &ports), left_by)?;
     let (proxy, bindings) = Proxy::start_idle(proxy_parts(&table, &ports), &config, inherited)?;
     state.totals.carry_into_table(&table);
     let parts = HealthParts {

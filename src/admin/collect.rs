@@ -62,7 +62,7 @@ impl Collector for TableCollector {
         self.encode_service(&mut families)?;
         self.encode_backends(&mut families)?;
         self.encode_limits(&mut families)?;
-        self.encode_path(&mut families)?;
+        self.encode_offload(&mut families)?;
         self.encode_failover(&mut families)?;
         self.encode_peers(&mut families)?;
         self.encode_workers(&mut families)
@@ -209,7 +209,7 @@ impl TableCollector {
         Ok(())
     }
 
-    fn encode_path(&self, families: &mut Families<'_>) -> fmt::Result {
+    fn encode_offload(&self, families: &mut Families<'_>) -> fmt::Result {
         let census = &self.table.offload;
         let view = census.view();
         let mut gauge = |name, help, value: u64| families.gauge(name, help)?.encode_gauge(&(value as i64));

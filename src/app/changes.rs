@@ -7,9 +7,9 @@ use crate::config::{Backend, Config, Frontend, OffloadMode, SharePort, Target};
 
 const ANEW: &str = "it needs a restart: `baton evacuate`, then `systemctl restart baton`";
 
-/// Changes that a reload cannot make: a sentence each, with the command that can. Empty: none. `has_path`: whether this
+/// Changes that a reload cannot make: a sentence each, with the command that can. Empty: none. `has_offload`: whether this
 /// process can offload flows.
-pub(super) fn refused(old: &Config, new: &Config, has_path: bool) -> Vec<String> {
+pub(super) fn refused(old: &Config, new: &Config, has_offload: bool) -> Vec<String> {
     const UPGRADE: &str = "`baton upgrade` starts a new process with it, which gets all flows";
     const KEEP: &str = "without it, the slot is this instance's position among all names, which has changed; set it \
                         to the slot that `baton peers` shows, or restart: `baton evacuate`, then `systemctl restart \
@@ -25,7 +25,7 @@ pub(super) fn refused(old: &Config, new: &Config, has_path: bool) -> Vec<String>
         ("process.workers", old.process.workers != new.process.workers, UPGRADE),
         (
             "offload.mode",
-            old.offload.mode == OffloadMode::Off && new.offload.mode != OffloadMode::Off && !has_path,
+            old.offload.mode == OffloadMode::Off && new.offload.mode != OffloadMode::Off && !has_offload,
             UPGRADE,
         ),
         ("offload.interfaces", old.offload.interfaces != new.offload.interfaces, UPGRADE),

@@ -27,7 +27,7 @@ const LOCKS: &str = "/run/baton";
 
 /// The offload engine of this instance, if it has one.
 #[derive(Debug)]
-pub(super) struct Path {
+pub(super) struct InstanceOffload {
     table: EngineParts,
     pins: PathBuf,
     engine: Mutex<Option<OffloadEngine>>,
@@ -57,8 +57,8 @@ pub enum NoOffload {
     Lock { path: PathBuf, source: io::Error },
 }
 
-impl Path {
-    /// Opens the offload engine according to `config`. It offloads nothing before [`Path::serve`]. If this process
+impl InstanceOffload {
+    /// Opens the offload engine according to `config`. It offloads nothing before [`InstanceOffload::serve`]. If this process
     /// follows another one, it must be able to recover that one's flows: no other process would watch them.
     pub(super) fn open(config: &Config, table: EngineParts, left_by: LeftBy) -> Result<Self, StartError> {
         let wanted = config.offload.mode;
@@ -71,7 +71,7 @@ impl Path {
         let mut unwatched = None;
         let engine = match started {
             Ok(engine) => engine,
-            Err(error) if wanted == OffloadMode::Require || to_recover => return Err(StartError::Path(error)),
+            Err(error) if wanted == OffloadMode::Require || to_recover => return Err(StartError::Offload(error)),
             Err(error) => {
                 unwatched = left_alone(&pins, &error);
                 shut(&table, error.to_string(), unwatched.clone());
@@ -169,7 +169,7 @@ impl Path {
         self.with(|engine| engine.freeze(true));
     }
 
-    /// Continues after [`Path::pause`] or [`Path::freeze`].
+    /// Continues after [`InstanceOffload::pause`] or [`InstanceOffload::freeze`].
     pub(super) fn resume(&self) {
         self.with(|engine| engine.freeze(false));
         if self.with(|_| ()).is_some() {

@@ -230,13 +230,13 @@ pub(super) fn take_back(
 
 /// Its packets have moved.
 pub(super) fn progressed(cx: &WorkerContext, flow: &mut Flow, progress: &Progress) -> FlowVerdict {
-    account_path(cx, flow, progress);
+    account_offload(cx, flow, progress);
     FlowVerdict::Keep
 }
 
 /// An idle flow was to be ended, but its bytes move.
 pub(super) fn moves(cx: &WorkerContext, flow: &mut Flow, progress: &Progress) -> FlowVerdict {
-    account_path(cx, flow, progress);
+    account_offload(cx, flow, progress);
     if let Phase::Offloading(state) | Phase::Offloaded { state, .. } = &mut flow.phase {
         state.ending = state.ending.filter(|asked| !asked.only_if_idle);
         if state.ending.is_none() {
@@ -248,7 +248,7 @@ pub(super) fn moves(cx: &WorkerContext, flow: &mut Flow, progress: &Progress) ->
 
 /// The offload engine has ended the flow; returns why.
 pub(super) fn ended(cx: &WorkerContext, flow: &mut Flow, last: &Progress, reason: Option<EndReason>) -> EndReason {
-    account_path(cx, flow, last);
+    account_offload(cx, flow, last);
     let asked = match &flow.phase {
         Phase::Offloading(state) | Phase::Offloaded { state, .. } => state.ending,
         _ => None,
@@ -257,7 +257,7 @@ pub(super) fn ended(cx: &WorkerContext, flow: &mut Flow, last: &Progress, reason
 }
 
 /// Counts the offloaded bytes since the engine's last report.
-fn account_path(cx: &WorkerContext, flow: &Flow, progress: &Progress) {
+fn account_offload(cx: &WorkerContext, flow: &Flow, progress: &Progress) {
     let (Phase::Offloading(state) | Phase::Offloaded { state, .. }) = &flow.phase else { return };
     let slot = cx.slot(flow.at.key());
     let lane = &state.place.0.lanes[cx.number];

@@ -28,6 +28,10 @@ const RETIRED: &[(&str, &str)] = &[
 /// Words that are retired as names in code, and stay as verbs: a request is carried out, a flow is carried on.
 const RETIRED_NAMES: &[(&str, &str)] = &[("carried", "offloaded (a flow), saved (counters of an upgrade)")];
 
+/// A path is one of files, or of packets through the network. The offload engine and the BPF program are none.
+const RETIRED_PATHS: &[&str] =
+    &["struct Path {", "Path(Standby", "Action::Path", "has_path", "agenda.path(", "he path has ", "he path's program"];
+
 /// Retired words that stay in a file: a name in C is also in the line information of the compiled object.
 const KEPT: &[(&str, &str)] = &[
     ("src/offload/bpf/entry.h", "lent"),
@@ -128,6 +132,10 @@ fn a_retired_name_is_found_in_code_alone() {
     for line in ["struct CarriedCounters;", "let is_carried = 1;", "mod carried; // moved", "src/table/carried.rs"] {
         assert_eq!(found(line), 1, "{line}");
     }
+    for line in ["pub(super) struct Path {", "Path(StandbyRequest),", "has_path: bool", "// The path has both sockets."]
+    {
+        assert_eq!(found(line), 1, "{line}");
+    }
     for line in ["health.carried_out.await", "fn each_end_is_carried_on()", "/// It is carried.", "say(\"carried\")"] {
         assert_eq!(found(line), 0, "{line}");
     }
@@ -187,7 +195,8 @@ fn retired_names(line: &str) -> Vec<String> {
         let found = (0..parts.len()).filter_map(found).map(|(_, instead)| format!("{name:?}: say {instead}"));
         found.collect::<Vec<_>>()
     });
-    faults.collect()
+    let paths = RETIRED_PATHS.iter().filter(|said| line.contains(**said));
+    faults.chain(paths.map(|said| format!("{said:?}: say offload, offload engine or BPF program"))).collect()
 }
 
 /// `PathAdopted` is of two parts, `ADOPTED` of one.

@@ -1,4 +1,4 @@
-//! A path of a test's own: pinned under a name that tells whose it is, and taken away when dropped.
+//! A BPF program of a test's own: pinned under a name that tells whose it is, and taken away when dropped.
 
 use std::path::{Path, PathBuf};
 use std::sync::Once;

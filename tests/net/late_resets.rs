@@ -92,7 +92,7 @@ fn a_backend_that_was_cut_off_for_too_long_is_reset_when_it_is_back() {
 /// Whatever the cause of the end: the offload engine sends resets for some seconds, and a host that is back only after
 /// that gets one, too.
 #[test]
-fn a_client_that_was_cut_off_when_its_offloaded_flow_was_killed_is_reset_long_after_the_path_has_forgotten_it() {
+fn a_client_that_was_cut_off_when_its_offloaded_flow_was_killed_is_reset_long_after_the_engine_has_forgotten_it() {
     let Some(scene) = Scene::new("late-offloaded") else { return };
     let lab = &scene.lab;
     let _server = lab.b1.serve(Behaviour::Echo);
@@ -105,7 +105,7 @@ fn a_client_that_was_cut_off_when_its_offloaded_flow_was_killed_is_reset_long_af
     let map = Map::open(&scene.pinned.directory.join("flows")).expect("it is pinned");
     let room = map.max_entries() as usize;
     let (mut keys, mut values) = (vec![0; room * map.key_size()], vec![0; room * map.value_size()]);
-    eventually(LONG, "the path has forgotten them", || {
+    eventually(LONG, "the offload engine has forgotten them", || {
         map.look_up_batch(None, &mut keys, &mut values).is_ok_and(|(count, _)| count == 0)
     });
     conns.iter_mut().for_each(|conn| conn.stays_open(ms(10)));

@@ -1,4 +1,4 @@
-//! The path: the BPF program's life in the kernel, its packets against a reference, and whole connections through it.
+//! Offload: the BPF program's life in the kernel, its packets against a reference, and whole connections through it.
 
 mod actions;
 mod by_hand;

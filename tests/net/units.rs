@@ -93,10 +93,10 @@ fn an_instance_that_cannot_look_after_what_has_offloaded_is_not_live() {
 
 #[test]
 fn flows_are_offloaded_with_the_capabilities_of_the_unit_and_no_others() {
-    let Some(lab) = Lab::new("unit with the path") else { return };
+    let Some(lab) = Lab::new("unit with offload") else { return };
     let pinned = Pinned::new();
     if let Err(error) = pinned.open(&[]) {
-        return network::skip("unit with the path", &error.to_string());
+        return network::skip("unit with offload", &error.to_string());
     }
     let _servers = lab.echo_everywhere();
     // Two ports below 1024 for the user nobody to listen on.

@@ -154,7 +154,7 @@ fn a_flow_that_ends_before_it_leaves_is_not_looked_at_any_more() {
 }
 
 #[test]
-fn nothing_leaves_while_the_path_is_shut() {
+fn no_flow_is_offloaded_while_the_engine_is_shut() {
     let bench = bench(1, Duration::ZERO);
     bench.ports.offload.set_open(false);
     let mut client = bench.connect();
@@ -222,7 +222,7 @@ fn an_offloaded_flow_counts_shows_and_ends_as_any_other() {
 }
 
 #[test]
-fn the_path_says_who_closed_a_flow() {
+fn the_engine_says_which_end_closed_a_flow() {
     let bench = bench(1, NEVER);
     let mut client = bench.connect();
     ping(&mut client);

@@ -245,7 +245,7 @@ impl FailoverControl {
     fn act(&mut self) {
         while let Some(action) = self.machine.poll_action() {
             match action {
-                Action::Path(request) => self.table.offload.ask_standby(request),
+                Action::Standby(request) => self.table.offload.ask_standby(request),
                 Action::Send(command) => {
                     self.backlog.push_back(command);
                     self.send();

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn with_a_path_only_own_segments_are_untracked() {
+    fn with_offload_only_own_segments_are_untracked() {
         let vips = ["10.0.0.100:6443", "[2001:db8::1]:6443"].map(|vip| VipAddr::new(vip.parse().unwrap()));
         let without = rules(&vips, false);
         assert!(without.contains("ip daddr 10.0.0.100 tcp dport 6443 notrack"));

@@ -1,9 +1,9 @@
 //! Decisions about other instances' flows when addresses and instances come and go.
 //!
 //! ```text
-//!   peer link ──Remote──▶ │            │ ──Path──▶ hold, forward, refuse, inherit
-//!   addresses ──────────▶ │  Failover  │ ──Send──▶ claim, ask, ping
-//!   path ──StandbyAnswer───▶ │            │ ──Announce, Challenge, Answer──▶ the wire
+//!   peer link ──Remote─────▶ │            │ ──Standby──▶ hold, forward, refuse, inherit
+//!   addresses ─────────────▶ │  Failover  │ ──Send──▶ claim, ask, ping
+//!   engine ──StandbyAnswer─▶ │            │ ──Announce, Challenge, Answer──▶ the wire
 //! ```
 //! A flow of another instance is in one of these states:
 //! ```text
@@ -78,7 +78,8 @@ pub struct Settings {
 /// Actions to take, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    Path(StandbyRequest),
+    /// For the offload engine.
+    Standby(StandbyRequest),
     Send(PeerCommand),
     /// Announce the address to all neighbours.
     Announce(IpAddr),
@@ -334,7 +335,7 @@ impl Failover {
         let claim = !all_known && self.members.here().next().is_some();
         if all_known || claim {
             self.earlier = Earlier::Settled;
-            self.agenda.path(StandbyRequest::Settle { claim });
+            self.agenda.standby(StandbyRequest::Settle { claim });
         }
     }
 

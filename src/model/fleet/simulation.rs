@@ -15,6 +15,7 @@
 
 mod clients;
 mod dice;
+mod engine;
 mod mishaps;
 mod movers;
 mod mutations;
@@ -22,7 +23,6 @@ mod network;
 mod node;
 mod operators;
 mod packets;
-mod path;
 mod run;
 mod verdict;
 
@@ -133,9 +133,9 @@ impl World {
 
     fn run(&mut self, node: usize) {
         let now_ns = self.now_ns;
-        let Node { process: Some(process), path, .. } = &mut self.nodes[node] else { return };
-        path.use_room();
-        let locals = process.locals.drain(..).chain(path.locals.drain(..)).collect::<Vec<_>>();
+        let Node { process: Some(process), engine, .. } = &mut self.nodes[node] else { return };
+        engine.use_room();
+        let locals = process.locals.drain(..).chain(engine.locals.drain(..)).collect::<Vec<_>>();
         process.exchange.handle_local(locals, now_ns);
         process.exchange.handle_time(now_ns);
         if !self.faults.ids_from_one {
@@ -143,7 +143,7 @@ impl World {
         }
         while let Some(query) = process.exchange.poll_query() {
             let key = Key { from: query.packet.from, to: query.packet.to };
-            let known = path.carries_key(&key) || process.taken.contains_key(&key);
+            let known = engine.carries_key(&key) || process.taken.contains_key(&key);
             process.exchange.handle_known(&query, known);
         }
         while process.exchange.poll_notice().is_some() {}
@@ -180,9 +180,9 @@ impl World {
         let now_ns = self.now_ns;
         loop {
             let is_here = (0..self.net.holders.len()).any(|vip| self.has_vip(node, vip));
-            let Node { process: Some(process), path, .. } = &mut self.nodes[node] else { return };
+            let Node { process: Some(process), engine, .. } = &mut self.nodes[node] else { return };
             let Some(action) = process.failover.poll_action() else {
-                let answers = std::mem::take(&mut path.answers);
+                let answers = std::mem::take(&mut engine.answers);
                 if answers.is_empty() {
                     return;
                 }
@@ -190,14 +190,14 @@ impl World {
                 continue;
             };
             match action {
-                Action::Path(request) => {
+                Action::Standby(request) => {
                     use StandbyRequest::{Inherit, Refuse, Release, Settle};
                     if let Inherit(_) | Refuse(_) | Release(_) | Settle { .. } = request {
                         let name = node::NAMES[node];
                         let line = format!("{:>6} ms      {name}: {request:?}", now_ns / MS - 1_000_000);
                         self.log.borrow_mut().push(line);
                     }
-                    path.carry_out(request, is_here);
+                    engine.carry_out(request, is_here);
                 }
                 Action::Send(command) => {
                     if let PeerCommand::Claim { owner, flows } = &command {

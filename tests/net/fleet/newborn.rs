@@ -129,7 +129,7 @@ fn survive(test: &str, vip: &str, flows: Flows) {
         conns.iter_mut().for_each(|conn| conn.echo(2, 500));
         all.append(&mut conns);
     }
-    // The path shows its counters once a second.
+    // The offload engine shows its counters once a second.
     let forwards = || outcomes(&fleet)[..2].iter().sum::<f64>() > 0.0;
     eventually(LONG, "some came to the other instance", forwards);
     let outcomes = outcomes(&fleet);

@@ -58,7 +58,7 @@ fn flows_follow_routes_to_another_next_hop_and_to_another_interface() {
         host.second_link("other");
         host.run(&format!("ip address add {address}/24 dev other"));
     }
-    eventually(LONG, "the path looks there", || {
+    eventually(LONG, "the offload engine looks there", || {
         baton.status()["offload"]["interfaces"].as_array().unwrap().iter().any(|name| name == "other")
     });
     lab.lb.run("ip route replace 10.88.0.1/32 via 10.66.0.21 src 10.77.0.2");

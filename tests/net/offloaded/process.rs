@@ -312,7 +312,7 @@ fn a_release_that_cannot_recover_offloaded_flows_took_over_and_left_them_unwatch
 }
 
 #[test]
-fn taking_the_path_away_resets_its_flows_though_nobody_sends_a_byte() {
+fn removing_offload_resets_its_flows_though_nobody_sends_a_byte() {
     let Some(scene) = Scene::new("remove") else { return };
     let lab = &scene.lab;
     let servers = lab.echo_everywhere();

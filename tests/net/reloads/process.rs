@@ -146,7 +146,7 @@ fn whether_and_when_flows_are_offloaded_follows_a_reload() {
 
 /// Regression: a reload said that flows would be offloaded from then on, but none was until the next start.
 #[test]
-fn a_reload_that_would_open_a_path_which_was_never_there_is_refused() {
+fn a_reload_that_would_begin_to_offload_is_refused() {
     let Some(it) = Running::start("offload by reload") else { return };
     it.baton.write_config(&it.config.clone().offload("mode", "auto"));
     let output = it.baton.cli(&["reload"]);

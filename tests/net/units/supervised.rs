@@ -108,7 +108,7 @@ fn systemd_does_not_give_up_after_a_hundred_crashes() {
 
 /// SIGSTOP stops every thread, a debugger one of them: neither process says any more that it lives.
 #[test]
-fn a_process_that_hangs_and_one_whose_path_hangs_are_started_anew_by_the_watchdog() {
+fn a_process_that_hangs_and_one_whose_offload_engine_hangs_are_started_anew_by_the_watchdog() {
     let Some(lab) = Lab::new("the watchdog") else { return };
     let _servers = lab.echo_everywhere();
     let unit = FULL.replace("WatchdogSec=10s", "WatchdogSec=3s").replace("RestartSec=1s", "RestartSec=100ms");
@@ -119,7 +119,7 @@ fn a_process_that_hangs_and_one_whose_path_hangs_are_started_anew_by_the_watchdo
     let pid = systemd.wait_active(Some(pid), secs(30));
     conn.echo(2, 1000);
     let frozen = Tracer::start(pid, &["offload"], |_| true);
-    assert!(frozen.is_frozen(LONG), "the path makes a system call now and then");
+    assert!(frozen.is_frozen(LONG), "the offload engine makes a system call now and then");
     systemd.wait_active(Some(pid), secs(40));
     assert_eq!(systemd.property("NRestarts"), "2");
     conn.echo(3, 100_000);

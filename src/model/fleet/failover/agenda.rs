@@ -43,35 +43,35 @@ impl Agenda {
         self.act(Action::Note(note));
     }
 
-    pub(super) fn path(&mut self, request: StandbyRequest) {
-        self.act(Action::Path(request));
+    pub(super) fn standby(&mut self, request: StandbyRequest) {
+        self.act(Action::Standby(request));
     }
 
     /// Queues a request to the offload engine; drops it if there is none.
     pub(super) fn carry(&mut self, request: StandbyRequest) {
         if self.carries {
-            self.path(request);
+            self.standby(request);
         }
     }
 
     pub(super) fn forward(&mut self, flow: AcceptedFlow, hop: IpAddr) {
         match self.actions.back_mut() {
-            Some(Action::Path(StandbyRequest::Forward { flows: more, to })) if *to == hop => more.push(flow),
-            _ => self.path(StandbyRequest::Forward { flows: vec![flow], to: hop }),
+            Some(Action::Standby(StandbyRequest::Forward { flows: more, to })) if *to == hop => more.push(flow),
+            _ => self.standby(StandbyRequest::Forward { flows: vec![flow], to: hop }),
         }
     }
 
     pub(super) fn forward_keys(&mut self, keys: Vec<Key>, hop: IpAddr) {
         match self.actions.back_mut() {
-            Some(Action::Path(StandbyRequest::ForwardKeys { keys: more, to })) if *to == hop => more.extend(keys),
+            Some(Action::Standby(StandbyRequest::ForwardKeys { keys: more, to })) if *to == hop => more.extend(keys),
             _ if keys.is_empty() => {}
-            _ => self.path(StandbyRequest::ForwardKeys { keys, to: hop }),
+            _ => self.standby(StandbyRequest::ForwardKeys { keys, to: hop }),
         }
     }
 
     pub(super) fn drop_standby(&mut self, id: FleetId) {
         match self.actions.back_mut() {
-            Some(Action::Path(StandbyRequest::Drop(more))) => more.push(id),
+            Some(Action::Standby(StandbyRequest::Drop(more))) => more.push(id),
             _ => self.carry(StandbyRequest::Drop(vec![id])),
         }
     }
@@ -79,7 +79,7 @@ impl Agenda {
     /// Does nothing for an empty list.
     pub(super) fn forget(&mut self, keys: Vec<Key>) {
         if !keys.is_empty() {
-            self.path(StandbyRequest::Forget(keys));
+            self.standby(StandbyRequest::Forget(keys));
         }
     }
 
@@ -132,11 +132,11 @@ mod tests {
             to: one,
         };
         let expected = [
-            Action::Path(StandbyRequest::Forward { flows: vec![flow(1), flow(3)], to: one }),
-            Action::Path(StandbyRequest::Forward { flows: vec![flow(5)], to: other }),
-            Action::Path(forwarded(&[7, 9])),
+            Action::Standby(StandbyRequest::Forward { flows: vec![flow(1), flow(3)], to: one }),
+            Action::Standby(StandbyRequest::Forward { flows: vec![flow(5)], to: other }),
+            Action::Standby(forwarded(&[7, 9])),
             Action::Send(PeerCommand::Ping),
-            Action::Path(forwarded(&[11])),
+            Action::Standby(forwarded(&[11])),
         ];
         assert_eq!(actions(&mut agenda), expected);
     }

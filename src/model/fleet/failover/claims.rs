@@ -52,7 +52,7 @@ impl FlowClaims {
     /// Takes over flows of a dead owner.
     pub(super) fn inherit(&mut self, owner: &InstanceName, flows: Vec<(FleetId, Ends)>, agenda: &mut Agenda) {
         if !flows.is_empty() {
-            agenda.path(StandbyRequest::Inherit(flows.iter().map(|(id, _)| *id).collect()));
+            agenda.standby(StandbyRequest::Inherit(flows.iter().map(|(id, _)| *id).collect()));
         }
         for (id, ends) in flows {
             self.mine.insert(id, Mine { ends: Some(ends), from: Some(owner.clone()), touched_ns: 0 });
@@ -91,7 +91,7 @@ impl FlowClaims {
             agenda.claim(owner, flows);
         }
         if !inherited.is_empty() {
-            agenda.path(StandbyRequest::Inherit(inherited));
+            agenda.standby(StandbyRequest::Inherit(inherited));
         }
     }
 
@@ -229,5 +229,5 @@ impl FlowClaims {
 /// because several instances may leave it to each other, and one that takes it for an end drops the flow.
 fn leave(to: InstanceName, id: FleetId, agenda: &mut Agenda) {
     agenda.send(PeerCommand::Leave { to, flow: id });
-    agenda.path(StandbyRequest::Release(vec![id]));
+    agenda.standby(StandbyRequest::Release(vec![id]));
 }

@@ -172,7 +172,7 @@ impl KnownFlows {
         let carries = members.settings().carries;
         let state = match record.keeping {
             Keeping::Sockets if carries && members.is_dead(&owner) => {
-                agenda.path(StandbyRequest::Refuse(ends.keys().to_vec()));
+                agenda.standby(StandbyRequest::Refuse(ends.keys().to_vec()));
                 KnownState::Refused
             }
             Keeping::Sockets => forward(&owner, AcceptedFlow { ends, accepted_unix_ms }, members, agenda),

@@ -82,7 +82,7 @@ impl PortRanges {
         port_ranges.extend(own.into_iter().chain(peers).chain(unknown));
         if port_ranges != self.shown {
             self.shown.clone_from(&port_ranges);
-            agenda.path(StandbyRequest::PortRanges(port_ranges));
+            agenda.standby(StandbyRequest::PortRanges(port_ranges));
         }
     }
 

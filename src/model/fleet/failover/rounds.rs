@@ -82,7 +82,7 @@ impl Rounds {
         match (settings.challenge, settings.carries) {
             (false, _) => agenda.later(0, Timer::Round(number)),
             // The ends' answers must not be forwarded to the dead owner.
-            (true, true) => agenda.path(StandbyRequest::Report(number)),
+            (true, true) => agenda.standby(StandbyRequest::Report(number)),
             (true, false) => self.first(number, members, agenda),
         }
     }
@@ -121,7 +121,7 @@ impl Rounds {
         if settings.carries && settings.challenge {
             let keys: Vec<_> = round.flows.iter().flat_map(|(_, ends)| ends.keys()).collect();
             self.finding.push_back(number);
-            return agenda.path(StandbyRequest::FindUnanswered(keys));
+            return agenda.standby(StandbyRequest::FindUnanswered(keys));
         }
         match round.second || !settings.challenge {
             true => {

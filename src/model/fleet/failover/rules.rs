@@ -25,7 +25,7 @@ impl Rules {
         let over: Vec<_> = self.told.keys().copied().filter(|vip| !serves(vip)).collect();
         for vip in over {
             self.told.remove(&vip);
-            agenda.path(StandbyRequest::Unknown { vip, unknown: None });
+            agenda.standby(StandbyRequest::Unknown { vip, unknown: None });
         }
     }
 
@@ -48,7 +48,7 @@ impl Rules {
                 let rule = Unknown { guard_until_ns, then };
                 if self.told.get(&vip) != Some(&rule) {
                     self.told.insert(vip, rule);
-                    agenda.path(StandbyRequest::Unknown { vip, unknown: Some(rule) });
+                    agenda.standby(StandbyRequest::Unknown { vip, unknown: Some(rule) });
                 }
             }
         }

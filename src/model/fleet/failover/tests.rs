@@ -110,7 +110,7 @@ impl Scene {
         while let Some(action) = self.machine.poll_action() {
             match action {
                 // The offload engine answers at once.
-                Action::Path(StandbyRequest::Report(number)) => {
+                Action::Standby(StandbyRequest::Report(number)) => {
                     self.machine.handle_standby(self.now_ns, StandbyAnswer::Reached(number));
                 }
                 action => all.push(action),
@@ -137,7 +137,7 @@ fn own_backend(number: u64, offloaded: bool) -> FlowRecord {
 fn is_reset(actions: &[Action], record: &FlowRecord) -> bool {
     let key = record.ends.key(FlowDirection::ToBackend);
     let refused =
-        actions.iter().any(|it| matches!(it, Action::Path(StandbyRequest::Refuse(keys)) if keys.contains(&key)));
+        actions.iter().any(|it| matches!(it, Action::Standby(StandbyRequest::Refuse(keys)) if keys.contains(&key)));
     let told = actions.iter().any(|it| match it {
         Action::Challenge { ends, .. } => ends.iter().any(|it| it.to == record.ends.client.socket_addr()),
         _ => false,
@@ -154,11 +154,9 @@ fn flows_to_this_hosts_own_backend_are_reset_when_the_address_comes_here_whether
         [&own, &other, &proxied].into_iter().for_each(|record| scene.told(record));
         if dead {
             scene.liveness(Liveness::Dead);
-            assert!(
-                !scene.take().iter().any(
-                    |it| matches!(it, Action::Path(StandbyRequest::Inherit(ids)) if ids.contains(&own.fleet_id()))
-                )
-            );
+            assert!(!scene.take().iter().any(
+                |it| matches!(it, Action::Standby(StandbyRequest::Inherit(ids)) if ids.contains(&own.fleet_id()))
+            ));
         }
         scene.take();
         scene.addresses(&["10.0.0.22", VIP]);
@@ -168,8 +166,8 @@ fn flows_to_this_hosts_own_backend_are_reset_when_the_address_comes_here_whether
         assert!(dead || is_reset(&actions, &proxied), "{actions:?}");
         assert!(!is_reset(&actions, &other), "{actions:?}");
         let dropped =
-            place(&actions, |it| matches!(it, Action::Path(StandbyRequest::Drop(ids)) if *ids == [own.fleet_id()]));
-        assert!(dropped < place(&actions, |it| matches!(it, Action::Path(StandbyRequest::Refuse(_)))));
+            place(&actions, |it| matches!(it, Action::Standby(StandbyRequest::Drop(ids)) if *ids == [own.fleet_id()]));
+        assert!(dropped < place(&actions, |it| matches!(it, Action::Standby(StandbyRequest::Refuse(_)))));
         // Its packets came meanwhile.
         scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Touched(vec![own.fleet_id()]));
         assert_eq!(scene.take(), []);
@@ -180,7 +178,7 @@ fn flows_to_this_hosts_own_backend_are_reset_when_the_address_comes_here_whether
             !scene
                 .take()
                 .iter()
-                .any(|it| matches!(it, Action::Path(StandbyRequest::Hold(_) | StandbyRequest::Forward { .. })))
+                .any(|it| matches!(it, Action::Standby(StandbyRequest::Hold(_) | StandbyRequest::Forward { .. })))
         );
     }
 }
@@ -191,7 +189,7 @@ fn place(actions: &[Action], which: impl Fn(&Action) -> bool) -> usize {
 
 fn refused(actions: &[Action]) -> Vec<Key> {
     let keys = actions.iter().filter_map(|action| match action {
-        Action::Path(StandbyRequest::Refuse(keys)) => Some(keys.clone()),
+        Action::Standby(StandbyRequest::Refuse(keys)) => Some(keys.clone()),
         _ => None,
     });
     keys.flatten().collect()
@@ -210,21 +208,21 @@ fn a_proxied_flow_is_forwarded_to_its_owner_and_an_offloaded_one_is_held() {
     let (proxied, mut later) = (record(1, "10.0.1.7", false), record(2, "10.0.1.8", false));
     scene.told(&proxied);
     let to = ip("10.0.0.21");
-    assert_eq!(scene.take(), [Action::Path(StandbyRequest::Forward { flows: vec![forwarded(&proxied)], to })]);
+    assert_eq!(scene.take(), [Action::Standby(StandbyRequest::Forward { flows: vec![forwarded(&proxied)], to })]);
     scene.told(&proxied);
     assert_eq!(scene.take(), [], "it is known");
     scene.told(&later);
     scene.take();
     later.keeping = Keeping::Passage(Box::default());
     scene.told(&later);
-    assert_eq!(scene.take(), [Action::Path(StandbyRequest::Hold(Box::new(later.clone())))]);
+    assert_eq!(scene.take(), [Action::Standby(StandbyRequest::Hold(Box::new(later.clone())))]);
     scene.remote(Remote::Ended { owner: name("a"), id: later.fleet_id() });
-    assert_eq!(scene.take(), [Action::Path(StandbyRequest::Drop(vec![later.fleet_id()]))]);
+    assert_eq!(scene.take(), [Action::Standby(StandbyRequest::Drop(vec![later.fleet_id()]))]);
     scene.remote(Remote::Ended { owner: name("a"), id: proxied.fleet_id() });
-    let last = Action::Path(StandbyRequest::ForwardKeys { keys: proxied.ends.keys().to_vec(), to });
+    let last = Action::Standby(StandbyRequest::ForwardKeys { keys: proxied.ends.keys().to_vec(), to });
     assert_eq!(scene.take(), [last], "its last packets are on their way, and its port is free");
     scene.pass(5001);
-    let forget = Action::Path(StandbyRequest::Forget(proxied.ends.keys().to_vec()));
+    let forget = Action::Standby(StandbyRequest::Forget(proxied.ends.keys().to_vec()));
     place(&scene.take(), |action| *action == forget);
 }
 
@@ -242,7 +240,7 @@ fn what_a_backend_sends_to_a_flow_that_is_over_is_forgotten_though_its_client_us
     scene.take();
     scene.pass(6000);
     let down = first.ends.key(FlowDirection::ToClient);
-    let forget = Action::Path(StandbyRequest::Forget(vec![down]));
+    let forget = Action::Standby(StandbyRequest::Forget(vec![down]));
     place(&scene.take(), |action| *action == forget);
 }
 
@@ -257,7 +255,7 @@ fn where_another_flow_has_the_port_already_nothing_of_one_that_is_over_is_forwar
     scene.take();
     scene.remote(Remote::Ended { owner: name("a"), id: first.fleet_id() });
     let last = StandbyRequest::ForwardKeys { keys: vec![first.ends.key(FlowDirection::ToClient)], to: ip("10.0.0.21") };
-    assert_eq!(scene.take(), [Action::Path(last)]);
+    assert_eq!(scene.take(), [Action::Standby(last)]);
 }
 
 #[test]
@@ -275,7 +273,7 @@ fn an_offloaded_flow_whose_backend_or_client_is_on_this_host_is_reset_with_its_o
     let refused: HashSet<_> = refused(&actions).into_iter().collect();
     assert_eq!(refused, [backend_here.ends, client_here.ends].iter().flat_map(Ends::keys).collect());
     assert_eq!(challenged(&actions).map(|(_, ends)| ends.len()), Some(4), "both ends of each: {actions:?}");
-    place(&actions, |action| *action == Action::Path(StandbyRequest::Inherit(vec![elsewhere.fleet_id()])));
+    place(&actions, |action| *action == Action::Standby(StandbyRequest::Inherit(vec![elsewhere.fleet_id()])));
 }
 
 #[test]
@@ -290,10 +288,10 @@ fn the_vip_of_a_silent_owner_comes_first_arp_then_resets_by_priority() {
     let actions = scene.take();
     let announce = place(&actions, |action| *action == Action::Announce(ip(VIP)));
     let refuse =
-        place(&actions, |action| matches!(action, Action::Path(StandbyRequest::Refuse(keys)) if keys.len() == 4));
+        place(&actions, |action| matches!(action, Action::Standby(StandbyRequest::Refuse(keys)) if keys.len() == 4));
     let challenge = place(&actions, |action| matches!(action, Action::Challenge { .. }));
     assert!(announce < refuse && refuse < challenge, "{actions:?}");
-    place(&actions, |action| *action == Action::Path(StandbyRequest::Inherit(vec![offloaded.fleet_id()])));
+    place(&actions, |action| *action == Action::Standby(StandbyRequest::Inherit(vec![offloaded.fleet_id()])));
     let (round, ends) = challenged(&actions).unwrap();
     let to: Vec<_> = ends.iter().map(|challenge| challenge.to.ip().to_string()).collect();
     assert_eq!(to, ["10.0.0.5", "10.0.1.7", "10.0.0.11", "10.0.0.11"], "masters, others, then backends");
@@ -304,7 +302,7 @@ fn the_vip_of_a_silent_owner_comes_first_arp_then_resets_by_priority() {
     scene.pass(701);
     place(
         &scene.take(),
-        |action| matches!(action, Action::Path(StandbyRequest::FindUnanswered(keys)) if keys.len() == 4),
+        |action| matches!(action, Action::Standby(StandbyRequest::FindUnanswered(keys)) if keys.len() == 4),
     );
     let silent = kubelet.ends.key(FlowDirection::ToBackend);
     scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Unanswered(vec![silent]));
@@ -318,7 +316,8 @@ fn the_vip_of_a_silent_owner_comes_first_arp_then_resets_by_priority() {
     place(&scene.take(), |action| *action == told);
     assert_eq!(scene.machine.known(), 0);
     scene.pass(30_001);
-    let forgotten = scene.take().into_iter().filter(|action| matches!(action, Action::Path(StandbyRequest::Forget(_))));
+    let forgotten =
+        scene.take().into_iter().filter(|action| matches!(action, Action::Standby(StandbyRequest::Forget(_))));
     assert_eq!(forgotten.count(), 2);
 }
 
@@ -334,11 +333,11 @@ fn clients_that_answer_neither_round_are_woken_on_and_no_others() {
         for _ in 0..40 {
             for action in scene.take() {
                 match action {
-                    Action::Path(StandbyRequest::FindUnanswered(_)) => {
+                    Action::Standby(StandbyRequest::FindUnanswered(_)) => {
                         let keys = vec![silent.ends.key(FlowDirection::ToBackend)];
                         scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Unanswered(keys));
                     }
-                    Action::Path(StandbyRequest::Report(round)) => {
+                    Action::Standby(StandbyRequest::Report(round)) => {
                         scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Reached(round));
                     }
                     Action::Challenge { round, .. } => scene.machine.handle_challenged(scene.now_ns, round),
@@ -395,7 +394,7 @@ fn an_owner_that_lives_after_all_has_its_packets_forwarded_again() {
     scene.take();
     scene.liveness(Liveness::Alive);
     let to = ip("10.0.0.21");
-    let again = Action::Path(StandbyRequest::Forward { flows: vec![forwarded(&flow)], to });
+    let again = Action::Standby(StandbyRequest::Forward { flows: vec![forwarded(&flow)], to });
     place(&scene.take(), |action| *action == again);
 }
 
@@ -411,7 +410,7 @@ fn a_held_flow_belongs_to_whom_its_packets_come() {
     let actions = scene.take();
     let claim = Action::Send(PeerCommand::Claim { owner: name("a"), flows: vec![flow.fleet_id()] });
     assert!(
-        place(&actions, |action| matches!(action, Action::Path(StandbyRequest::Inherit(_))))
+        place(&actions, |action| matches!(action, Action::Standby(StandbyRequest::Inherit(_))))
             > place(&actions, |a| *a == claim)
     );
     scene.remote(Remote::Ended { owner: name("a"), id: flow.fleet_id() });
@@ -419,9 +418,9 @@ fn a_held_flow_belongs_to_whom_its_packets_come() {
     scene.told(&flow);
     assert_eq!(scene.take(), [claim], "a snapshot that began before");
     scene.remote(Remote::Claimed { by: name("a"), flows: vec![(flow.fleet_id(), None)] });
-    place(&scene.take(), |action| *action == Action::Path(StandbyRequest::Release(vec![flow.fleet_id()])));
+    place(&scene.take(), |action| *action == Action::Standby(StandbyRequest::Release(vec![flow.fleet_id()])));
     scene.told(&flow);
-    place(&scene.take(), |action| matches!(action, Action::Path(StandbyRequest::Hold(_))));
+    place(&scene.take(), |action| matches!(action, Action::Standby(StandbyRequest::Hold(_))));
 }
 
 /// Regression: clients got RST while instances joined behind a router. An instance that heard the old owner's farewell
@@ -441,10 +440,10 @@ fn a_flow_that_goes_from_one_to_another_is_held_all_the_time() {
         let both = if first { [moved, told] } else { [told, moved] };
         both.into_iter().for_each(|remote| scene.remote(remote));
         scene.pass(20_000);
-        let dropped = |action: &Action| matches!(action, Action::Path(StandbyRequest::Drop(_)));
+        let dropped = |action: &Action| matches!(action, Action::Standby(StandbyRequest::Drop(_)));
         assert!(!scene.take().iter().any(dropped));
         scene.remote(Remote::Ended { owner: name("c"), id: flow.fleet_id() });
-        assert_eq!(scene.take(), [Action::Path(StandbyRequest::Drop(vec![flow.fleet_id()]))]);
+        assert_eq!(scene.take(), [Action::Standby(StandbyRequest::Drop(vec![flow.fleet_id()]))]);
     }
 }
 
@@ -462,7 +461,7 @@ fn nothing_is_left_of_a_flow_that_went_from_one_to_another_and_back_before_the_o
     scene.take();
     scene.remote(Remote::Ended { owner: name("a"), id });
     let actions = scene.take();
-    assert!(actions.contains(&Action::Path(StandbyRequest::Drop(vec![id]))), "{actions:?}");
+    assert!(actions.contains(&Action::Standby(StandbyRequest::Drop(vec![id]))), "{actions:?}");
     assert_eq!(scene.machine.known(), 0);
 }
 
@@ -483,7 +482,7 @@ fn of_three_that_say_a_flow_is_theirs_none_is_forgotten() {
     scene.remote(Remote::Flow { owner: c, record: Box::new(flow) });
     scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Ours(vec![id]));
     scene.pass(1000);
-    assert!(scene.take().contains(&Action::Path(StandbyRequest::Release(vec![id]))), "a goes before b");
+    assert!(scene.take().contains(&Action::Standby(StandbyRequest::Release(vec![id]))), "a goes before b");
 }
 
 /// Regression: clients waited for ever, because after a cut each of several instances had left a flow to another one,
@@ -495,7 +494,7 @@ fn who_leaves_a_flow_to_another_says_so_before_it_ends_here() {
     let id = flow.fleet_id();
     let leaves = |actions: &[Action]| {
         let said = place(actions, |action| *action == Action::Send(PeerCommand::Leave { to: name("a"), flow: id }));
-        assert!(said < place(actions, |action| *action == Action::Path(StandbyRequest::Release(vec![id]))));
+        assert!(said < place(actions, |action| *action == Action::Standby(StandbyRequest::Release(vec![id]))));
     };
     // Both own it, and the other has the address.
     scene.told(&flow);
@@ -521,9 +520,9 @@ fn a_flow_that_is_given_away_stays_with_whoever_has_told_of_it_besides() {
     scene.remote(Remote::Moved { owner: c.clone(), id, to: name("b") });
     scene.take();
     scene.remote(Remote::Ended { owner: c, id });
-    assert!(!scene.take().contains(&Action::Path(StandbyRequest::Drop(vec![id]))), "a has it");
+    assert!(!scene.take().contains(&Action::Standby(StandbyRequest::Drop(vec![id]))), "a has it");
     scene.remote(Remote::Ended { owner: name("a"), id });
-    assert!(scene.take().contains(&Action::Path(StandbyRequest::Drop(vec![id]))));
+    assert!(scene.take().contains(&Action::Standby(StandbyRequest::Drop(vec![id]))));
 }
 
 #[test]
@@ -542,7 +541,7 @@ fn a_flow_that_nobody_tells_of_is_in_the_end_claimed_by_who_has_the_address() {
         let claim = Action::Send(PeerCommand::Claim { owner: name("a"), flows: vec![flow.fleet_id()] });
         let actions = scene.take();
         assert!(!actions.contains(&claim), "the other has the address");
-        assert!(!actions.iter().any(|action| matches!(action, Action::Path(StandbyRequest::Drop(_)))));
+        assert!(!actions.iter().any(|action| matches!(action, Action::Standby(StandbyRequest::Drop(_)))));
         scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21")] });
         scene.addresses(&["10.0.0.22", VIP]);
         scene.liveness(Liveness::Alive);
@@ -550,7 +549,8 @@ fn a_flow_that_nobody_tells_of_is_in_the_end_claimed_by_who_has_the_address() {
         scene.pass(4000);
         let actions = scene.take();
         assert!(
-            actions.contains(&claim) && actions.contains(&Action::Path(StandbyRequest::Inherit(vec![flow.fleet_id()])))
+            actions.contains(&claim)
+                && actions.contains(&Action::Standby(StandbyRequest::Inherit(vec![flow.fleet_id()])))
         );
     }
 }
@@ -590,7 +590,7 @@ fn who_has_lost_the_address_does_not_claim_back_what_it_claimed_before() {
     scene.take();
     scene.told(&flow);
     let actions = scene.take();
-    place(&actions, |action| *action == Action::Path(StandbyRequest::Release(vec![flow.fleet_id()])));
+    place(&actions, |action| *action == Action::Standby(StandbyRequest::Release(vec![flow.fleet_id()])));
     assert!(!actions.iter().any(|action| matches!(action, Action::Send(PeerCommand::Claim { .. }))), "{actions:?}");
 }
 
@@ -610,7 +610,7 @@ fn one_of_the_living_takes_what_a_dead_owner_offloaded() {
         scene.told(&flow);
         scene.take();
         scene.liveness(Liveness::Dead);
-        let inherits = scene.take().iter().any(|action| matches!(action, Action::Path(StandbyRequest::Inherit(_))));
+        let inherits = scene.take().iter().any(|action| matches!(action, Action::Standby(StandbyRequest::Inherit(_))));
         assert_eq!(inherits, takes, "{me} {here:?}");
     }
 }
@@ -624,13 +624,13 @@ fn what_a_new_snapshot_does_not_name_is_gone() {
     scene.take();
     scene.remote(Remote::Begin { owner: name("a"), epoch: Epoch(2), slot: 0 });
     scene.told(&kept);
-    let rules_only = |action: &Action| matches!(action, Action::Path(StandbyRequest::Unknown { .. }));
+    let rules_only = |action: &Action| matches!(action, Action::Standby(StandbyRequest::Unknown { .. }));
     let actions = scene.take();
     assert!(actions.iter().all(rules_only), "{actions:?}");
     assert_eq!(rule(&actions).map(|rule| rule.then), Some(Then::Ask { all_told: false }), "others may be told yet");
     scene.remote(Remote::Synced { owner: name("a") });
     let actions = scene.take();
-    assert_eq!(actions[0], Action::Path(StandbyRequest::Drop(vec![gone.fleet_id()])));
+    assert_eq!(actions[0], Action::Standby(StandbyRequest::Drop(vec![gone.fleet_id()])));
     assert!(actions[1..].iter().all(rules_only), "{actions:?}");
     assert_eq!(rule(&actions).map(|rule| rule.then), Some(Then::Ask { all_told: true }));
 }
@@ -651,8 +651,8 @@ fn a_snapshot_does_not_end_a_flow_that_its_sender_is_only_said_to_have() {
     scene.liveness(Liveness::Alive);
     scene.pass(4000);
     let actions = scene.take();
-    assert!(!actions.contains(&Action::Path(StandbyRequest::Drop(vec![id]))), "{actions:?}");
-    assert!(actions.contains(&Action::Path(StandbyRequest::Inherit(vec![id]))), "{actions:?}");
+    assert!(!actions.contains(&Action::Standby(StandbyRequest::Drop(vec![id]))), "{actions:?}");
+    assert!(actions.contains(&Action::Standby(StandbyRequest::Inherit(vec![id]))), "{actions:?}");
 }
 
 /// Regression: an instance did not know a flow of another one, and would not have told its client if that one had died.
@@ -667,7 +667,7 @@ fn a_snapshot_does_not_end_a_flow_that_another_has_told_of_besides() {
     scene.told(&flow);
     scene.remote(Remote::Begin { owner: name("a"), epoch: Epoch(2), slot: 0 });
     scene.remote(Remote::Synced { owner: name("a") });
-    let dropped = Action::Path(StandbyRequest::Drop(vec![id]));
+    let dropped = Action::Standby(StandbyRequest::Drop(vec![id]));
     assert!(!scene.take().contains(&dropped), "c has it");
     scene.remote(Remote::Ended { owner: c, id });
     assert!(scene.take().contains(&dropped));
@@ -678,7 +678,7 @@ fn a_snapshot_ends_what_it_does_not_name_though_another_tells_of_it_meanwhile() 
     let mut scene = Scene::new();
     let flow = record(1, "10.0.1.7", true);
     let (id, c) = (flow.fleet_id(), name("c"));
-    let dropped = Action::Path(StandbyRequest::Drop(vec![id]));
+    let dropped = Action::Standby(StandbyRequest::Drop(vec![id]));
     let told_by_c = || Remote::Flow { owner: name("c"), record: Box::new(flow.clone()) };
     scene.remote(Remote::Liveness { owner: c.clone(), liveness: Liveness::Alive });
     // Another instance tells of it.
@@ -708,9 +708,9 @@ fn an_unknown_packet_is_asked_for_once_and_never_left_without_an_answer() {
     scene.remote(Remote::Answer { ends, said: Said::Known(name("a")) });
     let forward =
         StandbyRequest::ForwardKeys { keys: vec![flow.ends.key(FlowDirection::ToBackend)], to: ip("10.0.0.21") };
-    place(&scene.take(), |action| *action == Action::Path(forward.clone()));
+    place(&scene.take(), |action| *action == Action::Standby(forward.clone()));
     scene.pass(10_001);
-    place(&scene.take(), |action| matches!(action, Action::Path(StandbyRequest::Forget(_))));
+    place(&scene.take(), |action| matches!(action, Action::Standby(StandbyRequest::Forget(_))));
     let packet = scene.packet(&flow);
     scene.take();
     scene.remote(Remote::Answer { ends, said: Said::Unknown });
@@ -741,7 +741,7 @@ fn what_nobody_knows_is_sent_to_a_peer_that_lives_and_cannot_be_asked_and_reset_
     scene.remote(Remote::Answer { ends, said: Said::Unknown });
     let forward =
         StandbyRequest::ForwardKeys { keys: vec![flow.ends.key(FlowDirection::ToBackend)], to: ip("10.0.0.21") };
-    place(&scene.take(), |action| *action == Action::Path(forward.clone()));
+    place(&scene.take(), |action| *action == Action::Standby(forward.clone()));
     scene.packet(&flow);
     assert_eq!(scene.take(), [], "it was on its way before");
     scene.pass(1100);
@@ -766,7 +766,7 @@ fn what_was_sent_to_a_peer_that_could_not_be_asked_stays_here_once_all_of_its_fl
     scene.take();
     scene.remote(Remote::Synced { owner: name("a") });
     let forget =
-        |flow: &FlowRecord| Action::Path(StandbyRequest::Forget(vec![flow.ends.key(FlowDirection::ToBackend)]));
+        |flow: &FlowRecord| Action::Standby(StandbyRequest::Forget(vec![flow.ends.key(FlowDirection::ToBackend)]));
     let done = scene.take();
     place(&done, |action| *action == forget(&nobodys));
     assert!(!done.contains(&forget(&its)), "{done:?}");
@@ -825,17 +825,17 @@ fn what_an_earlier_process_held_is_dropped_or_claimed_when_the_peers_have_spoken
     scene.machine.handle_ready();
     assert_eq!(scene.take(), [], "c has not spoken, and the VIP is elsewhere");
     scene.addresses(&["10.0.0.22", VIP]);
-    place(&scene.take(), |action| *action == Action::Path(StandbyRequest::Settle { claim: true }));
+    place(&scene.take(), |action| *action == Action::Standby(StandbyRequest::Settle { claim: true }));
     let mut scene = Scene::new();
     scene.remote(Remote::Synced { owner: name("c") });
     scene.machine.handle_ready();
-    place(&scene.take(), |action| *action == Action::Path(StandbyRequest::Settle { claim: false }));
+    place(&scene.take(), |action| *action == Action::Standby(StandbyRequest::Settle { claim: false }));
 }
 
 /// The rule for the frontend's port that was set last.
 fn rule(actions: &[Action]) -> Option<Unknown> {
     let mut rules = actions.iter().filter_map(|action| match action {
-        Action::Path(StandbyRequest::Unknown { vip, unknown }) if vip.port() == 6443 => *unknown,
+        Action::Standby(StandbyRequest::Unknown { vip, unknown }) if vip.port() == 6443 => *unknown,
         _ => None,
     });
     rules.next_back()
@@ -950,12 +950,12 @@ fn clients_of_an_owner_that_came_back_before_their_address_are_told() {
     scene.take();
     scene.addresses(&["10.0.0.22", VIP]);
     let all = scene.take();
-    place(&all, |action| *action == Action::Path(StandbyRequest::Refuse(dead.ends.keys().to_vec())));
+    place(&all, |action| *action == Action::Standby(StandbyRequest::Refuse(dead.ends.keys().to_vec())));
     place(
         &all,
         |action| matches!(action, Action::Challenge { ends, .. } if ends[0].to == dead.ends.client.socket_addr()),
     );
-    assert!(!all.contains(&Action::Path(StandbyRequest::Refuse(again.ends.keys().to_vec()))));
+    assert!(!all.contains(&Action::Standby(StandbyRequest::Refuse(again.ends.keys().to_vec()))));
 }
 
 /// A client whose answer went to the dead host was not told, and in FIN_WAIT2 it sends nothing by itself.
@@ -973,7 +973,7 @@ fn clients_of_an_owner_that_came_back_while_they_were_told_are_told() {
     scene.take();
     scene.remote(Remote::Synced { owner: name("a") });
     let all = scene.take();
-    place(&all, |action| *action == Action::Path(StandbyRequest::Refuse(dead.ends.keys().to_vec())));
+    place(&all, |action| *action == Action::Standby(StandbyRequest::Refuse(dead.ends.keys().to_vec())));
     let to: Vec<_> = challenged(&all).into_iter().flat_map(|(_, ends)| ends).map(|end| end.to).collect();
     assert!(to.contains(&dead.ends.client.socket_addr()) && !to.contains(&again.ends.client.socket_addr()), "{to:?}");
 }
@@ -999,8 +999,8 @@ fn clients_of_flows_that_are_told_of_after_their_owner_was_buried_are_told() {
     scene.told(&offloaded);
     scene.pass(0);
     let all = scene.take();
-    let hold = place(&all, |action| *action == Action::Path(StandbyRequest::Hold(Box::new(offloaded.clone()))));
-    let inherit = place(&all, |action| *action == Action::Path(StandbyRequest::Inherit(vec![offloaded.fleet_id()])));
+    let hold = place(&all, |action| *action == Action::Standby(StandbyRequest::Hold(Box::new(offloaded.clone()))));
+    let inherit = place(&all, |action| *action == Action::Standby(StandbyRequest::Inherit(vec![offloaded.fleet_id()])));
     assert!(hold < inherit, "as all others of that owner: {all:?}");
 }
 
@@ -1022,9 +1022,9 @@ fn packets_that_were_sent_on_to_a_peer_are_not_sent_there_once_it_is_dead() {
     scene.remote(Remote::Answer { ends: Asked::up(&flow.ends), said: Said::Unknown });
     let keys = vec![flow.ends.key(FlowDirection::ToBackend)];
     let forward = StandbyRequest::ForwardKeys { keys: keys.clone(), to: ip("10.0.0.21") };
-    place(&scene.take(), |action| *action == Action::Path(forward.clone()));
+    place(&scene.take(), |action| *action == Action::Standby(forward.clone()));
     scene.liveness(Liveness::Dead);
-    place(&scene.take(), |action| *action == Action::Path(StandbyRequest::Forget(keys.clone())));
+    place(&scene.take(), |action| *action == Action::Standby(StandbyRequest::Forget(keys.clone())));
 }
 
 #[test]
@@ -1036,7 +1036,7 @@ fn what_a_full_map_still_forwards_of_a_flow_it_could_not_hold_ends_with_the_flow
     scene.machine.handle_standby(scene.now_ns, StandbyAnswer::NoStandby(vec![flow.fleet_id()]));
     scene.take();
     scene.remote(Remote::Ended { owner: name("a"), id: flow.fleet_id() });
-    place(&scene.take(), |action| *action == Action::Path(StandbyRequest::Forget(flow.ends.keys().to_vec())));
+    place(&scene.take(), |action| *action == Action::Standby(StandbyRequest::Forget(flow.ends.keys().to_vec())));
 }
 
 #[test]
@@ -1049,7 +1049,7 @@ fn packets_that_come_back_from_one_unlinked_peer_are_tried_at_the_next() {
     scene.packet(&flow);
     scene.remote(Remote::Answer { ends: Asked::up(&flow.ends), said: Said::Unknown });
     let forward = |to| {
-        Action::Path(StandbyRequest::ForwardKeys { keys: vec![flow.ends.key(FlowDirection::ToBackend)], to: ip(to) })
+        Action::Standby(StandbyRequest::ForwardKeys { keys: vec![flow.ends.key(FlowDirection::ToBackend)], to: ip(to) })
     };
     place(&scene.take(), |action| *action == forward("10.0.0.21"));
     scene.pass(1001);
@@ -1069,7 +1069,7 @@ fn who_answers_while_a_vip_comes_and_the_map_is_full_is_told_at_once() {
     scene.take();
     scene.addresses(&["10.0.0.22", VIP]);
     let asks = |action: &Action| {
-        matches!(action, Action::Path(StandbyRequest::Unknown { vip, unknown: Some(it) })
+        matches!(action, Action::Standby(StandbyRequest::Unknown { vip, unknown: Some(it) })
             if vip.port() == 6443 && matches!(it.then, Then::Ask { .. }) && it.guard_until_ns > 0)
     };
     place(&scene.take(), asks);
@@ -1115,7 +1115,7 @@ fn ports_of_an_instance_that_has_only_fallen_silent_stay_its_own_behind_a_router
 
 #[test]
 fn ends_of_quiet_flows_are_asked_when_one_behind_the_same_router_is_cut_off_and_when_it_is_heard_again() {
-    let asks = |scene: &mut Scene| scene.take().contains(&Action::Path(StandbyRequest::AskEnds));
+    let asks = |scene: &mut Scene| scene.take().contains(&Action::Standby(StandbyRequest::AskEnds));
     let mut scene = Scene::new();
     scene.addresses(&["10.0.0.22", VIP]);
     scene.liveness(Liveness::Alive);
@@ -1142,9 +1142,9 @@ fn ends_of_quiet_flows_are_asked_when_one_behind_the_same_router_is_cut_off_and_
 fn a_flow_that_was_released_before_anybody_could_say_its_ends_is_not_held_for_ever() {
     let mut scene = Scene::new();
     let id = record(1, "10.0.1.7", true).fleet_id();
-    let drop = Action::Path(StandbyRequest::Drop(vec![id]));
+    let drop = Action::Standby(StandbyRequest::Drop(vec![id]));
     scene.remote(Remote::Claimed { by: name("a"), flows: vec![(id, None)] });
-    assert!(scene.take().contains(&Action::Path(StandbyRequest::Release(vec![id]))));
+    assert!(scene.take().contains(&Action::Standby(StandbyRequest::Release(vec![id]))));
     // It ended there before any record named it.
     scene.remote(Remote::Ended { owner: name("a"), id });
     assert_eq!(scene.take(), [drop]);
@@ -1166,7 +1166,8 @@ fn what_is_kept_though_nobody_lists_it_goes_and_nothing_else_does() {
     scene.pass(70_000);
     scene.machine.handle_standby(scene.now_ns, keeps.clone());
     let gone = |actions: Vec<Action>| {
-        let its = |action: &Action| matches!(action, Action::Path(StandbyRequest::Drop(_) | StandbyRequest::Forget(_)));
+        let its =
+            |action: &Action| matches!(action, Action::Standby(StandbyRequest::Drop(_) | StandbyRequest::Forget(_)));
         actions.into_iter().filter(its).collect::<Vec<_>>()
     };
     assert_eq!(gone(scene.take()), [], "what an earlier process left is not listed yet");
@@ -1179,8 +1180,8 @@ fn what_is_kept_though_nobody_lists_it_goes_and_nothing_else_does() {
     scene.machine.handle_standby(scene.now_ns, keeps.clone());
     assert_eq!(gone(scene.take()), []);
     scene.pass(57_000);
-    assert_eq!(gone(scene.take()), [Action::Path(StandbyRequest::Forget(ended.ends.keys().to_vec()))]);
+    assert_eq!(gone(scene.take()), [Action::Standby(StandbyRequest::Forget(ended.ends.keys().to_vec()))]);
     scene.machine.handle_standby(scene.now_ns, keeps);
     let all = [StandbyRequest::Drop(vec![lost.fleet_id()]), StandbyRequest::Forget(lost.ends.keys().to_vec())];
-    assert_eq!(gone(scene.take()), all.map(Action::Path));
+    assert_eq!(gone(scene.take()), all.map(Action::Standby));
 }

@@ -153,7 +153,7 @@ impl UnknownPackets {
     fn forward(&mut self, now_ns: u64, key: Key, to: IpAddr, before: Vec<IpAddr>, for_ns: u64, agenda: &mut Agenda) {
         self.unsaid.remove(&key);
         self.forwarded.insert(key, ForwardedPackets { since_ns: now_ns, to, before });
-        agenda.path(StandbyRequest::ForwardKeys { keys: vec![key], to });
+        agenda.standby(StandbyRequest::ForwardKeys { keys: vec![key], to });
         agenda.later(now_ns + for_ns, Timer::Forwarded(key));
     }
 

@@ -43,7 +43,7 @@ impl Unlisted {
         let flows = over(&mut self.flows, now_ns, flows, |id| known.held(id).is_some());
         let keys = over(&mut self.keys, now_ns, keys, |key| known.has_packets(key) || unknown.is_forwarded(key));
         if !flows.is_empty() {
-            agenda.path(StandbyRequest::Drop(flows));
+            agenda.standby(StandbyRequest::Drop(flows));
         }
         agenda.forget(keys);
     }

@@ -130,14 +130,14 @@ impl World {
         let client = &self.clients[&number];
         let Some(node) = self.owner_of(client).filter(|_| client.stage == Stage::Idle) else { return };
         let sees = self.has_vip(node, client.vip) && (self.net.shared || self.sees_all_of(node, number, client.vip));
-        if !(sees || anywhere) || !self.nodes[node].path.carries {
+        if !(sees || anywhere) || !self.nodes[node].engine.carries {
             return;
         }
         let record = client.record.clone();
         let id = record.id;
         let passage = Box::new(passage(id.0 as u32));
         let offloaded = FlowRecord { keeping: Keeping::Passage(passage.clone()), ..record.clone() };
-        if !self.nodes[node].path.enter_own(offloaded) {
+        if !self.nodes[node].engine.enter_own(offloaded) {
             return;
         }
         if let Some(process) = &mut self.nodes[node].process {
@@ -171,9 +171,9 @@ impl World {
         self.everywhere.remove(&number);
         for node in 0..self.nodes.len() {
             self.close_sockets(node, &client.record);
-            let path = &mut self.nodes[node].path;
-            let own = path.flows.values().find(|own| own.ends == client.record.ends).map(|own| own.id);
-            own.into_iter().for_each(|id| path.end_own(id));
+            let engine = &mut self.nodes[node].engine;
+            let own = engine.flows.values().find(|own| own.ends == client.record.ends).map(|own| own.id);
+            own.into_iter().for_each(|id| engine.end_own(id));
         }
     }
 
@@ -187,8 +187,8 @@ impl World {
                 let number = u64::from(own.ends.client.port()) - PORTS;
                 self.clients.get(&number).is_none_or(|client| client.record.ends != own.ends)
             };
-            let over: Vec<_> = self.nodes[node].path.flows.values().filter(over).map(|own| own.id).collect();
-            over.into_iter().for_each(|id| self.nodes[node].path.end_own(id));
+            let over: Vec<_> = self.nodes[node].engine.flows.values().filter(over).map(|own| own.id).collect();
+            over.into_iter().for_each(|id| self.nodes[node].engine.end_own(id));
         }
     }
 

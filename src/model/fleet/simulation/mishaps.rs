@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use super::clients::Orphaned;
 use super::dice::Kind;
+use super::engine::Engine;
 use super::network::{Piece, pair};
 use super::node::NAMES;
-use super::path::Path;
 use super::{Farewell, FlowDirection, MS, SECOND_NS, TOLD_NS, World};
 
 /// A host is away longer than the others need to take it for dead.
@@ -86,7 +86,7 @@ impl World {
         for client in self.clients.values_mut() {
             let young = client.changed_ns + TOLD_NS > now_ns;
             client.may_be_lost |=
-                young && self.nodes[node].path.flows.values().any(|own| own.ends == client.record.ends);
+                young && self.nodes[node].engine.flows.values().any(|own| own.ends == client.record.ends);
         }
     }
 
@@ -110,7 +110,7 @@ impl World {
             }
             let known_by = if is_told { BTreeSet::new() } else { self.knowers(node, number) };
             let key = client.record.ends.key(FlowDirection::ToBackend);
-            let known = known_by.iter().any(|other| self.nodes[*other].path.carries_key(&key));
+            let known = known_by.iter().any(|other| self.nodes[*other].engine.carries_key(&key));
             if let Some(client) = self.clients.get_mut(&number) {
                 client.may_be_lost |= in_sockets || !known;
                 client.orphaned = Some(Orphaned { known_by });
@@ -146,7 +146,7 @@ impl World {
         self.forget_wires(node);
         let it = &mut self.nodes[node];
         (it.up, it.died_ns, it.process, it.isolated) = (false, self.now_ns, None, false);
-        it.path = Path { carries: it.path.carries, room: it.path.room, ..Path::default() };
+        it.engine = Engine { carries: it.engine.carries, room: it.engine.room, ..Engine::default() };
         self.net.holders.iter_mut().for_each(|holders| holders.retain(|it| *it != node));
         self.disturb();
     }

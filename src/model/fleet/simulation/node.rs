@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::OnceLock;
 
-use super::path::Path;
+use super::engine::Engine;
 use super::{
     BeatKey, Epoch, Evacuation, Exchange, Failover, Faults, FlowId, FlowRecord, GUARD_NS, InstanceName, Key, Local, MS,
     Member, Own, SECOND_NS, Settings, VipAddr, Wake,
@@ -53,7 +53,7 @@ pub(super) struct Node {
     pub isolated: bool,
     /// When that ended.
     pub back_ns: u64,
-    pub path: Path,
+    pub engine: Engine,
     pub process: Option<Process>,
     /// When its last process ended.
     pub stopped_ns: u64,
@@ -98,7 +98,7 @@ impl Node {
             slot: self.number as u8,
             peers: self.config.peers.iter().map(|peer| (name(*peer), host(*peer))).collect(),
             vips: (0..self.config.vips).map(vip).collect(),
-            carries: self.path.carries,
+            carries: self.engine.carries,
             challenge: true,
             guard_ns: GUARD_NS,
             priority: Vec::new(),
@@ -124,11 +124,11 @@ impl Node {
         if let Some(changes) = log_max {
             exchange.keep_changes(changes);
         }
-        self.path.begin_process();
+        self.engine.begin_process();
         let tag = name(self.number).tag();
-        let highest = self.path.ids().into_iter().filter(|id| id.tag() == tag).map(FlowId::count).max();
+        let highest = self.engine.ids().into_iter().filter(|id| id.tag() == tag).map(FlowId::count).max();
         let first = if faults.ids_from_one { 1 } else { FlowId::first_count(now_ns / SECOND_NS) };
-        (self.path.by_number, self.path.full_is_standby) = (faults.ids_from_one, faults.full_is_standby);
+        (self.engine.by_number, self.engine.full_is_standby) = (faults.ids_from_one, faults.full_is_standby);
         self.process = Some(Process {
             exchange,
             failover: Failover::new(self.settings()),
@@ -153,7 +153,7 @@ impl Node {
     /// Whether it lists the flow with these ends, proxied or offloaded.
     pub(super) fn lists(&self, record: &FlowRecord) -> bool {
         let Some(process) = &self.process else { return false };
-        let mut all = process.sockets.values().chain(self.path.flows.values());
+        let mut all = process.sockets.values().chain(self.engine.flows.values());
         all.any(|other| other.ends == record.ends)
     }
 

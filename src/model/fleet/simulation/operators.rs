@@ -91,7 +91,8 @@ impl World {
                 self.stop(node);
             }
             let it = &mut self.nodes[node];
-            it.path = super::path::Path { carries: it.path.carries, room: it.path.room, ..Default::default() };
+            it.engine =
+                super::engine::Engine { carries: it.engine.carries, room: it.engine.room, ..Default::default() };
             self.net.holders.iter_mut().for_each(|holders| holders.retain(|it| *it != node));
         }
         for node in self.running() {
@@ -192,12 +193,12 @@ impl World {
         for client in self.clients.values().filter(|client| self.nodes[node].lists(&client.record)) {
             let place = self.place(client.number, client.vip, FlowDirection::ToBackend);
             let known = place.is_none_or(|place| {
-                let path = &self.nodes[place].path;
+                let engine = &self.nodes[place].engine;
                 let key = client.record.ends.key(FlowDirection::ToBackend);
                 // An instance that has just begun asks the others.
-                let has = |other: usize| other != node && self.nodes[other].path.carries_key(&key);
+                let has = |other: usize| other != node && self.nodes[other].engine.carries_key(&key);
                 let is_asked = !self.has_run_long(place) && self.running().into_iter().any(has);
-                is_asked || path.carries_key(&key) || !path.has_room(2) || !path.carries
+                is_asked || engine.carries_key(&key) || !engine.has_room(2) || !engine.carries
             });
             self.demand(known || client.may_be_lost, || {
                 format!("{} may be switched off, and has client {}", NAMES[node], client.number)

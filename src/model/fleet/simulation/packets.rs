@@ -1,8 +1,8 @@
 //! The fate of a packet, as the BPF program and the kernel decide it.
 
 use super::clients::{Client, Stage};
+use super::engine::Entry;
 use super::node::{NAMES, at};
-use super::path::Entry;
 use super::{FlowDirection, FlowRecord, Key, Local, StandbyAnswer, Then, UnknownPacket, VipAddr, World};
 
 /// One packet of a client or a backend.
@@ -100,10 +100,10 @@ impl World {
         if hops > HOPS_MAX {
             return Fate::Lost;
         }
-        match self.nodes[node].path.entries.get_mut(&packet.key) {
+        match self.nodes[node].engine.entries.get_mut(&packet.key) {
             None => self.unknown(node, packet, from, hops),
             Some(Entry::Splice { .. }) => {
-                self.nodes[node].path.touch(&packet.key, packet.direction);
+                self.nodes[node].engine.touch(&packet.key, packet.direction);
                 self.act(node);
                 Fate::Passed
             }
@@ -138,8 +138,8 @@ impl World {
         }
         let it = &self.nodes[node];
         let (to, port) = (packet.key.to, packet.key.to.port());
-        let rule = |port| it.path.unknown.get(&VipAddr::new((to.ip(), port).into())).copied();
-        let port_range = it.path.port_ranges.iter().find(|port_range| port_range.ports.contains(port));
+        let rule = |port| it.engine.unknown.get(&VipAddr::new((to.ip(), port).into())).copied();
+        let port_range = it.engine.port_ranges.iter().find(|port_range| port_range.ports.contains(port));
         let by_range = || rule(0).filter(|_| port_range.is_some());
         let Some(rule) = rule(port).or_else(by_range) else { return self.by_kernel(node, packet) };
         if let Some(owner) = port_range.and_then(|port_range| port_range.at.first()).map(|ip| at(*ip))
@@ -152,7 +152,7 @@ impl World {
         }
         if matches!(rule.then, Then::Ask { .. }) && self.is_up(node) {
             let packet = UnknownPacket { key: packet.key, seq: 1, ack: 2, length: 3, flags: 16 };
-            self.nodes[node].path.answers.push(StandbyAnswer::UnknownPackets(vec![packet]));
+            self.nodes[node].engine.answers.push(StandbyAnswer::UnknownPackets(vec![packet]));
             self.act(node);
             Fate::Lost
         } else if rule.guard_until_ns > self.now_ns {

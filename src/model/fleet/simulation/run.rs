@@ -24,10 +24,10 @@ impl World {
             died_ns: 0,
             isolated: false,
             back_ns: 0,
-            path: path::Path {
+            engine: engine::Engine {
                 carries: !has(Kind::Pathless) || dice.one_in(2),
                 room: if has(Kind::Full) && dice.one_in(2) { 2 + dice.roll(8) as usize } else { usize::MAX / 2 },
-                ..path::Path::default()
+                ..engine::Engine::default()
             },
             process: None,
             stopped_ns: 0,
@@ -54,8 +54,8 @@ impl World {
         };
         world.note(|| format!("seed {seed}: {count} instances, {vips} VIPs, shared: {shared}, {:?}", world.kinds));
         for number in 0..world.nodes.len() {
-            let Node { path, .. } = &world.nodes[number];
-            world.note(|| format!("{}: carries {}, room {}", node::NAMES[number], path.carries, path.room));
+            let Node { engine, .. } = &world.nodes[number];
+            world.note(|| format!("{}: carries {}, room {}", node::NAMES[number], engine.carries, engine.room));
             if number < count {
                 world.begin(number);
             }

@@ -41,18 +41,18 @@ impl World {
     /// `by` has answered RST for a client's flow.
     pub(super) fn judge_reset(&self, by: usize, client: u64) {
         let client = &self.clients[&client];
-        let path = &self.nodes[by].path;
-        if client.may_be_lost || !path.carries || path.was_crowded || !path.has_room(2) || !self.is_up(by) {
+        let engine = &self.nodes[by].engine;
+        if client.may_be_lost || !engine.carries || engine.was_crowded || !engine.has_room(2) || !self.is_up(by) {
             return;
         }
         let (number, key) = (client.number, client.record.ends.key(FlowDirection::ToBackend));
         if let Some(owner) = self.owner_of(client) {
-            let wrong = owner != by && self.knows_alive(by, owner) && self.nodes[owner].path.carries;
+            let wrong = owner != by && self.knows_alive(by, owner) && self.nodes[owner].engine.carries;
             self.demand(!wrong, || {
                 format!("client {number} of {}, which lives, is reset by {}", NAMES[owner], NAMES[by])
             });
         } else if matches!(client.record.keeping, Keeping::Passage(_)) {
-            let holds = |node: &usize| self.nodes[*node].path.carries_key(&key) && self.in_touch(by, *node);
+            let holds = |node: &usize| self.nodes[*node].engine.carries_key(&key) && self.in_touch(by, *node);
             let holders: Vec<_> = self.running().into_iter().filter(holds).map(|node| NAMES[node]).collect();
             self.demand(holders.is_empty(), || format!("client {number} is reset while {holders:?} hold it"));
         }
@@ -71,15 +71,16 @@ impl World {
 
     pub(super) fn what_all_have_they_keep(&mut self) {
         let all: Vec<_> = (0..self.nodes.len()).filter(|node| self.nodes[*node].belongs).collect();
-        let fine =
-            |node: &usize| self.is_up(*node) && self.nodes[*node].path.carries && self.nodes[*node].path.has_room(0);
+        let fine = |node: &usize| {
+            self.is_up(*node) && self.nodes[*node].engine.carries && self.nodes[*node].engine.has_room(0)
+        };
         let linked = all.iter().all(|one| all.iter().all(|other| self.in_touch(*one, *other)));
         if !linked || !all.iter().all(fine) || !self.reloads.is_empty() || !self.leaving.is_empty() {
             return self.everywhere.clear();
         }
         for client in self.clients.values().filter(|it| matches!(it.record.keeping, Keeping::Passage(_))) {
             let key = client.record.ends.key(FlowDirection::ToBackend);
-            match all.iter().find(|node| !self.nodes[**node].path.carries_key(&key)) {
+            match all.iter().find(|node| !self.nodes[**node].engine.carries_key(&key)) {
                 None => drop(self.everywhere.insert(client.number)),
                 Some(node) => {
                     let had = self.everywhere.contains(&client.number);
@@ -95,7 +96,7 @@ impl World {
             let since_ns = client.since_ns.max(self.net.changed_ns);
             // Without offload the owner's kernel answers, whatever others have.
             let owner = self.owner_of(client);
-            let right = |node: usize| self.nodes[node].path.carries || owner.is_none_or(|owner| owner == node);
+            let right = |node: usize| self.nodes[node].engine.carries || owner.is_none_or(|owner| owner == node);
             let comes = |direction| self.place(client.number, client.vip, direction).is_some_and(right);
             let nobody = client.stage == Stage::Passing && (client.challenged_in_vain || !client.can_be_told());
             let owner = self.owner_of(client).filter(|owner| self.nodes[*owner].isolated);
@@ -163,7 +164,7 @@ impl World {
         for client in self.clients.values() {
             let key = client.record.ends.key(FlowDirection::ToBackend);
             let place = self.place(client.number, client.vip, FlowDirection::ToBackend);
-            if place.is_some_and(|place| self.nodes[place].path.carries_key(&key)) {
+            if place.is_some_and(|place| self.nodes[place].engine.carries_key(&key)) {
                 continue;
             }
             let listed = self.listed_at(client.number);
@@ -193,7 +194,7 @@ impl World {
             let Some(process) = &self.nodes[node].process else { continue };
             for view in process.exchange.members(self.now_ns) {
                 let Some(other) = &self.nodes[number(&view.name)].process else { continue };
-                let has = other.sockets.len() + self.nodes[number(&view.name)].path.flows.len();
+                let has = other.sockets.len() + self.nodes[number(&view.name)].engine.flows.len();
                 let fine = view.synced && view.behind == 0 && view.flows == has;
                 self.demand(fine, || format!("{} knows {view:?}, which has {has} flows", NAMES[node]));
             }
@@ -227,7 +228,7 @@ impl World {
             self.steps(2, false);
         }
         for node in self.running() {
-            let path = &self.nodes[node].path;
+            let engine = &self.nodes[node].engine;
             let lives = |key| {
                 self.clients.values().any(|it| {
                     [FlowDirection::ToBackend, FlowDirection::ToClient]
@@ -235,19 +236,20 @@ impl World {
                         .any(|direction| it.record.ends.key(*direction) == key)
                 })
             };
-            let left: Vec<_> = path.entries.iter().filter(|(key, _)| !lives(**key)).collect();
+            let left: Vec<_> = engine.entries.iter().filter(|(key, _)| !lives(**key)).collect();
             self.demand(left.is_empty(), || format!("{} is left with {left:?}", NAMES[node]));
             let Some(process) = &self.nodes[node].process else { continue };
             let others: usize =
                 self.running().iter().filter(|other| **other != node).map(|other| self.lists_in_all(*other)).sum();
             let known = process.failover.known();
             self.demand(known == others, || format!("{} knows {known} flows of {others}", name(node)));
-            let over: Vec<_> = process.failover.taken_over().filter(|id| !path.flows.contains_key(&id.flow)).collect();
+            let over: Vec<_> =
+                process.failover.taken_over().filter(|id| !engine.flows.contains_key(&id.flow)).collect();
             self.demand(over.is_empty(), || format!("{} remembers for ever that it took over {over:?}", name(node)));
         }
     }
 
     fn lists_in_all(&self, node: usize) -> usize {
-        self.nodes[node].process.as_ref().map_or(0, |it| it.sockets.len()) + self.nodes[node].path.flows.len()
+        self.nodes[node].process.as_ref().map_or(0, |it| it.sockets.len()) + self.nodes[node].engine.flows.len()
     }
 }

@@ -111,10 +111,10 @@ proptest! {
             let mut told = told.borrow_mut();
             for action in scene.take() {
                 match action {
-                    Action::Path(StandbyRequest::FindUnanswered(keys)) => {
+                    Action::Standby(StandbyRequest::FindUnanswered(keys)) => {
                         scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Unanswered(keys));
                     }
-                    Action::Path(request) => told.carry_out(request),
+                    Action::Standby(request) => told.carry_out(request),
                     Action::Challenge { round, .. } => scene.machine.handle_challenged(scene.now_ns, round),
                     Action::Answer(_) => *packets -= 1,
                     _ => {}

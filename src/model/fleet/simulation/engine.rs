@@ -1,4 +1,4 @@
-//! The packet path of one host: the map, which outlives processes, and the engine's lists. A model of
+//! The offload engine of one host: the map, which outlives processes, and the engine's lists. A model of
 //! `offload::engine::keep` and of the BPF program, without the bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,7 +33,7 @@ pub(super) struct Held {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Path {
+pub(super) struct Engine {
     pub carries: bool,
     /// Limit for the entries of the map.
     pub room: usize,
@@ -63,7 +63,7 @@ pub(super) struct Path {
     pub answers: Vec<StandbyAnswer>,
 }
 
-impl Path {
+impl Engine {
     fn name(&self, id: FleetId) -> FleetId {
         if self.by_number { FleetId { ends: 0, ..id } } else { id }
     }

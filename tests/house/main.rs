@@ -8,6 +8,7 @@ mod layers;
 mod parts;
 mod ports;
 mod readme;
+mod seeds;
 mod sources;
 mod told;
 mod walls;

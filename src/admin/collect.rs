@@ -105,8 +105,9 @@ impl TableCollector {
     /// Two facts: the addresses on this host, and the service of new connections to them.
     fn encode_service(&self, families: &mut Families<'_>) -> fmt::Result {
         let (config, now) = (self.config.load(), now_ns());
-        let help = "1 for the best kind of backend that a frontend has for new connections, else 0: ready, full, draining or none";
-        let mut family = families.gauge("frontend_state", help)?;
+        let states = Service::ALL.map(Service::label).join(", ");
+        let help = format!("1 for the best kind of backend that a frontend has for new connections, else 0: {states}");
+        let mut family = families.gauge("frontend_state", &help)?;
         for frontend in self.table.registry.frontends() {
             // A removed frontend gets no new connections.
             if !config.frontends.iter().any(|it| it.name == frontend.name) {

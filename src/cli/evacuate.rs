@@ -34,7 +34,7 @@ pub(super) struct EvacuationArguments {
     #[arg(long, conflicts_with = "cancel")]
     check: bool,
     /// Cancels the evacuation: this host may have the VIP again.
-    #[arg(long, visible_alias = "back", conflicts_with_all = ["to", "deadline"])]
+    #[arg(long, conflicts_with_all = ["to", "deadline"])]
     cancel: bool,
 }
 

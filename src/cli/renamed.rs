@@ -1,14 +1,35 @@
-//! Messages for commands that do not exist.
+//! Messages for commands, options and values that do not exist, among them the former names of others.
 
 use clap::error::{ContextKind, ContextValue};
 
 const COMMANDS: [(&str, &str); 2] = [("handover", "evacuate"), ("path", "offload")];
 
-/// The present name, if `error` is about a command's former name.
+/// The command, its option's former name, and the present one.
+const OPTIONS: [(&str, &str, &str); 2] = [("evacuate", "--back", "--cancel"), ("demo", "--script", "--tour")];
+
+/// The option, its value's former name, and the present one.
+const VALUES: [(&str, &str, &str); 1] = [("--state", "graduated", "offloaded")];
+
+/// The present name, if `error` is about the former name of a command, an option or a value.
 pub(super) fn renamed(error: &clap::Error) -> Option<String> {
-    let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidSubcommand) else { return None };
-    let (old, new) = COMMANDS.into_iter().find(|(old, _)| old == typed)?;
-    Some(format!("{old} is called {new} now: baton {new}"))
+    let typed = |kind| match error.get(kind) {
+        Some(ContextValue::String(typed)) => Some(typed.as_str()),
+        _ => None,
+    };
+    if let Some(command) = typed(ContextKind::InvalidSubcommand) {
+        let (old, new) = COMMANDS.into_iter().find(|(old, _)| *old == command)?;
+        return Some(format!("{old} is called {new} now: baton {new}"));
+    }
+    // clap shows an option with the name of its value.
+    let option = typed(ContextKind::InvalidArg)?.split([' ', '=']).next()?;
+    if let Some(value) = typed(ContextKind::InvalidValue) {
+        let (_, old, new) = VALUES.into_iter().find(|(of, old, _)| (*of, *old) == (option, value))?;
+        return Some(format!("{old} is called {new} now: {option} {new}"));
+    }
+    let usage = error.get(ContextKind::Usage)?.to_string();
+    let is_it = |(command, old, _): &(&str, &str, &str)| *old == option && usage.contains(&format!("baton {command} "));
+    let (command, old, new) = OPTIONS.into_iter().find(is_it)?;
+    Some(format!("{old} is called {new} now: baton {command} {new}"))
 }
 
 /// Removes suggestions from `error` that the help of `command` does not list: commands for the demo, the tests and the
@@ -53,5 +74,30 @@ mod tests {
             let known = Arguments::try_parse_from(["baton", new, "--help"]).unwrap_err();
             assert_eq!(known.kind(), clap::error::ErrorKind::DisplayHelp, "{new} is a command");
         }
+    }
+
+    #[test]
+    fn the_former_name_of_an_option_or_a_value_is_answered_with_the_new_one() {
+        let said = |typed: &[&str]| renamed(&Arguments::try_parse_from(typed).unwrap_err());
+        assert_eq!(
+            said(&["baton", "evacuate", "--back"]).unwrap(),
+            "--back is called --cancel now: baton evacuate --cancel"
+        );
+        assert_eq!(
+            said(&["baton", "flows", "--state", "graduated"]).unwrap(),
+            "graduated is called offloaded now: --state offloaded"
+        );
+        assert_eq!(said(&["baton", "status", "--back"]), None, "an option of another command");
+        assert_eq!(said(&["baton", "flows", "--state", "gradated"]), None);
+        Arguments::try_parse_from(["baton", "evacuate", "--cancel"]).unwrap();
+        Arguments::try_parse_from(["baton", "flows", "--state", "offloaded"]).unwrap();
+    }
+
+    #[cfg(feature = "lab")]
+    #[test]
+    fn the_former_name_of_an_option_of_the_demo_is_answered_with_the_new_one() {
+        let error = Arguments::try_parse_from(["baton", "demo", "--script"]).unwrap_err();
+        assert_eq!(renamed(&error).unwrap(), "--script is called --tour now: baton demo --tour");
+        Arguments::try_parse_from(["baton", "demo", "--tour"]).unwrap();
     }
 }

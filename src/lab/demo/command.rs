@@ -24,7 +24,7 @@ pub struct DemoArgs {
     #[arg(long)]
     pub no_tui: bool,
     /// Causes every fault by itself, prints a table at the end, and exits with 1 if a client waited too long.
-    #[arg(long, visible_alias = "script")]
+    #[arg(long)]
     pub tour: bool,
     /// Address of the status page; if its port is in use, the next free port.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9470")]

@@ -283,7 +283,7 @@ fn an_evacuation_goes_on_without_its_command_and_another_one_cancels_it() {
     eventually(LONG, "they end", || owner.baton.flow_count() == 0);
     owner.baton.order(&["evacuate"]);
     assert_eq!(away(), "1\n");
-    owner.baton.order(&["evacuate", "--back"]);
+    owner.baton.order(&["evacuate", "--cancel"]);
     assert_eq!(away(), "0\n");
     owner.baton.order(&["evacuate"]);
     fleet.let_go(fleet.heir());

@@ -133,7 +133,7 @@ fn file_of(files: &BTreeMap<String, &str>, own: &str, path: &[&str]) -> Option<S
 }
 
 /// Every path of `code`, with lists in braces expanded: of `a::{b, c::d}` the paths `a::b` and `a::c::d`.
-fn paths(code: &str) -> Vec<Vec<&str>> {
+pub fn paths(code: &str) -> Vec<Vec<&str>> {
     // The path before each open brace; empty if the brace is no list.
     let mut prefixes: Vec<Vec<&str>> = Vec::new();
     let (mut paths, mut path): (Vec<Vec<&str>>, Vec<&str>) = (Vec::new(), Vec::new());

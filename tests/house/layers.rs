@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use crate::circles::paths;
 use crate::sources::{DIVIDED, Source, code_only, sources, words};
 
 /// From the top; a module may use the rows below and its own modules.
@@ -56,7 +57,8 @@ const IMPURE: &[&str] = &["tokio", "socket2", "rustix", "libc", "fastrand", "Ins
 
 #[test]
 fn imports_point_downwards() {
-    let faults: Vec<_> = sources().iter().flat_map(|source| import_faults(&source.module, &source.code)).collect();
+    let faults: Vec<_> =
+        sources().iter().flat_map(|source| import_faults(&source.module, &source.name(), &source.code)).collect();
     assert!(faults.is_empty(), "\n{}", faults.join("\n"));
 }
 
@@ -86,7 +88,8 @@ fn the_model_is_pure() {
 fn one_file_knows_of_the_lab() {
     let knows = |source: &Source| {
         let prefixes = ["crate::", "baton::"];
-        prefixes.iter().any(|prefix| modules_used(&source.code, prefix).iter().any(|module| module == "lab"))
+        let used = prefixes.iter().flat_map(|prefix| modules_used(&source.code, prefix));
+        used.chain(modules_around(&source.name(), &source.code)).any(|module| module == "lab")
     };
     let sources = sources();
     let know = sources.iter().filter(|source| source.module != "lab" && knows(source));
@@ -182,7 +185,7 @@ fn a_failed_read_of_the_map_is_not_taken_for_no_entry() {
 
 #[test]
 fn an_upward_or_sideways_import_is_found() {
-    let found = |module: &str, text: &str| import_faults(module, &code_only(text)).len();
+    let found = |module: &str, text: &str| import_faults(module, module, &code_only(text)).len();
     assert_eq!(found("table", "use crate::proxy::relay;"), 1, "upward");
     assert_eq!(found("proxy", "fn f() { crate::health::check::run() }"), 1, "sideways, without use");
     assert_eq!(found("admin", "use crate::{metrics::Metrics, health::Checker, proxy};"), 2, "in braces");
@@ -209,25 +212,63 @@ mod tests {
     use crate::app::build;
 }
 "##;
-    assert_eq!(import_faults("proxy", &code_only(text)), [""; 0]);
-    assert_eq!(import_faults("app", "use crate::fleet::{failover, link};"), [""; 0], "from above");
+    assert_eq!(import_faults("proxy", "proxy", &code_only(text)), [""; 0]);
+    assert_eq!(import_faults("app", "app", "use crate::fleet::{failover, link};"), [""; 0], "from above");
     let after = "#[cfg(test)]\nmod tests;\nmod relay;\nuse crate::app::build;\nstruct X {}";
     assert_eq!(
-        import_faults("proxy", &code_only(after)).len(),
+        import_faults("proxy", "proxy", &code_only(after)).len(),
         1,
         "what follows a module of tests in a file of its own"
     );
 }
 
-/// One line per import in `code`, a file of top-level module `module`, that the layers forbid.
-fn import_faults(module: &str, code: &str) -> Vec<String> {
+#[test]
+fn an_import_by_way_of_the_module_around_is_found() {
+    let found = |module, name, code| import_faults(module, name, code).len();
+    assert_eq!(found("late_resets", "late_resets", "use super::rebalance::plan;"), 1);
+    assert_eq!(found("late_resets", "late_resets", "fn f() { self::super::rebalance::plan() }"), 1);
+    assert_eq!(found("proxy", "proxy/accept/queue", "use super::super::super::{addr::A, health::{B, C}};"), 2);
+    assert_eq!(found("fleet/link", "fleet/link/hub", "use super::super::failover::Control;"), 1);
+    assert_eq!(found("proxy", "proxy/accept/queue", "use super::super::health::Own; use super::table::A;"), 0);
+    assert_eq!(found("app", "app", "use super::{fleet::{link, failover::A}, table};"), 0, "from above");
+    assert_eq!(modules_around("cli", "use super::lab::run;"), ["lab"]);
+    assert_eq!(modules_around("cli/demo", "use super::lab::run;"), [""; 0]);
+}
+
+/// The rooms that the paths of `code` reach through `super`, as seen from the file `name`.
+fn modules_around(name: &str, code: &str) -> Vec<String> {
+    let mut used = Vec::new();
+    for path in paths(code).into_iter().filter(|path| ["super", "self"].contains(&path[0])) {
+        let mut at: Vec<&str> = name.split('/').collect();
+        let climbs = path.iter().take_while(|word| ["super", "self"].contains(*word)).count();
+        for _ in path[..climbs].iter().filter(|word| **word == "super") {
+            at.pop();
+        }
+        // Inside of the room, or of a divided room's part.
+        if at.len() > usize::from(DIVIDED.contains(&at.first().copied().unwrap_or_default())) {
+            continue;
+        }
+        at.extend(&path[climbs..]);
+        match at[..] {
+            [room, part, ..] if DIVIDED.contains(&room) => used.push(format!("{room}/{part}")),
+            [room, ..] => used.push(room.to_owned()),
+            [] => {}
+        }
+    }
+    used
+}
+
+/// One line per import in `code`, a file `name` of top-level module `module`, that the layers forbid.
+fn import_faults(module: &str, name: &str, code: &str) -> Vec<String> {
     let row = |name: &str| LAYERS.iter().position(|row| row.contains(&name));
     let Some(own) = row(module) else {
         return vec![format!("{module}: in no layer of tests/house/layers.rs")];
     };
     let prefixes: &[&str] = if module == "main" { &["crate::", "baton::"] } else { &["crate::"] };
     let used = prefixes.iter().flat_map(|prefix| modules_used(code, prefix));
-    used.filter(|used| used != module && !TOGETHER.contains(&[module, used]) && !TOGETHER.contains(&[used, module]))
+    let around = modules_around(name, code);
+    used.chain(around)
+        .filter(|used| used != module && !TOGETHER.contains(&[module, used]) && !TOGETHER.contains(&[used, module]))
         .filter(|used| row(used).is_none_or(|used| used <= own))
         .map(|used| format!("{module} may not use {used}"))
         .collect()

@@ -7,11 +7,14 @@ use crate::sources::{Source, sources};
 const TABLE: &str = "table/journal";
 
 /// Limit for the lines of code between an event and a log line that counts as one about it.
-const NEAR: usize = 4;
+const NEAR: usize = 6;
 
 /// Log lines beside an event that are not about it: the file, the beginning of the line, and its subject.
-const NOT_ABOUT_IT: &[(&str, &str, &str)] =
-    &[("offload/engine/watch", "Err(error) => tracing::error!(%error", "the other outcome: nothing was attached")];
+const NOT_ABOUT_IT: &[(&str, &str, &str)] = &[
+    ("admin/flow_log", "tracing::warn!(", "flows that the log skipped, in the next function"),
+    ("app/stop", "() = core.hasten.notified() => tracing::info!", "a second signal, after the stop has begun"),
+    ("offload/engine/watch", "Err(error) => tracing::error!(%error", "the other outcome: nothing was attached"),
+];
 
 #[test]
 fn an_event_is_told_once() {
@@ -48,7 +51,8 @@ fn a_line_beside_an_event_is_found() {
         "for whoever looks for faults"
     );
     assert_eq!(found("tracing::warn!(x);\nevents.push(ProgramWhat::Fin);"), 0, "an event of another kind");
-    assert_eq!(found("tracing::warn!(x);\na;\nb;\nc;\nd;\njournal.record(what);"), 0, "far away");
+    assert_eq!(found("tracing::warn!(x);\na;\nb;\nc;\nd;\ne;\njournal.record(what);"), 1, "six lines before");
+    assert_eq!(found(&format!("tracing::warn!(x);{}\njournal.record(what);", "\na;".repeat(8))), 0, "far away");
 }
 
 struct Fault {

@@ -13,8 +13,14 @@ const FILES_MAX: usize = 3;
 const SPREAD: &[(&str, &str, usize)] = &[("model/fleet/simulation", "World", 9)];
 
 /// Types that only pass calls on to their components, and have little of their own: limits for methods and fields.
-const DISPATCHERS: &[(&str, &str, usize, usize)] =
-    &[("proxy/worker", "Worker", 27, 9), ("model/fleet/failover", "Failover", 37, 11)];
+const DISPATCHERS: &[(&str, &str, usize, usize)] = &[
+    ("proxy/worker", "Worker", 27, 9),
+    ("model/fleet/failover", "Failover", 37, 11),
+    ("offload/engine", "Engine", 11, 10),
+];
+
+/// The limits for every type of the offload engine but the listed ones: the room, methods and fields.
+const ENGINE: (&str, usize, usize) = ("offload/engine", 20, 14);
 
 /// Where a type is defined, and its name.
 type Definition = (String, String);
@@ -43,7 +49,7 @@ fn the_methods_of_a_type_stand_in_few_files() {
 }
 
 #[test]
-fn the_worker_and_the_failover_are_few_components() {
+fn the_worker_the_failover_and_the_engine_are_few_components() {
     let sources = sources();
     let files: Vec<_> = sources.iter().map(|source| (source.name(), source.code.as_str())).collect();
     let methods = methods(&files);
@@ -54,6 +60,63 @@ fn the_worker_and_the_failover_are_few_components() {
         let fields = fields(&sources.iter().find(is_there).expect("the file was not found").code, name);
         assert!(!fields.is_empty() && fields.len() <= *fields_max, "{name}: at most {fields_max} fields: {fields:?}");
     }
+}
+
+#[test]
+fn the_parts_of_the_offload_engine_are_small() {
+    let sources = sources();
+    let files: Vec<_> = sources.iter().map(|source| (source.name(), source.code.as_str())).collect();
+    let (room, methods_max, fields_max) = ENGINE;
+    let is_listed = |file: &str, name: &str| DISPATCHERS.iter().any(|listed| (listed.0, listed.1) == (file, name));
+    let of_engine = |file: &str| file == room || file.starts_with(&format!("{room}/"));
+    let mut faults = Vec::new();
+    let (mut methods_most, mut fields_most) = (0, 0);
+    for ((file, name), methods) in methods(&files).iter().filter(|((file, _), _)| of_engine(file)) {
+        let code = files.iter().find(|(at, _)| at == file).expect("its file").1;
+        let fields = fields(code, name).len();
+        if is_listed(file, name) {
+            continue;
+        }
+        (methods_most, fields_most) = (methods_most.max(methods.count), fields_most.max(fields));
+        if methods.count > methods_max || fields > fields_max {
+            faults.push(format!("{name} of {file}: {} methods, {fields} fields", methods.count));
+        }
+    }
+    let most = format!("at most {methods_max} methods and {fields_max} fields");
+    assert!(faults.is_empty(), "{most}:\n{}", faults.join("\n"));
+    assert_eq!((methods_most, fields_most), (methods_max, fields_max), "lower the limits");
+}
+
+/// Otherwise a reader of the file takes one for the other, and so do these tests.
+#[test]
+fn no_file_defines_a_type_twice() {
+    let faults: Vec<_> = sources().iter().flat_map(|source| twice(&source.name(), &source.code)).collect();
+    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
+}
+
+#[test]
+fn a_type_that_is_defined_twice_is_found() {
+    let found = |code| twice("proxy", code).len();
+    assert_eq!(found("struct A;\nmod b {\n    pub(super) struct A {}\n}"), 1);
+    assert_eq!(found("enum A {}\nfn f() {\n    struct A;\n}"), 1);
+    assert_eq!(found("impl B for C {\n    type A = u8;\n}\nimpl B for D {\n    type A = u8;\n}\nstruct A;"), 0);
+    assert_eq!(found("struct A;\nimpl A { fn a() {} }\nstruct Ab;"), 0);
+}
+
+/// The types that `code` defines more than once.
+fn twice(file: &str, code: &str) -> Vec<String> {
+    let mut places: BTreeMap<&str, usize> = BTreeMap::new();
+    for line in code.lines() {
+        let words: Vec<_> = crate::sources::words(line).collect();
+        let kinds = ["struct", "enum", "union", "trait", "type"];
+        // An associated type stands in each `impl` of its trait.
+        let defines = |kind: &str| kinds.contains(&kind) && !(kind == "type" && line.starts_with(' '));
+        for pair in words.windows(2).filter(|pair| defines(pair[0]) && pair[1].starts_with(char::is_uppercase)) {
+            *places.entry(pair[1]).or_default() += 1;
+        }
+    }
+    let several = places.into_iter().filter(|(_, number)| *number > 1);
+    several.map(|(name, number)| format!("{file} defines {name} {number} times")).collect()
 }
 
 #[test]

@@ -81,16 +81,29 @@ impl OffloadCensus {
         self.stayed[why as usize].value()
     }
 
-    /// All counters by name, for an upgrade.
+    /// All counters by name, for an upgrade. It does not compile with a new field that is not named here.
     pub fn tallies(&self) -> Vec<(String, &Tally)> {
-        let stayed = Stays::ALL.iter().map(|why| (format!("stayed {}", why.label()), &self.stayed[*why as usize]));
+        let Self {
+            offloaded,
+            stayed,
+            recovered,
+            reattached,
+            unread,
+            untracked,
+            still_tracked,
+            is_off: _,
+            stopped: _,
+            without_sockets: _,
+            view: _,
+        } = self;
+        let stayed = Stays::ALL.iter().map(|why| (format!("stayed {}", why.label()), &stayed[*why as usize]));
         let others = [
-            ("offloaded", &self.offloaded),
-            ("recovered", &self.recovered),
-            ("reattached", &self.reattached),
-            ("unread", &self.unread),
-            ("untracked", &self.untracked),
-            ("still tracked", &self.still_tracked),
+            ("offloaded", offloaded),
+            ("recovered", recovered),
+            ("reattached", reattached),
+            ("unread", unread),
+            ("untracked", untracked),
+            ("still tracked", still_tracked),
         ];
         others.map(|(name, tally)| (name.to_owned(), tally)).into_iter().chain(stayed).collect()
     }

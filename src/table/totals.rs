@@ -101,12 +101,7 @@ impl Totals {
 
 fn tallies(table: &Table) -> Vec<(String, &Tally)> {
     let workers = table.workers.iter().enumerate().flat_map(|(number, worker)| {
-        let all = [
-            ("accept errors", &worker.accept_errors),
-            ("accepts shed", &worker.accept_shed),
-            ("ended unreported", &worker.ended_unlogged),
-        ];
-        all.map(|(name, tally)| (format!("{name}{OF_WORKER}{number}"), tally))
+        worker.tallies().map(|(name, tally)| (format!("{name}{OF_WORKER}{number}"), tally))
     });
     let log = [("log skipped".to_owned(), &table.flow_log.skipped)];
     let (offload, fleet) = (table.offload.tallies(), table.fleet.census.tallies());

@@ -30,6 +30,23 @@ pub struct WorkerState {
 }
 
 impl WorkerState {
+    /// All counters by name, for an upgrade. It does not compile with a new field that is not named here.
+    pub fn tallies(&self) -> [(&'static str, &Tally); 3] {
+        let Self {
+            accept_errors,
+            accept_shed,
+            ended_unlogged,
+            busy_since_ns: _,
+            alive: _,
+            plane_version: _,
+            accept_paused: _,
+            accepted: _,
+            pipes_in_use: _,
+            turn: _,
+        } = self;
+        [("accept errors", accept_errors), ("accepts shed", accept_shed), ("ended unreported", ended_unlogged)]
+    }
+
     pub fn mark_busy(&self, now_ns: u64) {
         self.busy_since_ns.store(now_ns, Relaxed);
     }

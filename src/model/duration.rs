@@ -3,10 +3,13 @@
 //! ```text
 //! duration = part { part }                   the units from long to short, each at most once; or "0" alone
 //! part     = digits [ "." digits ] unit      1s, 0.2s, 1m30s, "1h 30m", "1 s": spaces do not count
-//! unit     = "h" | "m" | "s" | "ms"
+//! unit     = "d" | "h" | "m" | "s" | "ms" | "µs" | "us"
 //! ```
-//! Whole milliseconds are exact; finer values are refused. There are no days or longer units, because no setting is so
-//! long.
+//! So it reads all that Baton prints: [`display`], and [`duration_ms`] and [`duration_us`] with their `3 d 04 h` and
+//! `850 µs`. A setting is in whole milliseconds, and [`parse`] refuses finer values.
+//!
+//! [`duration_ms`]: super::humane::duration_ms
+//! [`duration_us`]: super::humane::duration_us
 
 use std::time::Duration;
 
@@ -19,11 +22,11 @@ pub enum DurationFault {
     Negative,
     #[error("{0:?} does not begin with a number")]
     NoNumber(String),
-    #[error("it has a number without a unit (h, m, s or ms)")]
+    #[error("it has a number without a unit (d, h, m, s, ms or µs)")]
     NoUnit,
-    #[error("{0:?} is no unit, the units are h, m, s and ms")]
+    #[error("{0:?} is no unit, the units are d, h, m, s, ms and µs")]
     UnknownUnit(String),
-    #[error("its units are not in the order h, m, s, ms, each at most once")]
+    #[error("its units are not in the order d, h, m, s, ms, µs, each at most once")]
     Order,
     #[error("it has parts of a millisecond")]
     TooFine,
@@ -31,11 +34,24 @@ pub enum DurationFault {
     TooLong,
 }
 
-/// Units and their length in milliseconds, longest first.
-const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
+/// Units and their length in microseconds, longest first.
+const UNITS: [(&str, u128); 6] =
+    [("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1000), ("µs", 1)];
 
-/// Reads one duration; the form that clap takes as a value parser.
+/// Other spellings of a unit: for keyboards without the sign, and the Greek letter that looks like it.
+const SAME: [(&str, &str); 2] = [("us", "µs"), ("μs", "µs")];
+
+/// Units of [`display`], and their length in milliseconds, longest first.
+const SHOWN: [(&str, u128); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
+
+/// Reads the duration of a setting, in whole milliseconds; the form that clap takes as a value parser.
 pub fn parse(text: &str) -> Result<Duration, DurationFault> {
+    let duration = parse_fine(text)?;
+    if duration.subsec_micros().is_multiple_of(1000) { Ok(duration) } else { Err(DurationFault::TooFine) }
+}
+
+/// Reads one duration, in whole microseconds.
+pub fn parse_fine(text: &str) -> Result<Duration, DurationFault> {
     let mut rest = text.trim_matches(' ');
     match rest {
         "" => return Err(DurationFault::Empty),
@@ -44,7 +60,7 @@ pub fn parse(text: &str) -> Result<Duration, DurationFault> {
         _ => {}
     }
     let mut units = &UNITS[..];
-    let mut total_ms = 0u64;
+    let mut total_us = 0u128;
     while !rest.is_empty() {
         let (number, after) = cut(rest, |c| c.is_ascii_digit() || c == '.');
         let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
@@ -56,19 +72,21 @@ pub fn parse(text: &str) -> Result<Duration, DurationFault> {
         if after.is_empty() || after.starts_with(|c: char| c.is_ascii_digit()) {
             return Err(DurationFault::NoUnit);
         }
-        let (_, unit_ms) = UNITS
+        let unit = SAME.iter().find(|(other, _)| *other == unit).map_or(unit, |(_, same)| same);
+        let (_, unit_us) = UNITS
             .iter()
             .find(|(name, _)| *name == unit)
             .ok_or_else(|| DurationFault::UnknownUnit(shorten(if unit.is_empty() { after } else { unit })))?;
         let index = units.iter().position(|(name, _)| *name == unit).ok_or(DurationFault::Order)?;
         units = &units[index + 1..];
         let whole: u64 = whole.parse().map_err(|_| DurationFault::TooLong)?;
-        let part_ms = whole.checked_mul(*unit_ms).ok_or(DurationFault::TooLong)?;
-        let part_ms = part_ms.checked_add(fraction_ms(fraction, *unit_ms)?).ok_or(DurationFault::TooLong)?;
-        total_ms = total_ms.checked_add(part_ms).ok_or(DurationFault::TooLong)?;
+        // At most six parts, each of 64 bits times a unit: this cannot overflow.
+        total_us += u128::from(whole) * unit_us + fraction_us(fraction, *unit_us)?;
         rest = next.trim_start_matches(' ');
     }
-    Ok(Duration::from_millis(total_ms))
+    let ms = u64::try_from(total_us / 1000).map_err(|_| DurationFault::TooLong)?;
+    // As few milliseconds as leave room for the microseconds.
+    Ok(Duration::from_millis(ms) + Duration::from_micros((total_us % 1000) as u64))
 }
 
 /// The shortest exact spelling, in whole milliseconds: in one unit rather than as a sum (`1h1ms`) or with a point (`1.5s`).
@@ -77,12 +95,11 @@ pub fn display(duration: Duration) -> String {
     if ms == 0 {
         return "0s".into();
     }
-    let lengths = UNITS.map(|(name, unit_ms)| (name, u128::from(unit_ms)));
-    let whole = lengths.iter().find(|(_, unit_ms)| ms.is_multiple_of(*unit_ms));
+    let whole = SHOWN.iter().find(|(_, unit_ms)| ms.is_multiple_of(*unit_ms));
     let whole = whole.map(|(unit, unit_ms)| format!("{}{unit}", ms / unit_ms));
     let mut left = ms;
     let mut sum = String::new();
-    for (unit, unit_ms) in lengths {
+    for (unit, unit_ms) in SHOWN {
         if left >= unit_ms {
             sum += &format!("{}{unit}", left / unit_ms);
             left %= unit_ms;
@@ -95,15 +112,15 @@ pub fn display(duration: Duration) -> String {
 }
 
 /// The value of `digits` after the point, in a unit.
-fn fraction_ms(digits: &str, unit_ms: u64) -> Result<u64, DurationFault> {
+fn fraction_us(digits: &str, unit_us: u128) -> Result<u128, DurationFault> {
     let digits = digits.trim_end_matches('0');
     if digits.is_empty() {
         return Ok(0);
     }
-    // An hour has 3.6 million milliseconds, so more than seven digits never give whole milliseconds.
-    let places = u32::try_from(digits.len()).ok().filter(|places| *places <= 7).ok_or(DurationFault::TooFine)?;
-    let parts = digits.parse::<u64>().map_err(|_| DurationFault::TooFine)? * unit_ms;
-    let scale = 10u64.pow(places);
+    // A day has 2^13 * 5^8 * 27 microseconds, so more than 13 digits never give whole ones.
+    let places = u32::try_from(digits.len()).ok().filter(|places| *places <= 13).ok_or(DurationFault::TooFine)?;
+    let parts = digits.parse::<u128>().map_err(|_| DurationFault::TooFine)? * unit_us;
+    let scale = 10u128.pow(places);
     if parts.is_multiple_of(scale) { Ok(parts / scale) } else { Err(DurationFault::TooFine) }
 }
 
@@ -140,6 +157,11 @@ mod tests {
             ("90m", 5_400_000),
             ("0", 0),
             ("0ms", 0),
+            ("1d", 86_400_000),
+            ("3 d 04 h", 273_600_000),
+            ("0.0000125d", 1_080),
+            ("3000 µs", 3),
+            ("1ms 2000us", 3),
         ] {
             assert_eq!(parse(text), Ok(Duration::from_millis(ms)), "{text:?}");
         }
@@ -163,9 +185,13 @@ mod tests {
             ("00", NoUnit),
             ("1s 5", NoUnit),
             ("1 30s", NoUnit),
-            ("1d", UnknownUnit("d".into())),
+            ("1w", UnknownUnit("w".into())),
             ("1S", UnknownUnit("S".into())),
-            ("250µs", UnknownUnit("µs".into())),
+            ("250µs", TooFine),
+            ("1s 250 us", TooFine),
+            ("0.5µs", TooFine),
+            ("1h 1d", Order),
+            ("1us 1µs", Order),
             ("2 minutes", UnknownUnit("minutes".into())),
             ("1,5s", UnknownUnit(",5s".into())),
             ("30s1m", Order),
@@ -190,7 +216,27 @@ mod tests {
         assert_eq!(display(parse("1m30s").unwrap()), "90s");
     }
 
+    /// What `text` says in microseconds, and the value of its last digit.
+    fn read_back(text: &str) -> (u128, u128) {
+        let last = text.trim_end_matches(|c: char| c.is_alphabetic() || c == ' ');
+        let unit = text[last.len()..].trim();
+        let (_, unit_us) = UNITS.into_iter().find(|(name, _)| *name == unit).expect("a unit");
+        let digit_us = if last.rsplit(' ').next().is_some_and(|it| it.contains('.')) { unit_us / 10 } else { unit_us };
+        (parse_fine(text).unwrap_or_else(|fault| panic!("{text:?}: {fault}")).as_micros(), digit_us)
+    }
+
     proptest! {
+        #[test]
+        fn what_people_are_shown_reads_back_to_its_last_digit(
+            us in prop_oneof![0u64..20_000, 0u64..100_000_000, 0u64..100_000_000_000, any::<u64>()],
+        ) {
+            use crate::model::humane::{duration_ms, duration_us};
+            for (text, exact_us) in [(duration_us(us), us.into()), (duration_ms(us), u128::from(us) * 1000)] {
+                let (read_us, digit_us) = read_back(&text);
+                prop_assert!((read_us..read_us + digit_us).contains(&exact_us), "{}: {} of {}", text, read_us, exact_us);
+            }
+        }
+
         #[test]
         fn what_is_shown_reads_back(ms in prop_oneof![0u64..10_000_000, any::<u64>()]) {
             let duration = Duration::from_millis(ms);

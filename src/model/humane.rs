@@ -32,7 +32,7 @@ pub fn rate(per_s: f64) -> String {
     if per_s > 0.0 && per_s < 9.95 { format!("{:.1}", per_s.max(0.1)) } else { count(per_s.round() as u64) }
 }
 
-/// `350 ms`, `4.2 s`, `3 m 12 s`, `2 h 05 m`, `3 d 04 h`.
+/// `350 ms`, `4.2 s`, `3 m 12 s`, `2 h 05 m`, `3 d 04 h`: rounded down, as clocks do. [`super::duration`] reads it.
 pub fn duration_ms(ms: u64) -> String {
     let (s, m, h) = (ms / 1000, ms / 60_000, ms / 3_600_000);
     match ms {

@@ -106,19 +106,6 @@ impl Reloader {
         ConfigState { path: self.path.clone(), last_reload: self.inner().last.clone() }
     }
 
-    /// Whether the file has other content than at the last read. A file that is missing or cannot be read counts as
-    /// unchanged: somebody may be replacing it.
-    pub async fn file_differs(&self) -> bool {
-        let path = self.path.clone();
-        let read = tokio::task::spawn_blocking(move || config::read_file(&path));
-        match read.await.expect("reading does not panic") {
-            Ok(bytes) => self.inner().bytes.as_deref() != Some(&bytes[..]),
-            // Refused once, and then not again until it is a regular file again.
-            Err(FileFault::TooLarge | FileFault::NotRegular | FileFault::Directory) => self.inner().bytes.is_some(),
-            Err(FileFault::Missing | FileFault::NotPermitted | FileFault::Unreadable(_)) => false,
-        }
-    }
-
     /// Reads the file and applies it. Returns the changes, or why nothing changed. Logs, records and counts the result,
     /// except for a refusal because of an upgrade.
     ///
@@ -131,16 +118,57 @@ impl Reloader {
         }
         // A task of its own, so that a reload completes even if its caller goes away.
         let reloader = self.clone();
-        let reload = tokio::spawn(essential::task("reload", async move { reloader.reload_in_turn().await }));
+        let reload = tokio::spawn(essential::task("reload", async move {
+            let _turn = reloader.turn.lock().await;
+            let read = reloader.read().await;
+            reloader.reload_in_turn(read).await
+        }));
         match reload.await {
             Ok(outcome) => outcome,
             Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
         }
     }
 
-    async fn reload_in_turn(self: Arc<Self>) -> Result<Vec<String>, ReloadError> {
-        let _turn = self.turn.lock().await;
-        let outcome = self.apply().await;
+    /// As [`Reloader::reload`], if the file has other content than at the last read. It is read once: the content that
+    /// is compared is the content that is applied.
+    pub async fn reload_if_changed(self: &Arc<Self>) {
+        if self.core.is_upgrading() {
+            return;
+        }
+        let reloader = self.clone();
+        let reload = tokio::spawn(essential::task("reload", async move {
+            let _turn = reloader.turn.lock().await;
+            let read = reloader.read().await;
+            if reloader.differs(&read) {
+                tracing::info!(path = %reloader.path.display(), "the configuration file has changed; Baton reloads it");
+                // It logs and records the result.
+                let _ = reloader.reload_in_turn(read).await;
+            }
+        }));
+        if let Err(panicked) = reload.await {
+            std::panic::resume_unwind(panicked.into_panic());
+        }
+    }
+
+    async fn read(&self) -> Result<Vec<u8>, FileFault> {
+        let path = self.path.clone();
+        tokio::task::spawn_blocking(move || config::read_file(&path)).await.expect("reading does not panic")
+    }
+
+    /// Whether the file has other content than at the last read. A file that is missing or cannot be read counts as
+    /// unchanged: somebody may be replacing it.
+    fn differs(&self, read: &Result<Vec<u8>, FileFault>) -> bool {
+        match read {
+            Ok(bytes) => self.inner().bytes.as_deref() != Some(&bytes[..]),
+            // Refused once, and then not again until it is a regular file again.
+            Err(FileFault::TooLarge | FileFault::NotRegular | FileFault::Directory) => self.inner().bytes.is_some(),
+            Err(FileFault::Missing | FileFault::NotPermitted | FileFault::Unreadable(_)) => false,
+        }
+    }
+
+    /// The caller has the turn.
+    async fn reload_in_turn(&self, read: Result<Vec<u8>, FileFault>) -> Result<Vec<String>, ReloadError> {
+        let outcome = self.apply(read).await;
         match &outcome {
             Ok(changes) => {
                 self.core.table.journal.record(What::Reloaded { changes: changes.clone() });
@@ -160,7 +188,7 @@ impl Reloader {
         outcome
     }
 
-    async fn apply(&self) -> Result<Vec<String>, ReloadError> {
+    async fn apply(&self, read: Result<Vec<u8>, FileFault>) -> Result<Vec<String>, ReloadError> {
         if self.core.drain.watch().phase() > LifePhase::Serving {
             return Err(ReloadError::Stopping);
         }
@@ -168,13 +196,11 @@ impl Reloader {
         if self.core.is_upgrading() {
             return Err(ReloadError::Upgrading);
         }
+        self.inner().bytes = read.as_ref().ok().cloned();
         let path = self.path.clone();
-        let read = tokio::task::spawn_blocking(move || {
-            let read = config::read_file(&path);
-            (read.as_ref().ok().cloned(), config::check(&path, read))
-        });
-        let (bytes, loaded) = read.await.expect("the loader does not panic");
-        self.inner().bytes = bytes;
+        // It reads the certificate files.
+        let loaded = tokio::task::spawn_blocking(move || config::check(&path, read));
+        let loaded = loaded.await.expect("the loader does not panic");
         let loaded = loaded.map_err(|rejected| ReloadError::Invalid(rejected.errors))?;
         for warning in &loaded.warnings {
             tracing::warn!("{warning}");

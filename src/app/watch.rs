@@ -40,11 +40,7 @@ pub(super) async fn run(reloader: Arc<Reloader>, path: PathBuf, mut phase: Drain
         }
         let quiet = async { while tokio::time::timeout(QUIET, changed.notified()).await.is_ok() {} };
         let _ = tokio::time::timeout(QUIET_WAIT_MAX, quiet).await;
-        if reloader.file_differs().await {
-            tracing::info!(path = %path.display(), "the configuration file has changed; Baton reloads it");
-            // The reloader logs and records the result.
-            let _ = reloader.reload().await;
-        }
+        reloader.reload_if_changed().await;
     }
 }
 

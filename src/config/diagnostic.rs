@@ -58,9 +58,9 @@ pub struct Diagnostic {
     pub severity: Severity,
     /// The path given to the loader, without parts that are not UTF-8.
     pub file: String,
-    /// From 1; never beyond the last line.
+    /// From 1; never beyond the last line. 0: the file was not read, so it has no place to name.
     pub line: u32,
-    /// From 1, in characters.
+    /// From 1, in characters; 0 as for the line.
     pub column: u32,
     /// The whole dotted key, such as `frontend[0].backend[2].address`; `file` or `syntax` where no key can be named.
     pub key: String,
@@ -84,7 +84,10 @@ pub struct Quote {
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { file, line, message, help, .. } = self;
-        write!(f, "{file}:{line}: {message}; {help}")
+        match line {
+            0 => write!(f, "{file}: {message}; {help}"),
+            _ => write!(f, "{file}:{line}: {message}; {help}"),
+        }
     }
 }
 
@@ -100,7 +103,8 @@ impl Diagnostic {
         let title = level.primary_title(&*self.message);
         let line = self.line as usize;
         let Some(Quote { text, from, to }) = &self.quote else {
-            let origin = Origin::path(&*self.file).line(line).char_column(self.column as usize);
+            let origin = Origin::path(&*self.file);
+            let origin = if line == 0 { origin } else { origin.line(line).char_column(self.column as usize) };
             return renderer.render(&[title.element(origin).element(Level::HELP.message(&*self.help))]);
         };
         let mark = AnnotationKind::Primary.span(*from..*to);

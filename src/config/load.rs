@@ -20,14 +20,14 @@ pub fn load(path: &Path) -> Result<Loaded, Rejected> {
 
 /// Checks the bytes `read` of the file at `path`, and reads the certificate files that it names.
 pub fn check(path: &Path, read: Result<Vec<u8>, FileFault>) -> Result<Loaded, Rejected> {
-    let rejected = |line, message: String, help: &str| {
+    let rejected = |line: u32, message: String, help: &str| {
         let (file, key, help) = (path.display().to_string(), "file".into(), help.to_owned());
-        let (severity, column, quote) = (Severity::Error, 1, None);
+        let (severity, column, quote) = (Severity::Error, line.min(1), None);
         let error = Diagnostic { severity, file, line, column, key, message, help, quote };
         Rejected { errors: vec![error], warnings: Vec::new() }
     };
     let bytes = read.map_err(|fault| {
-        rejected(1, format!("cannot read the configuration: {fault}"), "expected a readable file of at most 1 MiB")
+        rejected(0, format!("cannot read the configuration: {fault}"), "expected a readable file of at most 1 MiB")
     })?;
     let text = String::from_utf8(bytes).map_err(|error| {
         let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];

@@ -102,7 +102,7 @@ fn files_that_cannot_be_read_say_why() {
     for (path, why) in cases {
         let rejected = config::load(&path).unwrap_err();
         let (file, allowed) = (path.display(), "expected a readable file of at most 1 MiB");
-        let expected = format!("{file}:1: cannot read the configuration: {why}; {allowed}\n");
+        let expected = format!("{file}: cannot read the configuration: {why}; {allowed}\n");
         assert_eq!(lines(&rejected), expected);
     }
 }

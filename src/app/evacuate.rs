@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::Core;
 use crate::admin::evacuate::{
@@ -44,7 +45,8 @@ pub(super) struct Desk {
 #[derive(Clone, Debug)]
 struct RunningEvacuation {
     handing: Evacuating,
-    cancel: Arc<Notify>,
+    /// An operator cancels it. No child of the instance's tokens: an instance that stops must take nothing back.
+    cancel: CancellationToken,
 }
 
 impl Desk {
@@ -101,7 +103,7 @@ pub(super) fn begin(core: &Arc<Core>, asked: &EvacuationRequest) -> Result<Evacu
     let (progress_sender, progress) = watch::channel(EvacuationProgress::default());
     let (report_sender, report) = watch::channel(None);
     let handing = Evacuating { progress, report };
-    let cancel = Arc::new(Notify::new());
+    let cancel = CancellationToken::new();
     *running = Some(RunningEvacuation { handing: handing.clone(), cancel: cancel.clone() });
     let flows = core.table.flows.len();
     core.table.journal.record(What::EvacuationBegun { to: asked.to.clone(), flows });
@@ -125,7 +127,7 @@ pub(super) fn take_back(core: &Core) -> Result<Evacuating, EvacuationFailed> {
     let Some(running) = running.as_ref() else {
         return Err(EvacuationFailed { why: "no evacuation is under way, so this host may have the VIP".to_owned() });
     };
-    running.cancel.notify_one();
+    running.cancel.cancel();
     Ok(running.handing.clone())
 }
 
@@ -271,7 +273,8 @@ struct Run {
 }
 
 impl Run {
-    async fn run(mut self, cancel: Arc<Notify>) {
+    async fn run(mut self, cancel: CancellationToken) {
+        let mut is_cancelled = false;
         let mut was = self.machine.step();
         loop {
             // An instance that stops must take nothing back.
@@ -291,7 +294,10 @@ impl Run {
             let wait = if step == EvacuateStep::Away { WATCH_EVERY } else { LOOK_EVERY };
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
-                () = cancel.notified() => self.machine.cancel(),
+                () = cancel.cancelled(), if !is_cancelled => {
+                    is_cancelled = true;
+                    self.machine.cancel();
+                }
             }
         }
     }

@@ -17,7 +17,7 @@ const REPLY_LIMIT: Duration = Duration::from_secs(60);
 /// Why a command has no result.
 #[derive(Debug, Error)]
 pub enum ClientError {
-    #[error("no instance can be reached at {path}: {source}", path = .path.display())]
+    #[error("this command reaches no instance at {path}: {source}", path = .path.display())]
     Unreachable { path: PathBuf, source: io::Error },
     #[error("the connection to the instance broke: {0}")]
     Broken(#[from] io::Error),

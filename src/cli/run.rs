@@ -51,7 +51,7 @@ pub fn run(path: &Path, upgrade: bool) -> ExitCode {
         true => match inherited::take_stdin().map_err(Into::into).and_then(Channel::new) {
             Ok(channel) => ListenerOrigin::Upgrade(channel),
             Err(error) => {
-                eprintln!("not started: cannot communicate with the old process: {error}");
+                eprintln!("Baton does not start: it cannot communicate with the old process: {error}");
                 return ExitCode::FAILURE;
             }
         },
@@ -65,7 +65,7 @@ pub fn run(path: &Path, upgrade: bool) -> ExitCode {
                 destination::refuse(channel, reasons, REFUSE_MAX);
             }
             let errors = if rejected.errors.len() == 1 { "error" } else { "errors" };
-            eprintln!("not started: {} {errors} in {}", rejected.errors.len(), path.display());
+            eprintln!("Baton does not start: it found {} {errors} in {}", rejected.errors.len(), path.display());
             return ExitCode::FAILURE;
         }
     };
@@ -131,7 +131,7 @@ async fn serve(config: Config, path: &Path, origin: ListenerOrigin, logging: &Ar
     let bound = match built {
         Ok(bound) => bound,
         Err(error) => {
-            tracing::error!("not started: {error}");
+            tracing::error!("Baton does not start: {error}");
             return ExitCode::FAILURE;
         }
     };
@@ -139,7 +139,7 @@ async fn serve(config: Config, path: &Path, origin: ListenerOrigin, logging: &Ar
         workers = bound.workers,
         socket = %bound.socket.display(),
         http = bound.http.map(tracing::field::display),
-        "listening"
+        "Baton listens on the addresses of all frontends"
     );
     let manager = Arc::new(ServiceManager::find());
     tokio::spawn(essential::task("log settings", follow_log_settings(bound.config(), Arc::downgrade(logging))));
@@ -306,6 +306,6 @@ async fn keep_alive(complaints: impl Fn() -> Vec<String>, limit: Duration, manag
 }
 
 fn fail(what: &str, error: &std::io::Error) -> ExitCode {
-    eprintln!("not started: cannot {what}: {error}");
+    eprintln!("Baton does not start: it cannot {what}: {error}");
     ExitCode::FAILURE
 }

@@ -79,8 +79,8 @@ async fn play(args: &DemoArgs) -> Result<bool, DemoError> {
         stage = DemoStage::start(args.http, args.kubelets.into()) => stage?,
         () = &mut over => return if args.tour { Err(DemoError::CutShort) } else { Ok(true) },
     };
-    if stage.places().http != args.http {
-        log::print(&format!("{} is taken: the status page is at http://{}/", args.http, stage.places().http));
+    if let Some(said) = moved(args.http, stage.places().http) {
+        log::print(&said);
     }
     let drawn = !args.tour && !args.no_tui && io::stdout().is_terminal() && io::stdin().is_terminal();
     let played = if args.tour {
@@ -103,6 +103,16 @@ async fn play(args: &DemoArgs) -> Result<bool, DemoError> {
     played
 }
 
+/// The place of the status page if it is not at the address `asked`. Port 0 asks for any port.
+fn moved(asked: SocketAddr, http: SocketAddr) -> Option<String> {
+    let why = match asked.port() {
+        _ if http == asked => return None,
+        0 => String::new(),
+        _ => format!("another process has {asked}: "),
+    };
+    Some(format!("{why}the status page is at http://{http}/"))
+}
+
 /// Ends after `run_for`, or with a signal.
 fn over(run_for: Option<Duration>) -> io::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate())?;
@@ -116,4 +126,20 @@ fn over(run_for: Option<Duration>) -> io::Result<impl Future<Output = ()>> {
             _ = hangup.recv() => {}
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_that_nobody_asked_for_is_not_said_to_be_in_use() {
+        let said = |asked: &str, http: &str| moved(asked.parse().unwrap(), http.parse().unwrap());
+        assert_eq!(said("127.0.0.1:9470", "127.0.0.1:9470"), None);
+        assert_eq!(said("127.0.0.1:0", "127.0.0.1:4711").unwrap(), "the status page is at http://127.0.0.1:4711/");
+        assert_eq!(
+            said("127.0.0.1:9470", "127.0.0.1:9471").unwrap(),
+            "another process has 127.0.0.1:9470: the status page is at http://127.0.0.1:9471/"
+        );
+    }
 }

@@ -74,28 +74,28 @@ impl What {
                 say!(weight, { frontend, backend, flows, reason }, "{frontend}/{backend}: Baton ends {number}: {reason}")
             }
             Self::BackendAdded { frontend, backend } => {
-                say!(Plain, { frontend, backend }, "{frontend}/{backend}: added")
+                say!(Plain, { frontend, backend }, "{frontend}/{backend}: Baton added this backend")
             }
             Self::BackendRemoved { frontend, backend } => {
-                say!(Plain, { frontend, backend }, "{frontend}/{backend}: removed")
+                say!(Plain, { frontend, backend }, "{frontend}/{backend}: Baton removed this backend")
             }
             Self::BackendResolved { frontend, backend, address, error: Some(error) } => {
                 let address = address.map(tracing::field::display);
-                say!(Notice, { frontend, backend, address, error }, "{frontend}/{backend}: does not resolve: {error}")
+                say!(Notice, { frontend, backend, address, error }, "{frontend}/{backend}: Baton cannot resolve its name: {error}")
             }
             Self::BackendResolved { frontend, backend, address: Some(address), error: None } => {
-                say!(Plain, { frontend, backend, %address }, "{frontend}/{backend}: resolves to {address}")
+                say!(Plain, { frontend, backend, %address }, "{frontend}/{backend}: its name resolves to {address}")
             }
             Self::BackendResolved { frontend, backend, address: None, error: None } => {
-                say!(Plain, { frontend, backend }, "{frontend}/{backend}: resolves to no address")
+                say!(Plain, { frontend, backend }, "{frontend}/{backend}: its name resolves to no address")
             }
             Self::Reloaded { changes } if changes.is_empty() => {
-                say!(Plain, {}, "configuration reloaded: nothing changed")
+                say!(Plain, {}, "Baton reloaded the configuration: nothing changed")
             }
-            Self::Reloaded { changes } => say!(Plain, {}, "configuration reloaded: {}", changes.join("; ")),
+            Self::Reloaded { changes } => say!(Plain, {}, "Baton reloaded the configuration: {}", changes.join("; ")),
             Self::ReloadRefused { errors } => {
                 // Each error may contain a semicolon.
-                say!(Bad, {}, "configuration refused, the running one stays: {}", errors.join(" | "))
+                say!(Bad, {}, "Baton refused the new configuration and keeps the running one: {}", errors.join(" | "))
             }
             Self::AcceptPaused { worker, error } => {
                 say!(Bad, { worker, error }, "worker {worker} pauses accepting: {error}")
@@ -124,19 +124,19 @@ impl What {
             Self::Started { version } => say!(Plain, { version }, "Baton {version} starts"),
             Self::Stopping { flows, timeout_ms } => {
                 let (number, timeout) = (plural(*flows as u64, "flow"), duration_ms(*timeout_ms));
-                say!(Plain, { flows, timeout_ms }, "stopping: {number} may go on for {timeout}")
+                say!(Plain, { flows, timeout_ms }, "Baton stops: {number} may go on for {timeout}")
             }
             Self::RebalancePlanned { frontend, moves } => {
                 let flows = plural(*moves as u64, "flow");
                 say!(Plain, { frontend, moves }, "{frontend}: Baton moves {flows} to backends with fewer flows")
             }
             Self::UpgradeBegun { binary, config } => {
-                say!(Plain, { binary, config }, "upgrade to {binary} with {config} begun")
+                say!(Plain, { binary, config }, "Baton begins an upgrade to {binary} with {config}")
             }
-            Self::UpgradeFailed { why, moved: 0 } => say!(Bad, {}, "upgrade failed, this process goes on: {why}"),
+            Self::UpgradeFailed { why, moved: 0 } => say!(Bad, {}, "the upgrade failed, this process goes on: {why}"),
             Self::UpgradeFailed { why, moved } => {
                 let flows = plural(*moved, "flow");
-                say!(Bad, { moved }, "upgrade failed, this process goes on; {flows} stay with the new one: {why}")
+                say!(Bad, { moved }, "the upgrade failed, this process goes on; {flows} stay with the new one: {why}")
             }
             Self::UpgradeFinished {
                 from_version,
@@ -148,8 +148,7 @@ impl What {
                 took_us,
             } => {
                 let mut text = format!(
-                    "upgrade finished: imported {} from process {from_pid} (Baton {from_version}) in {}, {} on the way, longest \
-                     pause {}",
+                    "this process imported {} from process {from_pid} (Baton {from_version}) in {}, {} on the way, longest pause {}",
                     plural(*flows, "flow"),
                     duration_us(*took_us),
                     bytes(*held_bytes as f64),
@@ -184,18 +183,18 @@ impl What {
                     false if why == OFF => Plain,
                     false => Notice,
                 };
-                say!(weight, {}, "flows stay proxied: {why}")
+                say!(weight, {}, "Baton offloads no flow: {why}")
             }
             Self::OffloadRecovered { flows, reset: 0 } => {
                 let number = plural(*flows, "flow");
-                say!(Good, { flows }, "recovered {number} that an earlier process had offloaded")
+                say!(Good, { flows }, "Baton recovered {number} that an earlier process had offloaded")
             }
             Self::OffloadRecovered { flows, reset } => {
                 let number = plural(*flows, "flow");
                 say!(
                     Notice,
                     { flows, reset },
-                    "recovered {number} that an earlier process had offloaded; reset {reset} that it was about to offload"
+                    "Baton recovered {number} that an earlier process had offloaded, and reset {reset} that it was about to offload"
                 )
             }
             Self::OffloadStopped { reset, of } => {
@@ -217,9 +216,11 @@ impl What {
                     "another process detached the BPF program from {from}; Baton attached it again"
                 )
             }
-            Self::PeerLinked { peer, version } => say!(Good, { peer, version }, "linked with {peer} (Baton {version})"),
+            Self::PeerLinked { peer, version } => {
+                say!(Good, { peer, version }, "this instance is linked with {peer} (Baton {version})")
+            }
             Self::PeerLost { peer, why } => say!(Notice, { peer }, "the link to {peer} is lost: {why}"),
-            Self::PeerUnreachable { peer, why } => say!(Notice, { peer }, "no link to {peer}: {why}"),
+            Self::PeerUnreachable { peer, why } => say!(Notice, { peer }, "this instance has no link to {peer}: {why}"),
             Self::PeerSynced { peer, flows } => {
                 say!(Good, { peer, flows }, "this instance knows all flows of {peer}: {}", plural(*flows, "flow"))
             }
@@ -272,14 +273,14 @@ impl What {
                 let number = plural(*flows as u64, "flow");
                 let whom = to.as_ref().map_or("another instance", |to| &to.0);
                 let to = to.as_ref().map(tracing::field::display);
-                say!(Plain, { to, flows }, "evacuation begun: the VIP goes to {whom}, and this host has {number}")
+                say!(Plain, { to, flows }, "Baton begins to evacuate this host: the VIP goes to {whom}, and this host has {number}")
             }
             Self::Evacuated { flows_reset: 0, took_ms } => {
                 let took = duration_ms(*took_ms);
                 say!(
                     Good,
                     { flows_reset = 0, took_ms },
-                    "emptied in {took}, no flow was reset: this host may be switched off"
+                    "Baton emptied this host in {took} and reset no flow: an operator may switch the host off"
                 )
             }
             Self::Evacuated { flows_reset, took_ms } => {
@@ -287,7 +288,7 @@ impl What {
                 say!(
                     Notice,
                     { flows_reset, took_ms },
-                    "emptied in {took}, Baton had to reset {flows}: this host may be switched off"
+                    "Baton emptied this host in {took} and had to reset {flows}: an operator may switch the host off"
                 )
             }
             Self::EvacuationCancelled { why: None } => {

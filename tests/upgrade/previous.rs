@@ -219,7 +219,7 @@ fn this_release_takes_over_from_the_one_before() {
     let status: Value = serde_json::from_str(&ask(&["--json", "status"])).unwrap();
     let counted = done.value()["totals"]["frontends"][0]["accepted"].as_u64().unwrap();
     assert!(status["frontends"][0]["accepted_total"].as_u64().unwrap() >= counted, "{status}");
-    assert!(ask(&["events"]).contains("upgrade finished: imported"));
+    assert!(ask(&["events"]).contains("this process imported"));
 }
 
 /// The test plays the new process of the release before, with its words.

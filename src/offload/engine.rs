@@ -178,6 +178,8 @@ struct Outside {
     answers: Answers,
     wire: EngineWire,
     interfaces: Interfaces,
+    /// Whether an entry with an end on this host has been made or met since the last round of the audit ended.
+    lo_is_wanted: bool,
     surroundings: HostSurroundings,
     slots: Slots,
 }
@@ -188,6 +190,7 @@ impl Outside {
             answers: Answers::new(table.offload.clone(), table.orders.clone()),
             wire: EngineWire::open(table.census.clone())?,
             interfaces: Interfaces::open(on_demand)?,
+            lo_is_wanted: false,
             surroundings: HostSurroundings::open()?,
             slots: Slots::default(),
             orders: Arc::default(),
@@ -212,6 +215,23 @@ impl Outside {
     }
 
     /// Attaches the program to every interface that packets of flows may arrive on.
+    /// Attaches the program to `lo`, for flows with an end on this host. Returns whether it is there.
+    fn attach_to_lo(&mut self, flows_held: usize) -> bool {
+        self.lo_is_wanted = true;
+        let (is_there, was_missing) = self.interfaces.attach_to_lo(&mut self.program);
+        if was_missing {
+            self.show(flows_held);
+        }
+        is_there
+    }
+
+    /// Detaches the program from `lo` if no entry needs it there: it would look at all that this host sends to itself.
+    fn detach_from_lo(&mut self, flows_held: usize) {
+        if !std::mem::take(&mut self.lo_is_wanted) && self.interfaces.detach_from_lo(&mut self.program) {
+            self.show(flows_held);
+        }
+    }
+
     fn attach_everywhere(&mut self, flows_held: usize) {
         if self.interfaces.attach_everywhere(&mut self.program) {
             self.show(flows_held);

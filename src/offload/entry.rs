@@ -89,6 +89,8 @@ pub struct Entry {
     pub onward: Key,
     pub rewrite: Rewrite,
     pub egress: Egress,
+    /// Whether a socket on this host sends the packets: they arrive on `lo` once the VIP is here, too.
+    pub by_lo: bool,
     /// Whether the sockets are closed, so that the entries alone carry the flow.
     pub committed: bool,
     /// Whether another instance owns the flow.
@@ -191,6 +193,7 @@ impl Entry {
             onward: ends.onward(direction),
             rewrite: Rewrite::default(),
             egress: Egress::Interface(0),
+            by_lo: false,
             committed: false,
             held: false,
             backend_slot: 0,
@@ -243,6 +246,7 @@ impl Splice {
             onward: self.ends.onward(direction),
             rewrite,
             egress: start.egress,
+            by_lo: false,
             committed: false,
             held: false,
             backend_slot: self.backend_slot,

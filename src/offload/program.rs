@@ -199,6 +199,14 @@ impl Program {
         Ok(())
     }
 
+    /// Detaches the program from one interface.
+    pub fn detach(&mut self, index: u32) -> Result<(), OpenError> {
+        let name = netdev::name(index)
+            .map_err(|source| OpenError::Interface { interface: format!("number {index}"), source })?;
+        self.interfaces.retain(|other| *other != name);
+        self.fix().map(drop)
+    }
+
     /// Indices of the interfaces that it was attached to at the last `open` or `fix`.
     pub fn attached(&self) -> &[u32] {
         &self.attached

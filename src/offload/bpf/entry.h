@@ -35,6 +35,7 @@ enum flag {
 	FLAG_COMMITTED = 8, /* the sockets are gone; for user space only */
 	FLAG_STANDBY = 16,	    /* another instance's; for user space only */
 	FLAG_LENT = 32,	    /* ACTION_FORWARD: no record says that a flow is there, so a SYN is not for it */
+	FLAG_BY_LO = 64,    /* their sender is a socket on this host: they come by lo once the VIP is here, too */
 };
 
 enum mark {

@@ -99,6 +99,9 @@ __separate int handle(struct __sk_buff *skb, const struct packet *packet)
 	if (!packet)
 		return NEXT;
 	entry = bpf_map_lookup_elem(&flows, &packet->key);
+	/* Of what this host sends to itself only that is the program's which would be it on the wire. */
+	if (unlikely(skb->ingress_ifindex == LOOPBACK) && (!entry || !(entry->flags & FLAG_BY_LO)))
+		return NEXT;
 	if (!entry)
 		return unknown(skb, packet);
 	if (likely(entry->action == ACTION_SPLICE)) {
@@ -179,7 +182,7 @@ __function int from_ipv4(struct __sk_buff *skb)
 	if ((void *)(ip + 1) > end)
 		return NEXT;
 	if (ip->protocol == PROTO_ICMP)
-		return icmp_ipv4(skb);
+		return skb->ingress_ifindex == LOOPBACK ? NEXT : icmp_ipv4(skb);
 	length = (ip->version_length & 0xf) * 4;
 	if (ip->protocol != PROTO_TCP || ip->version_length >> 4 != 4 || length < IPV4_LEN)
 		return NEXT;
@@ -269,7 +272,7 @@ __function int from_ipv6(struct __sk_buff *skb)
 	if ((void *)(ip + 1) > end || ip->head[0] >> 4 != 6)
 		return NEXT;
 	if (ip->next == PROTO_ICMPV6)
-		return icmp_ipv6(skb);
+		return skb->ingress_ifindex == LOOPBACK ? NEXT : icmp_ipv6(skb);
 	packet.key.src = ip->src;
 	packet.key.dst = ip->dst;
 	packet.key.family = 6;

@@ -428,8 +428,9 @@ __inline void begin_sum_of_merged(struct __sk_buff *skb)
 
 __inline int leave(__u32 ifindex, __u32 flags)
 {
+	/* With the route that is found here the kernel does not ask by which interface a packet from an address of its own came. */
 	if (flags & FLAG_LOCAL)
-		return bpf_redirect(LOOPBACK, BPF_F_INGRESS);
+		return bpf_redirect_neigh(LOOPBACK, 0, 0, 0);
 	return bpf_redirect_neigh(ifindex, 0, 0, 0);
 }
 

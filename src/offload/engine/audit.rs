@@ -66,7 +66,8 @@ impl Audit {
     }
 
     /// An entry that this round did not meet is gone, or is known now.
-    fn end_round(&mut self) {
+    fn end_round(&mut self, outside: &mut Outside, flows: &Flows) {
+        outside.detach_from_lo(flows.len());
         self.leftovers.retain(|_, leftover| leftover.round == self.round);
         self.cursor = None;
     }
@@ -74,7 +75,14 @@ impl Audit {
 
 impl Audit {
     /// Continues a round, or begins one if it is due. Call it once a second.
-    pub(super) fn audit(&mut self, outside: &Outside, flows: &Flows, keep: &Keep, witnesses: &Witnesses, now_ns: u64) {
+    pub(super) fn audit(
+        &mut self,
+        outside: &mut Outside,
+        flows: &Flows,
+        keep: &Keep,
+        witnesses: &Witnesses,
+        now_ns: u64,
+    ) {
         // Before an earlier process's entries have been read, every entry is unknown.
         if !flows.are_known() || (self.cursor.is_none() && now_ns < self.round_at_ns) {
             return;
@@ -98,12 +106,15 @@ impl Audit {
                 None => {}
             }
         }
+        if seen.iter().any(|(_, entry)| entry.by_lo) {
+            outside.attach_to_lo(flows.len());
+        }
         if outside.table.fleet.is_enabled() && !(ids.is_empty() && keys.is_empty()) {
             outside.table.offload.held.answer(StandbyAnswer::Keeps { flows: ids, keys });
         }
         match more {
             true => self.cursor = Some(cursor),
-            false => self.end_round(),
+            false => self.end_round(outside, flows),
         }
     }
 }

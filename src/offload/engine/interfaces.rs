@@ -6,6 +6,7 @@ use std::io;
 use std::net::IpAddr;
 
 use super::Outside;
+use super::enter::LOOPBACK;
 use super::flows::Flows;
 use super::offloaded::Step;
 use crate::model::splice::FlowDirection;
@@ -79,6 +80,35 @@ impl Interfaces {
         Ok(true)
     }
 
+    /// Attaches the program to `lo`, whichever interfaces the file names: those are the ways in from outside. Returns whether it
+    /// is there, and whether it was missing.
+    pub(super) fn attach_to_lo(&self, program: &mut Program) -> (bool, bool) {
+        if program.attached().contains(&LOOPBACK) {
+            return (true, false);
+        }
+        match program.attach(LOOPBACK) {
+            Ok(()) => (true, true),
+            Err(error) => {
+                tracing::warn!(
+                    %error,
+                    "cannot attach the BPF program to lo; peers' flows with an end on this host are reset when they move here"
+                );
+                (false, false)
+            }
+        }
+    }
+
+    /// Detaches the program from `lo`. Returns whether it was there.
+    pub(super) fn detach_from_lo(&self, program: &mut Program) -> bool {
+        if !program.attached().contains(&LOOPBACK) {
+            return false;
+        }
+        if let Err(error) = program.detach(LOOPBACK) {
+            tracing::warn!(%error, "cannot detach the BPF program from lo; it looks at this host's own packets for nothing");
+        }
+        true
+    }
+
     /// Attaches the program to an interface that other instances' flows may arrive on. Returns whether it was missing
     /// there.
     pub(super) fn attach_for_peers(&self, program: &mut Program, index: u32) -> bool {
@@ -117,7 +147,7 @@ pub(super) fn follow_routes(outside: &mut Outside, flows: &Flows) {
         for (ends, direction) in [(up, FlowDirection::ToBackend), (down, FlowDirection::ToClient)] {
             let interface = *known.entry(ends).or_insert_with(|| netlink::leaves_by(ends.0, ends.1).ok());
             // If there is no route, or only one on this host, keep the interface.
-            if let Some(interface) = interface.filter(|interface| *interface != super::enter::LOOPBACK) {
+            if let Some(interface) = interface.filter(|interface| *interface != LOOPBACK) {
                 moved.entry(interface).or_default().push((*id, flow.ends.key(direction)));
             }
         }

@@ -17,6 +17,7 @@ pub(super) fn entry(
     direction: FlowDirection,
     way: &RewriteState,
     egress: Egress,
+    by_lo: bool,
     backend_slot: u16,
 ) -> Entry {
     // The high half of a position only counts bytes, and this entry starts to count here.
@@ -27,6 +28,7 @@ pub(super) fn entry(
         onward: record.ends.onward(direction),
         rewrite: way.rewrite,
         egress,
+        by_lo,
         committed: true,
         held: true,
         backend_slot,
@@ -72,7 +74,7 @@ mod tests {
             connect_us: 250,
             keeping: Keeping::Sockets,
         };
-        let mut entry = entry(&record, FlowDirection::ToBackend, &way, Egress::Local, 3);
+        let mut entry = entry(&record, FlowDirection::ToBackend, &way, Egress::Local, false, 3);
         assert_eq!((entry.seen.sent, entry.start_position, entry.bytes()), (1000, 1000, 5 << 32));
         entry.seen.sent += 10;
         assert_eq!(super::way(&entry), RewriteState { sent: 1010, acked: 7, bytes: (5 << 32) + 10, ..way });

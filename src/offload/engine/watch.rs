@@ -54,7 +54,7 @@ impl Engine {
             self.reattach_at_ns = now_ns + REATTACH_EVERY.as_nanos() as u64;
             fix(&mut self.outside);
             use_room(&mut self.keep, &mut self.outside, &mut self.flows, &mut self.witnesses, now_ns);
-            self.audit.audit(&self.outside, &self.flows, &self.keep, &self.witnesses, now_ns);
+            self.audit.audit(&mut self.outside, &self.flows, &self.keep, &self.witnesses, now_ns);
             self.outside.show(self.flows.len());
         }
         if self.outside.table.reachability.take_wanted() {

@@ -21,6 +21,7 @@ const FLAG_LOCAL: u16 = 4;
 /// The sockets are closed.
 pub const FLAG_COMMITTED: u16 = 8;
 const FLAG_STANDBY: u16 = 16;
+const FLAG_BY_LO: u16 = 64;
 
 const MARK_REUSED: u16 = 1;
 
@@ -63,6 +64,7 @@ impl Entry {
             (FLAG_LOCAL, local),
             (FLAG_COMMITTED, self.committed),
             (FLAG_STANDBY, self.held),
+            (FLAG_BY_LO, self.by_lo),
         ] {
             flags |= if set { flag } else { 0 };
         }
@@ -117,6 +119,7 @@ impl Entry {
             onward,
             rewrite: Rewrite { seq, ack, tsval, tsecr, window_shift: window_shift as i8, clear_ecn },
             egress: if flags & FLAG_LOCAL != 0 { Egress::Local } else { Egress::Interface(interface) },
+            by_lo: flags & FLAG_BY_LO != 0,
             committed: flags & FLAG_COMMITTED != 0,
             held: flags & FLAG_STANDBY != 0,
             backend_slot,

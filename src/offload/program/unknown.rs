@@ -137,6 +137,7 @@ fn diverting(action: Action, to: IpAddr, interface: u32) -> Entry {
         onward: Key { from: hop, to: hop },
         rewrite: Rewrite::default(),
         egress: Egress::Interface(interface),
+        by_lo: false,
         committed: true,
         held: true,
         backend_slot: 0,

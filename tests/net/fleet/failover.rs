@@ -211,6 +211,12 @@ impl Fleet {
         });
     }
 
+    /// Whether the program of instance `number` runs on this interface of its host.
+    pub fn is_on(&self, number: usize, interface: &str) -> bool {
+        let status = ::baton::offload::program::status(&self.pinned[number].directory).expect("it can be read");
+        status.expect("it is pinned").links.iter().any(|link| link.interface == interface)
+    }
+
     /// What instance `number` has pinned goes, as in a reboot.
     pub fn empty_map(&self, number: usize) {
         ::baton::offload::program::remove(&self.pinned[number].directory).expect("pins of a process that has ended");

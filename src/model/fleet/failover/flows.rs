@@ -133,7 +133,8 @@ impl KnownFlows {
         let (id, ends, accepted_unix_ms) = (record.fleet_id(), record.ends, record.accepted_unix_ms);
         let Some(list) = self.lists.get_mut(&owner) else { return };
         list.stale.remove(&id);
-        if members.is_stuck(&ends) {
+        let is_offloaded = matches!(record.keeping, Keeping::Passage(_));
+        if members.is_stuck(&ends) && !(is_offloaded && members.carries_by_lo(&ends)) {
             return self.refuse(owner, id, ends, agenda);
         }
         if let Some(before) = self.same_ends(id).filter(|before| *before != id) {
@@ -362,9 +363,11 @@ impl KnownFlows {
             let Some(known) = self.flows.get(&id).filter(|known| which(&known.ends)) else { continue };
             let (ends, state) = (known.ends, known.state);
             match state {
-                // If the address came here, the flow would be stuck; any other host can carry it.
+                // Any other host to which the address comes can carry it.
                 KnownState::Held if members.is_own(&ends) && !members.is_stuck(&ends) => {}
-                KnownState::Held if members.settings().carries && !members.is_own(&ends) => {
+                KnownState::Held
+                    if members.settings().carries && (!members.is_own(&ends) || members.carries_by_lo(&ends)) =>
+                {
                     if members.is_heir(ends.vip.ip()) {
                         self.take_out(id);
                         buried.inherited.push((id, ends));

@@ -157,7 +157,11 @@ impl Failover {
 
     /// Resets flows that a live owner can no longer serve since their address is here.
     fn end_stuck(&mut self, owner: &InstanceName) {
-        let stuck = self.flows.ends_of(owner, |known| self.members.is_stuck(&known.ends));
+        let members = &self.members;
+        let stuck = self.flows.ends_of(owner, |known| {
+            let goes_on = known.state == KnownState::Held && members.carries_by_lo(&known.ends);
+            members.is_stuck(&known.ends) && !goes_on
+        });
         self.bury_flows(owner, |ends| stuck.contains(ends));
     }
 

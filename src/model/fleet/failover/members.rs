@@ -164,11 +164,18 @@ impl Members {
         self.here.iter().flatten().copied()
     }
 
-    /// Whether no instance can carry the flow: its backend or its client is on this host, and so is the address from
-    /// which the packets to that end would come. A kernel accepts no such packet from the wire, and sends none there.
+    /// Whether the flow's packets pass by `lo`: its backend or its client is on this host, and so is the address from which
+    /// the packets to that end come. A kernel accepts no such packet from the wire, and sends none there.
     pub(super) fn is_stuck(&self, ends: &Ends) -> bool {
         let both_here = |end, from| self.own.contains(&end) && self.is_here(from);
         both_here(ends.backend.ip(), ends.local.ip()) || both_here(ends.client.ip(), ends.vip.ip())
+    }
+
+    /// Whether the program carries an offloaded flow whose packets pass by `lo`. The kernel keeps the route that a socket of
+    /// IPv6 has found to an address that comes here later, until the socket has retransmitted for seconds (net/ipv6/route.c,
+    /// ip6_dst_check; net/ipv4/tcp_timer.c, tcp_write_timeout): its packets go to the dead owner.
+    pub(super) fn carries_by_lo(&self, ends: &Ends) -> bool {
+        self.settings.carries && ends.vip.ip().is_ipv4()
     }
 
     /// Whether one of its ends is on this host.

@@ -50,16 +50,23 @@ impl Keep {
             self.give_way(outside, flows, witnesses, &key, Some(id), accepted)?;
         }
         let slot = outside.slots.of(ends.backend).0;
-        let [up, down] = [(FlowDirection::ToBackend, &passage.up), (FlowDirection::ToClient, &passage.down)].map(
-            |(direction, way)| {
-                let egress = self.hops.egress_to(outside, flows, ends.onward(direction).to.ip());
-                let windows = match direction {
-                    FlowDirection::ToBackend => Windows { own: passage.up.window, far: passage.down.window },
-                    FlowDirection::ToClient => Windows { own: passage.down.window, far: passage.up.window },
-                };
-                (ends.key(direction), Entry { windows, ..entry(record, direction, way, egress, slot) })
-            },
-        );
+        let [to_backend, to_client] =
+            [ends.backend.ip(), ends.client.ip()].map(|ip| self.hops.egress_to(outside, flows, ip));
+        if [to_backend, to_client].contains(&Egress::Local) {
+            outside.attach_to_lo(flows.len());
+        }
+        let ways = [
+            (FlowDirection::ToBackend, &passage.up, to_backend, to_client),
+            (FlowDirection::ToClient, &passage.down, to_client, to_backend),
+        ];
+        let [up, down] = ways.map(|(direction, way, egress, back)| {
+            let windows = match direction {
+                FlowDirection::ToBackend => Windows { own: passage.up.window, far: passage.down.window },
+                FlowDirection::ToClient => Windows { own: passage.down.window, far: passage.up.window },
+            };
+            let by_lo = back == Egress::Local;
+            (ends.key(direction), Entry { windows, ..entry(record, direction, way, egress, by_lo, slot) })
+        });
         for (key, entry) in [up, down] {
             if is_ours(&outside.program, &key)? {
                 tracing::debug!(flow = %id, "another instance's flow has the addresses of one of this instance's");
@@ -200,11 +207,12 @@ impl Keep {
         let pair = Pair { ends: Some(ends), up, down };
         flows.insert(id, OffloadedFlow { inherited_ns: now_ns(), ..offloaded_flow(id, ends, &pair) });
         begin_asking(outside, flows, id);
-        // This host's kernel accepts no packet from the wire that seems to come from itself, and sends none there.
         let is_covered = outside.surroundings.are_covered(&ends);
-        let is_stuck = [ends.backend.ip(), ends.local.ip()]
+        // An end on this host sends to the VIP by `lo`, where the kernel answers with RST if the program does not see it.
+        let is_stuck = [ends.backend.ip(), ends.client.ip()]
             .iter()
-            .all(|ip| self.hops.egress_to(outside, flows, *ip) == Egress::Local);
+            .any(|ip| self.hops.egress_to(outside, flows, *ip) == Egress::Local)
+            && !outside.attach_to_lo(flows.len());
         match (&pair.up, &pair.down) {
             (Some(up), Some(down)) if !is_stuck && !is_covered => offer(outside, flows, id, Some(up), Some(down)),
             _ => {

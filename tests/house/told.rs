@@ -12,7 +12,7 @@ const NEAR: usize = 6;
 /// Log lines beside an event that are not about it: the file, the beginning of the line, and its subject.
 const NOT_ABOUT_IT: &[(&str, &str, &str)] = &[
     ("admin/flow_log", "tracing::warn!(", "flows that the log skipped, in the next function"),
-    ("app/stop", "() = core.hasten.notified() => tracing::info!", "a second signal, after the stop has begun"),
+    ("app/stop", "() = core.next_phase.notified() => tracing::info!", "a second signal, after the stop has begun"),
     ("offload/engine/watch", "Err(error) => tracing::error!(%error", "the other outcome: nothing was attached"),
 ];
 

@@ -119,6 +119,9 @@ pub const PORT_RANGES: u32 = 16;
 /// Limit for backends with evidence: slots are below.
 pub const BACKEND_SLOTS: u16 = 4096;
 
+/// Each network namespace has it.
+const LOOPBACK_NAME: &str = "lo";
+
 impl Program {
     /// Loads the program, or recovers the pinned one, and attaches it to its interfaces in this thread's network
     /// namespace. The flows of a recovered program go on all the while.
@@ -142,10 +145,12 @@ impl Program {
             }
             Some(_) => ProgramOrigin::Recovered,
         };
-        let interfaces = match settings.interfaces.as_slice() {
-            [] => links::alive(&pins)?,
-            named => named.to_vec(),
-        };
+        let mut interfaces = links::alive(&pins)?;
+        if !settings.interfaces.is_empty() {
+            // Flows with an end on this host need the program on lo, whichever ways from outside the file names.
+            interfaces.retain(|name| name == LOOPBACK_NAME && !settings.interfaces.contains(name));
+            interfaces.extend_from_slice(&settings.interfaces);
+        }
         links::ensure(&pins, &interfaces)?;
         let [probe, amend] = load::tools(&pins)?;
         Ok(Self {

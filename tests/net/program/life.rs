@@ -9,7 +9,7 @@ use baton::offload::entry::{Action, Egress, Ends, Identity, Splice, Start};
 use baton::offload::probe::EntryChange;
 use baton::offload::program::{self, Cursor, InstallError, LegAddresses, OpenError, Program, ProgramOrigin};
 
-use crate::lab::Pinned;
+use crate::lab::{Lab, Pinned};
 
 /// A flow whose client has this number.
 pub fn flow(number: u32) -> Splice {
@@ -166,4 +166,20 @@ fn an_interface_that_is_not_there_is_refused_with_what_fixes_it() {
     let refusal = pinned.open(&["no-such"]).unwrap_err();
     assert!(matches!(refusal, OpenError::Interface { .. }));
     assert!(refusal.to_string().contains("[offload] interfaces"), "{refusal}");
+}
+
+/// Otherwise a restart would reset the flows of this host's own apiserver.
+#[test]
+fn the_program_stays_on_lo_where_the_file_names_other_interfaces() {
+    let Some(lab) = Lab::new("path") else { return };
+    lab.lb.enter(|| {
+        let Some((pinned, mut first)) = Pinned::load("path", &["eth0"]) else { return };
+        first.attach(1).unwrap();
+        drop(first);
+        let mut second = pinned.open(&["eth0"]).unwrap();
+        assert!(second.attached().len() == 2 && second.attached().contains(&1), "{:?}", second.attached());
+        second.detach(1).unwrap();
+        drop(second);
+        assert_eq!(pinned.open(&["eth0"]).unwrap().attached().len(), 1);
+    });
 }

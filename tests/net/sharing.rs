@@ -157,7 +157,7 @@ fn vip(address: &str) -> SocketAddr {
 fn not_started(baton: &Baton) -> String {
     let status = baton.process.wait(LONG);
     assert!(!status.success());
-    baton.process.log_text().lines().filter(|line| line.contains("not started")).collect()
+    baton.process.log_text().lines().filter(|line| line.contains("Baton does not start")).collect()
 }
 
 #[test]
@@ -467,7 +467,7 @@ fn a_second_instance_shares_other_vips_and_is_refused_the_firsts() {
     }
     let config = it.config().frontend("listen", vec![format!("[{VIP6}]:6443")]);
     let other = second(config.clone());
-    other.wait_log(&["listening"]);
+    other.wait_log(&["Baton listens"]);
     eventually(LONG, "the second one serves", || {
         other.status()["frontends"][0]["backends"].as_array().unwrap().iter().all(|it| it["health_state"] == "ready")
     });

@@ -57,7 +57,7 @@ pub(super) struct Delivering {
 pub(super) struct SeenLeg {
     acked: u64,
     is_stuck: bool,
-    /// The first check, or the last one that found newly accepted bytes.
+    /// The first check, or the last one that found newly accepted bytes or a closed window.
     news_ns: u64,
     /// Whether the far end accepted bytes between two checks that found it stuck.
     moves: bool,
@@ -131,14 +131,16 @@ pub(super) fn look(flow: &mut Flow, looked: &mut Delivering, now_ns: u64) -> boo
 impl SeenLeg {
     /// Continues the state of the last check, or begins a new one.
     fn go_on(before: Option<Self>, state: Delivery, now_ns: u64) -> Option<Self> {
-        let (acked, is_stuck) = match state {
+        let (acked, is_stuck, is_closed) = match state {
             Delivery::Done => return None,
-            Delivery::UnderWay { acked } => (acked, false),
-            Delivery::Stuck(stuck) => (stuck.acked, true),
+            Delivery::UnderWay { acked } => (acked, false, false),
+            Delivery::Stuck(stuck) => (stuck.acked, true, stuck.by != StuckBy::Loss),
         };
         let fresh = Self { acked, is_stuck, news_ns: now_ns, moves: false };
         Some(before.map_or(fresh, |before| match before.acked == acked {
-            true => Self { is_stuck, ..before },
+            // While its window is closed, the far end accepts nothing and loses nothing. The segments that follow the opening
+            // look lost until they are acknowledged, because the kernel keeps the backoff of its probes.
+            true => Self { is_stuck, news_ns: if is_closed { now_ns } else { before.news_ns }, ..before },
             false => Self { moves: before.moves || before.is_stuck && is_stuck, ..fresh },
         }))
     }
@@ -218,6 +220,24 @@ mod tests {
         assert_eq!(after(5, loss(1), loss(1)), TimeoutAct::Leave, "it may take some yet");
         assert_eq!(after(30, loss(1), loss(1)), TimeoutAct::Restore);
         assert_eq!(after(500, loss(1), loss(2)), TimeoutAct::Extend);
+    }
+
+    /// Found as a client that was reset when it read again after a pause: what the kernel sent it then looked lost, and as old as the pause.
+    #[test]
+    fn segments_that_follow_a_closed_window_are_lost_only_after_a_time_of_their_own() {
+        let at = |seen, state, after_s: u64| SeenLeg::go_on(seen, Delivery::Stuck(state), after_s * 1_000_000_000);
+        for by in [StuckBy::Probes(1), StuckBy::ClosedWindow] {
+            let (closed, loss) = (stuck(by, 1, 1), stuck(StuckBy::Loss, 0, 1));
+            let paused = at(at(None, closed, 0), closed, 60);
+            let act_at = |after_s: u64| {
+                let now_ns = after_s * 1_000_000_000;
+                act(Delivery::Stuck(loss), at(paused, loss, after_s), now_ns, PATIENCE_NS)
+            };
+            assert_eq!(
+                [act_at(61), act_at(89), act_at(90)],
+                [TimeoutAct::Leave, TimeoutAct::Leave, TimeoutAct::Restore]
+            );
+        }
     }
 
     /// Otherwise a host that vanishes during a transfer gets time for bytes that it accepted before.

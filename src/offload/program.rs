@@ -191,8 +191,7 @@ impl Program {
         if self.attached.contains(&index) {
             return Ok(());
         }
-        let name = netdev::name(index)
-            .map_err(|source| OpenError::Interface { interface: format!("number {index}"), source })?;
+        let name = interface_name(index)?;
         if !self.interfaces.contains(&name) {
             self.interfaces.push(name.clone());
         }
@@ -206,8 +205,7 @@ impl Program {
 
     /// Detaches the program from one interface.
     pub fn detach(&mut self, index: u32) -> Result<(), OpenError> {
-        let name = netdev::name(index)
-            .map_err(|source| OpenError::Interface { interface: format!("number {index}"), source })?;
+        let name = interface_name(index)?;
         self.interfaces.retain(|other| *other != name);
         self.fix().map(drop)
     }
@@ -407,6 +405,10 @@ impl Program {
         let raw: RawEntry = flow.entry(direction).encode();
         Ok(self.flows.update(&flow.ends.key(direction).encode(), &raw, Update::OnlyNew)?)
     }
+}
+
+fn interface_name(index: u32) -> Result<String, OpenError> {
+    netdev::name(index).map_err(|source| OpenError::Interface { interface: format!("number {index}"), source })
 }
 
 impl LegAddresses {

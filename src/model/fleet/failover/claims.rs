@@ -71,8 +71,7 @@ impl FlowClaims {
         let mut by_owner: BTreeMap<InstanceName, Vec<FleetId>> = BTreeMap::new();
         let mut inherited = Vec::new();
         for id in ids {
-            if flows.get(&id).is_some_and(|known| members.is_stuck(&known.ends) && !members.carries_by_lo(&known.ends))
-            {
+            if flows.get(&id).is_some_and(|known| members.is_lost(&known.ends, true)) {
                 continue;
             }
             // This instance keeps the flow for some time, even if others claim it.

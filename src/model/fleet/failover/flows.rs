@@ -133,8 +133,7 @@ impl KnownFlows {
         let (id, ends, accepted_unix_ms) = (record.fleet_id(), record.ends, record.accepted_unix_ms);
         let Some(list) = self.lists.get_mut(&owner) else { return };
         list.stale.remove(&id);
-        let is_offloaded = matches!(record.keeping, Keeping::Passage(_));
-        if members.is_stuck(&ends) && !(is_offloaded && members.carries_by_lo(&ends)) {
+        if members.is_lost(&ends, matches!(record.keeping, Keeping::Passage(_))) {
             return self.refuse(owner, id, ends, agenda);
         }
         if let Some(before) = self.same_ends(id).filter(|before| *before != id) {

@@ -157,11 +157,8 @@ impl Failover {
 
     /// Resets flows that a live owner can no longer serve since their address is here.
     fn end_stuck(&mut self, owner: &InstanceName) {
-        let members = &self.members;
-        let stuck = self.flows.ends_of(owner, |known| {
-            let goes_on = known.state == KnownState::Held && members.carries_by_lo(&known.ends);
-            members.is_stuck(&known.ends) && !goes_on
-        });
+        let is_lost = |known: &Known| self.members.is_lost(&known.ends, known.state == KnownState::Held);
+        let stuck = self.flows.ends_of(owner, is_lost);
         self.bury_flows(owner, |ends| stuck.contains(ends));
     }
 

@@ -178,6 +178,11 @@ impl Members {
         self.settings.carries && ends.vip.ip().is_ipv4()
     }
 
+    /// Whether no instance can carry the flow, although its VIP is here.
+    pub(super) fn is_lost(&self, ends: &Ends, is_offloaded: bool) -> bool {
+        self.is_stuck(ends) && !(is_offloaded && self.carries_by_lo(ends))
+    }
+
     /// Whether one of its ends is on this host.
     pub(super) fn is_own(&self, ends: &Ends) -> bool {
         [ends.backend.ip(), ends.client.ip()].iter().any(|ip| self.own.contains(ip))

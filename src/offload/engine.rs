@@ -217,7 +217,11 @@ impl Outside {
     /// Attaches the program to every interface that packets of flows may arrive on.
     /// Attaches the program to `lo`, for flows with an end on this host. Returns whether it is there.
     fn attach_to_lo(&mut self, flows_held: usize) -> bool {
-        self.lo_is_wanted = true;
+        let was_wanted = std::mem::replace(&mut self.lo_is_wanted, true);
+        if was_wanted && !self.program.attached().contains(&enter::LOOPBACK) {
+            // It failed in this round of the audit. Thousands of flows may be told of until the next one.
+            return false;
+        }
         let (is_there, was_missing) = self.interfaces.attach_to_lo(&mut self.program);
         if was_missing {
             self.show(flows_held);

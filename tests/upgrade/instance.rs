@@ -7,6 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::Duration;
 
 use baton::sys::clock::now_ns;
@@ -249,10 +250,12 @@ pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Loopback addresses of this test process alone, so that no other test's client gets a port in between.
+/// A loopback address that no other call of this test process or of another one gets, so that neither an instance that
+/// starts at the same time nor a client can get the port in between.
 pub fn free_address() -> SocketAddr {
+    static ASKED: AtomicU8 = AtomicU8::new(0);
     let pid = std::process::id();
-    let ip = Ipv4Addr::new(127, 77, (pid >> 8) as u8, pid as u8);
+    let ip = Ipv4Addr::new(127, 64 + ASKED.fetch_add(1, Relaxed) % 128, (pid >> 8) as u8, pid as u8);
     TcpListener::bind((ip, 0)).unwrap().local_addr().unwrap()
 }
 

@@ -10,7 +10,7 @@ pub enum LifePhase {
     /// Not yet serving.
     Starting,
     Serving,
-    /// Readiness fails, so that keepalived or a router may move the clients elsewhere; new flows are still accepted.
+    /// Readiness fails, so that keepalived or a router may move the clients to another host; new flows are still accepted.
     Leaving,
     /// No new flows; existing ones have until the deadline.
     Draining,

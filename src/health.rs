@@ -103,7 +103,7 @@ struct Roster {
 }
 
 /// Backends that were not watched so far.
-enum Newcomers {
+enum Added {
     /// The process starts; an earlier process may have known them.
     AtStart(Vec<SavedBackend>),
     ByReload,
@@ -140,9 +140,9 @@ impl Checker {
         let strangers = Tasks::default();
         strangers.spawn_on("health", shared.clone().watch_strangers(), &shared.runtime);
         let checker = Self { shared, _strangers: strangers };
-        let newcomers = Newcomers::AtStart(saved);
-        checker.welcome(config, &newcomers);
-        checker.see_off(config, &newcomers);
+        let added = Added::AtStart(saved);
+        checker.welcome(config, &added);
+        checker.see_off(config, &added);
         checker.dismiss(config);
         checker
     }
@@ -168,7 +168,7 @@ impl Checker {
     /// Begins to probe new backends of `config`, and applies its settings to the others; removes nothing yet. Call it
     /// before the workers learn of `config`, so that new backends are probed before flows come.
     pub fn prepare(&self, config: &Arc<Config>) {
-        self.welcome(config, &Newcomers::ByReload);
+        self.welcome(config, &Added::ByReload);
     }
 
     /// Applies `config`. Backends that stay keep their state; removed ones drain and are forgotten after their last
@@ -215,7 +215,7 @@ impl Checker {
         }
     }
 
-    fn welcome(&self, config: &Arc<Config>, newcomers: &Newcomers) {
+    fn welcome(&self, config: &Arc<Config>, added: &Added) {
         *self.shared.config.lock().unwrap_or_else(PoisonError::into_inner) = config.clone();
         let registry = &self.shared.table.registry;
         // Held throughout, so that no removed backend is forgotten between the search and its restoration.
@@ -234,7 +234,7 @@ impl Checker {
                         let _ = watched.commands.send(WatcherCommand::Configure(Box::new(spec)));
                     }
                     None => {
-                        let beginning = self.beginning(&entry, newcomers);
+                        let beginning = self.beginning(&entry, added);
                         self.shared.watch(&mut roster, entry, spec, beginning);
                     }
                 }
@@ -242,26 +242,26 @@ impl Checker {
         }
     }
 
-    fn beginning(&self, entry: &BackendEntry, newcomers: &Newcomers) -> Beginning {
-        let known = match newcomers {
-            Newcomers::ByReload if entry.is_former() => {
+    fn beginning(&self, entry: &BackendEntry, added: &Added) -> Beginning {
+        let known = match added {
+            Added::ByReload if entry.is_former() => {
                 let current = self.shared.table.registry.backend(&entry.frontend, &entry.name);
                 let known = KnownBefore::Nothing(Arrival::ByReload);
                 return Beginning { order: order_for(&current), ..Beginning::new(known) };
             }
-            Newcomers::ByReload => {
+            Added::ByReload => {
                 let (frontend, backend) = entry.full_name();
                 self.shared.table.journal.record(What::BackendAdded { frontend, backend });
                 None
             }
-            Newcomers::AtStart(saved) => saved.iter().find(|saved| {
+            Added::AtStart(saved) => saved.iter().find(|saved| {
                 let is_there = entry.address().map_or(!saved.former, |address| saved.address == Some(address));
                 *saved.frontend == *entry.frontend.name && *saved.backend == *entry.name && is_there
             }),
         };
-        let arrival = match newcomers {
-            Newcomers::ByReload => Arrival::ByReload,
-            Newcomers::AtStart(_) => Arrival::AtStart,
+        let arrival = match added {
+            Added::ByReload => Arrival::ByReload,
+            Added::AtStart(_) => Arrival::AtStart,
         };
         let reinstated = |saved: &SavedBackend| {
             let machine = saved.machine.clone().reinstated();
@@ -272,8 +272,8 @@ impl Checker {
 
     /// Also watches backends that `config` no longer has, or has at another address, until their last flow has ended.
     /// They are dismissed next, and drain as after a reload.
-    fn see_off(&self, config: &Arc<Config>, newcomers: &Newcomers) {
-        let Newcomers::AtStart(saved) = newcomers else { return };
+    fn see_off(&self, config: &Arc<Config>, added: &Added) {
+        let Added::AtStart(saved) = added else { return };
         let registry = &self.shared.table.registry;
         let mut roster = self.shared.roster();
         for saved in saved {

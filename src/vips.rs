@@ -110,7 +110,7 @@ impl Keeper {
         if look.is_multiple_of(LOOKS_PER_PROBE) {
             self.open(&networks);
             for (name, address) in &held {
-                // A missing carrier is reported elsewhere.
+                // It fails without a carrier, which `health::surroundings` watches.
                 let _ = self.ears.get(name).map(|ears| ears.ask(*address));
             }
         }

@@ -215,7 +215,7 @@ def reloads(change, count=1):
 def added(fleet, _):
     """A member that is not there yet, as where a fleet grows."""
     for instance in fleet.instances.values():
-        instance.write_config(newcomer=True)
+        instance.write_config(third=True)
         reloaded(instance)
 
 

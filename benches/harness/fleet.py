@@ -27,7 +27,7 @@ ADDRESSES = {"lb-a": "10.77.0.1", "lb-b": "10.77.0.2", "b0": "10.77.0.11", "b1":
              "stranger": "10.77.0.66", "pod": "10.77.0.77", "router": "10.77.0.254"}
 INSTANCES = ("lb-a", "lb-b")
 # A member that the file names and that is not there yet.
-NEWCOMER = "lb-c", "10.77.0.3"
+THIRD = "lb-c", "10.77.0.3"
 BACKENDS = ("b0", "b1", "b2")
 CLIENT, CLIENTS_ROUTER = "10.78.0.2", "10.78.0.254"
 # As a service manager would.
@@ -237,7 +237,7 @@ class Instance(Kept):
         self.write_config()
         super().__init__(fleet, name, [BATON, "run", "-c", self.config])
 
-    def write_config(self, newcomer=False, change=lambda text: text):
+    def write_config(self, third=False, change=lambda text: text):
         backends = lambda suffix: "".join(f'[[frontend.backend]]\nname = "{name}{suffix}"\naddress = "{ADDRESSES[name]}:{PORT}"\n'
                                           for name in BACKENDS)
         frontends = "".join(f"""
@@ -250,7 +250,7 @@ kind = "http"
 path = "/readyz"
 slow_start = "0s"
 {backends(suffix)}""" for name, address, suffix in (("pair", PAIR, ""), ("spread", SPREAD, "-s")))
-        members = [(self.peer, ADDRESSES[self.peer]), *([NEWCOMER] if newcomer else [])]
+        members = [(self.peer, ADDRESSES[self.peer]), *([THIRD] if third else [])]
         told = "".join(f'[[peers.peer]]\nname = "{name}"\naddress = "{address}:{PEERS_PORT}"\n' for name, address in members)
         text = f"""
 [admin]

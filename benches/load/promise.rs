@@ -72,7 +72,7 @@ enum Kind {
     /// The backend sends and closes its half first.
     Downloader,
     /// A new connection for each request.
-    Newcomer,
+    NewClient,
 }
 
 const KINDS: [(Kind, &str); 6] = [
@@ -81,7 +81,7 @@ const KINDS: [(Kind, &str); 6] = [
     (Kind::Idler, "idler"),
     (Kind::Uploader, "uploader"),
     (Kind::Downloader, "downloader"),
-    (Kind::Newcomer, "newcomer"),
+    (Kind::NewClient, "new client"),
 ];
 
 /// Of the running second.
@@ -198,7 +198,7 @@ impl Client<'_> {
             Kind::Idler => self.idle(&mut link),
             Kind::Uploader => self.upload(&mut link),
             Kind::Downloader => self.download(&mut link),
-            Kind::Newcomer => self.newcomer(&mut link),
+            Kind::NewClient => self.new_client(&mut link),
         };
         let at = self.target.to_string();
         match &done {
@@ -247,7 +247,7 @@ impl Client<'_> {
         Ok(())
     }
 
-    fn newcomer(&mut self, link: &mut Link) -> Result<(), End> {
+    fn new_client(&mut self, link: &mut Link) -> Result<(), End> {
         self.exchange(link, "answer")?;
         self.pause(Duration::from_millis(400));
         Ok(())

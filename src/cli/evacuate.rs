@@ -184,7 +184,7 @@ fn check(client: &mut Client, asked: EvacuationRequest, output: &Output) -> Resu
     Ok(code)
 }
 
-/// One changing line on a terminal, a line per step elsewhere.
+/// One changing line on a terminal, a line per step in a file or pipe.
 fn show(progress: &EvacuationProgress, last: &mut Option<EvacuationStep>, output: &Output) -> Result<(), CliError> {
     if output.json {
         return output.json_line(progress);

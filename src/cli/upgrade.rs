@@ -105,7 +105,7 @@ fn check(client: &mut Client, asked: UpgradeRequest, output: &Output) -> Result<
     Ok(code)
 }
 
-/// A bar on a terminal, a line per step elsewhere.
+/// A bar on a terminal, a line per step in a file or pipe.
 fn show(progress: &UpgradeProgress, last_step: &mut String, output: &Output) -> Result<(), CliError> {
     if output.json {
         return output.json_line(progress);

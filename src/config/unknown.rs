@@ -48,14 +48,14 @@ impl Search<'_> {
     /// The key that was probably intended by the unknown `name` in the table `pattern`.
     fn suggestion(&self, name: &str, pattern: &str) -> String {
         let siblings: Vec<&str> = self.known.iter().filter_map(|whole| child(whole, pattern)).collect();
-        let elsewhere = || self.known.iter().find(|whole| whole.rsplit('.').next() == Some(name));
+        let in_other_table = || self.known.iter().find(|whole| whole.rsplit('.').next() == Some(name));
         if let Some(new) = renamed::renamed(&join(pattern, name)) {
             return format!("its name is now {new:?}");
         }
         if let Some(near) = spelling::closest(name, siblings.iter().copied()) {
             return format!("did you mean {near:?}?");
         }
-        match elsewhere().map(|whole| (whole, whole.rsplit_once('.'))) {
+        match in_other_table().map(|whole| (whole, whole.rsplit_once('.'))) {
             Some((_, Some((table, _)))) => format!("{name:?} is a key of [{table}]"),
             Some((whole, None)) => format!("[{whole}] is a table at the top level of the file"),
             None => format!("expected one of {}", siblings.join(", ")),

@@ -139,9 +139,9 @@ impl Spec {
     ) -> Self {
         let named = config.frontends.iter().find(|named| *named.name == *frontend);
         let by_default = config::frontend_by_default(frontend);
-        let elsewhere = |it: &Backend| *it.name == *backend && it.health_address.is_some();
+        let probed_at_other = |it: &Backend| *it.name == *backend && it.health_address.is_some();
         let health = match named {
-            Some(named) if !named.backends.iter().any(elsewhere) => named.health.clone(),
+            Some(named) if !named.backends.iter().any(probed_at_other) => named.health.clone(),
             _ => by_default.health.clone(),
         };
         let (name, address) = (Arc::from(backend), Target::Address(address));

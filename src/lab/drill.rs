@@ -247,7 +247,7 @@ impl KubeletFleet {
     }
 }
 
-/// On a terminal it draws over its last picture; elsewhere it prints a line now and then.
+/// On a terminal it draws over its last picture; into a file or pipe it prints a line now and then.
 struct Picture {
     quiet: bool,
     terminal: bool,

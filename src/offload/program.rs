@@ -113,7 +113,7 @@ const EVIDENCE_BYTES: usize = 40;
 /// Data that user space keeps of a flow, in its own layout.
 pub type UserNote = [u8; 32];
 
-/// Limit for port ranges: each instance's, and the ports of frontends elsewhere. As in bpf/entry.h.
+/// Limit for port ranges: each instance's, and the ports of peers' frontends. As in bpf/entry.h.
 pub const PORT_RANGES: u32 = 16;
 
 /// Limit for backends with evidence: slots are below.

@@ -180,7 +180,7 @@ pub struct Offload {
     reserved: papaya::HashSet<(LocalAddr, BackendAddr)>,
     /// As `reserved`, for flows that began here and that belong to another instance, or did until a moment ago: their
     /// entries would take the answers to a new connection.
-    reserved_elsewhere: papaya::HashSet<(LocalAddr, BackendAddr)>,
+    reserved_for_peers: papaya::HashSet<(LocalAddr, BackendAddr)>,
     /// Number of flows whose sockets the offload engine has.
     in_flight: AtomicU32,
     /// Requests about other instances' flows.
@@ -197,7 +197,7 @@ impl Offload {
             hurried: AtomicBool::new(false),
             retry_wanted: AtomicBool::new(false),
             reserved: papaya::HashSet::default(),
-            reserved_elsewhere: papaya::HashSet::default(),
+            reserved_for_peers: papaya::HashSet::default(),
             in_flight: AtomicU32::new(0),
             held: StandbyQueues::default(),
         })
@@ -283,22 +283,22 @@ impl Offload {
     }
 
     /// As [`Offload::reserve`], for a flow of another instance with one of this instance's ports.
-    pub fn reserve_elsewhere(&self, local: LocalAddr, backend: BackendAddr) {
-        self.reserved_elsewhere.pin().insert((local, backend));
+    pub fn reserve_for_peer(&self, local: LocalAddr, backend: BackendAddr) {
+        self.reserved_for_peers.pin().insert((local, backend));
     }
 
-    pub fn release_elsewhere(&self, local: LocalAddr, backend: BackendAddr) {
-        self.reserved_elsewhere.pin().remove(&(local, backend));
+    pub fn release_for_peer(&self, local: LocalAddr, backend: BackendAddr) {
+        self.reserved_for_peers.pin().remove(&(local, backend));
     }
 
     pub fn is_reserved(&self, local: LocalAddr, backend: BackendAddr) -> bool {
         let leg = (local, backend);
-        self.reserved.pin().contains(&leg) || self.reserved_elsewhere.pin().contains(&leg)
+        self.reserved.pin().contains(&leg) || self.reserved_for_peers.pin().contains(&leg)
     }
 
     /// Whether the kernel must not choose source ports.
     pub fn keeps_ports(&self) -> bool {
-        self.is_open() || !self.reserved.is_empty() || !self.reserved_elsewhere.is_empty()
+        self.is_open() || !self.reserved.is_empty() || !self.reserved_for_peers.is_empty()
     }
 
     /// The engine has given a flow's sockets back, or closed them.

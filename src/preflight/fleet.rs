@@ -53,7 +53,7 @@ fn own_address(peers: &Peers, place: &HostPlace) -> Vec<Finding> {
     }
     match ip.is_unspecified() || place.holds(ip) {
         true => vec![Finding::good(topic, format!("{} is this host's own", peers.listen))],
-        false => vec![Finding::fault(topic, format!("{ip} is not on this host"), LISTEN_ELSEWHERE, better())],
+        false => vec![Finding::fault(topic, format!("{ip} is not on this host"), LISTEN_UNREACHABLE, better())],
     }
 }
 
@@ -218,7 +218,7 @@ const RANGE: &str = "net/ipv4/ip_local_port_range";
 const WIDE: RangeInclusive<u16> = 10240..=65535;
 
 const LISTEN_VIP: &str = "the VIP moves to another host: the peers then reach that host instead of this instance, just when they need this one";
-const LISTEN_ELSEWHERE: &str = "the peers cannot reach this instance: they know none of its flows when its host dies";
+const LISTEN_UNREACHABLE: &str = "the peers cannot reach this instance: they know none of its flows when its host dies";
 const KEY: &str = "any user who can read the key can act as any instance, and reset or redirect flows";
 const ROUTED: &str = "this host forwards packets of the peer's flows unchanged to the peer as next hop, and a router in between \
                       sends them back: after a move of the VIP the clients of these flows wait";

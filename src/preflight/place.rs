@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_elsewhere_is_one_and_its_network_says_by_which_interface() {
+    fn an_address_of_another_host_is_one_and_its_network_says_by_which_interface() {
         let place = find("[\"10.0.0.100:6443\"]", &[], HOST);
         assert_eq!((ips(&place.vips), place.interfaces), (vec!["10.0.0.100".to_owned()], vec!["eth0".to_owned()]));
         assert!(place.kept.is_empty());

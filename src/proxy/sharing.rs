@@ -277,7 +277,7 @@ impl SharedPorts {
         if let PlaceState::Served(cookie) = state
             && !is_among(cookie, sockets)
         {
-            return Err(ListenError::SharedElsewhere { address, holder: Box::new(PortHolder::of_cookie(cookie)) });
+            return Err(ListenError::SharedByOther { address, holder: Box::new(PortHolder::of_cookie(cookie)) });
         }
         let since = if state == PlaceState::Free { Since::Now } else { Since::Before };
         ports.give(&place, &sockets[0], self.owner).map_err(map)?;
@@ -292,7 +292,7 @@ impl SharedPorts {
         };
         match look() {
             Ok(PlaceState::Served(cookie)) => {
-                Err(ListenError::SharedElsewhere { address, holder: Box::new(PortHolder::of_cookie(cookie)) })
+                Err(ListenError::SharedByOther { address, holder: Box::new(PortHolder::of_cookie(cookie)) })
             }
             // [`Self::forget_dead`] reports maps that this process cannot read.
             _ => Ok(()),

@@ -115,7 +115,7 @@ impl Proxy {
             for (address, shared) in listeners {
                 let is_shared = !seen.insert(socket::identity(&shared)?);
                 if let (true, Some(keepalive)) = (is_shared, served.get(&address)) {
-                    // Where the port is shared, the sockets are bound elsewhere.
+                    // Where the port is shared, the sockets are bound to another address.
                     let bound = socket::listening_address(&shared).unwrap_or(address);
                     let own = socket::listen(bound, &timeouts(keepalive))?;
                     self.tell(worker, Message::ExchangeListener { address, own });

@@ -358,7 +358,7 @@ mod tests {
     #[test]
     fn a_socket_that_another_process_has_too_can_be_reset() {
         let (accepted, near) = pair("127.0.0.1");
-        let _elsewhere = accepted.try_clone().unwrap();
+        let _copy = accepted.try_clone().unwrap();
         disconnect(&accepted);
         drop(accepted);
         wait_for(&near, PollFlags::HUP);

@@ -193,7 +193,7 @@ fn an_upward_or_sideways_import_is_found() {
     assert_eq!(found("fleet/link", "use crate::fleet::failover::Links;"), 1, "sideways in a divided room");
     assert_eq!(found("proxy", "use crate::fleet::{failover::Links, link};"), 2, "both of a divided room");
     assert_eq!(found("nowhere", "use crate::addr::VipAddr;"), 1, "a module in no layer");
-    assert_eq!(found("main", "use baton::{cli, newcomer};"), 1, "an unknown module of the library");
+    assert_eq!(found("main", "use baton::{cli, upstart};"), 1, "an unknown module of the library");
 }
 
 #[test]

@@ -22,6 +22,8 @@ const RETIRED: &[(&str, &str)] = &[
     ("lend", "offload (a flow), share (a listener), forward (packets to a peer)"),
     ("hast", "urgent (an acknowledgement), shorten (a wait)"),
     ("ripe", "offload (later, now), may be tried"),
+    ("newcomer", "new process (of an upgrade), new client, added backend"),
+    ("elsewhere", "the host, process, address or backend that is meant"),
     ("recall", "recover (what a process left), restore (counters of an upgrade)"),
 ];
 
@@ -98,6 +100,8 @@ fn a_retired_word_is_found_in_every_form() {
         "const HASTE",
         "fn ripen_now()",
         "RecallTurns",
+        "enum Newcomers {",
+        "fn goes_on_elsewhere(&mut self)",
     ] {
         assert_eq!(found(line), 1, "{line}");
     }

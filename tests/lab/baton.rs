@@ -216,13 +216,13 @@ impl Baton {
     #[track_caller]
     pub fn connect_to(&self, client: &Host, backend: &str) -> Conn {
         // Kept until one is found: a closed flow would make its backend the emptier one.
-        let mut elsewhere = Vec::new();
+        let mut others = Vec::new();
         for _ in 0..100 {
             let conn = client.connect(self.host.v4(6443));
             if self.serving(&conn) == backend {
                 return conn;
             }
-            elsewhere.push(conn);
+            others.push(conn);
         }
         panic!("100 flows, and none went to {backend}");
     }

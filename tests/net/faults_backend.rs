@@ -10,7 +10,7 @@ use crate::lab::*;
 const SILENT_BACKEND: std::time::Duration = secs(4);
 
 #[test]
-fn row01_a_killed_server_s_fin_reaches_an_idle_client_within_100_ms_and_new_flows_go_elsewhere() {
+fn row01_a_killed_server_s_fin_reaches_an_idle_client_within_100_ms_and_new_flows_go_to_the_other() {
     let Some(lab) = Lab::new("row01") else { return };
     let _b2 = lab.b2.serve(Behaviour::Echo);
     let mut killed = ServerProcess::echo(&lab, &lab.b1);

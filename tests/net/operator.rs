@@ -11,9 +11,9 @@ fn kill_resets_one_flow_or_those_of_a_backend_or_of_a_network() {
     let _servers = lab.echo_everywhere();
     let baton = lab.start(&lab.config());
     let mut conns: Vec<_> = (0..6).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
-    let mut elsewhere = lab.client2.connect(lab.lb.v6(6443));
+    let mut of_the_other = lab.client2.connect(lab.lb.v6(6443));
     conns.iter_mut().for_each(|conn| conn.echo(1, 10_000));
-    elsewhere.echo(1, 10_000);
+    of_the_other.echo(1, 10_000);
 
     let mut one = conns.pop().unwrap();
     let local = one.local().to_string();
@@ -46,7 +46,7 @@ fn kill_resets_one_flow_or_those_of_a_backend_or_of_a_network() {
     baton.order(&["kill", "--all", "--yes"]);
     assert_eq!(last.end(LONG), End::Rst);
     drop(last);
-    drop((one, conns, elsewhere));
+    drop((one, conns, of_the_other));
     baton.rests();
 }
 

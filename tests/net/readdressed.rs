@@ -13,7 +13,7 @@ use crate::offloaded::Scene;
 /// As for any silent backend: the promise is 2.5 s at the defaults, the rest is room for a machine under load.
 const SILENT_BACKEND: Duration = secs(4);
 
-/// Where b1 is at first, as it is shown once it is elsewhere.
+/// Where b1 is at first, as it is shown once it is at another address.
 fn old_b1(lab: &Lab) -> String {
     format!("b1 ({})", lab.b1.v4(6443))
 }

@@ -110,7 +110,7 @@ pub fn wait_until(what: &str, is: impl Fn() -> bool) {
 }
 
 /// An address without a listener. Its port is below those of outgoing connections (ip_local_port_range), or another
-/// test's client could get it before its use; and each test process begins its search elsewhere.
+/// test's client could get it before its use; and each test process begins its search at another port.
 pub fn free_address(ipv6: bool) -> SocketAddr {
     static ASKED: AtomicU32 = AtomicU32::new(0);
     let ip: IpAddr = if ipv6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };

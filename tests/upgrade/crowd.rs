@@ -1,5 +1,5 @@
 //! Thousands of clients as one process, with three threads: those whose round trips are measured, the storm of
-//! newcomers, and all the others.
+//! new clients, and all the others.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ impl Crowd {
         Self(part)
     }
 
-    /// Lets newcomers come, one after the other, from now on.
+    /// Lets new clients come, one after the other, from now on.
     pub fn storm(&mut self) {
         self.0.ask::<Value>(Ask::Storm);
     }

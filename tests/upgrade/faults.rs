@@ -163,7 +163,7 @@ fn carry_out(plan: Plan, backends: &[SocketAddr], pause: Pause) -> Seen {
     let told = String::from_utf8_lossy(&asked.stderr).trim().replace('\n', " / ");
     let upgraded = asked.status.success();
     let mut seen = Seen { plan, upgraded, told, whole: 0, reset: 0, closed: 0, wrong: Vec::new() };
-    // One of the two serves newcomers, and soon. But a successor without the listeners cannot, nor one that dies with
+    // One of the two serves new clients, and soon. But a successor without the listeners cannot, nor one that dies with
     // its last word: the supervisor's turn.
     let may_be_orphaned = match plan.victim {
         _ if !plan.later.is_zero() => true,

@@ -69,7 +69,7 @@ fn flows_of_a_backend_that_the_new_file_no_longer_has_drain() {
     if now_ns() - began_ns < Duration::from_millis(2500).as_nanos() as u64 {
         streams.iter_mut().for_each(|stream| echo(stream).unwrap());
     }
-    // Newcomers go elsewhere.
+    // New flows go to the other backend.
     let another = open(&instance).unwrap();
     assert_eq!(backend_of(&instance, &another), "b0");
     wait_for("its flows to be reset", || instance.ask(&["backends", "b1"]).is_none());

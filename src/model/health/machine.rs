@@ -14,7 +14,7 @@
 //!                 (from any state)
 //! ```
 //! - **Untried**: no probe has ended. The first one decides alone, whatever its result. At the start of the process a
-//!   backend is trusted until then, because connecting retries elsewhere; one that a reload adds waits for its pass.
+//!   backend is trusted until then, because connecting retries at another backend; one that a reload adds waits for its pass.
 //! - **→ Draining**: the process lives but should get no new flows: it says so, or its certificate is faulty, or it
 //!   answers too late while its flows still move bytes. The last is only half a reason, since loss alone can make a
 //!   probe late: slow probes count half. The sum is the doubt, and `fall` whole ones in a row are enough.

@@ -45,7 +45,7 @@ __inline struct service *service_at(const struct packet *packet, __u16 port)
 
 enum known {
 	KNOWN_NOT,
-	KNOWN_OVER, /* it has ended here; its ends may have begun another one elsewhere */
+	KNOWN_OVER, /* it has ended here; its ends may have begun another one at another instance */
 	KNOWN_LIVES,
 };
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::*};
 
 use crate::sys::eventfd::EventFd;
 
-/// Wakes the offload engine, which finds the news elsewhere.
+/// Wakes the offload engine, which finds the news in the queues.
 #[derive(Debug)]
 pub struct EngineWake {
     /// A wake is on its way already.

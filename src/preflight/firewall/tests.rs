@@ -144,8 +144,8 @@ fn iptables_says_the_same_in_its_own_words() {
     let commented =
         format!("-A INPUT -p tcp -m tcp --dport 6443 -m comment --comment \"the API -j DROP\" -j ACCEPT\n{invalid}");
     assert_eq!(save(&commented), None);
-    let elsewhere = format!("-A INPUT -d 10.0.0.101/32 -p tcp -m multiport --dports 80,6000:7000 -j ACCEPT\n{invalid}");
-    assert_eq!(save(&elsewhere).unwrap().0, Verdict::Fault);
+    let other_vip = format!("-A INPUT -d 10.0.0.101/32 -p tcp -m multiport --dports 80,6000:7000 -j ACCEPT\n{invalid}");
+    assert_eq!(save(&other_vip).unwrap().0, Verdict::Fault);
     let called = "-A INPUT ! -i lo -m state --state INVALID -j BAD\n-A BAD -j DROP";
     assert_eq!(save(called).unwrap().0, Verdict::Fault);
     let limited = "-A INPUT -m conntrack --ctstate INVALID -m limit --limit 5/min -j DROP";

@@ -11,7 +11,7 @@ use crate::proxy::plane::FrontendPlane;
 pub(crate) struct Listener {
     pub socket: OwnedFd,
     pub address: VipAddr,
-    /// It is bound elsewhere, and a BPF program gives it the connections to `address`.
+    /// It is bound to another address, and a BPF program gives it the connections to `address`.
     pub is_shared: bool,
     pub frontend: Arc<FrontendPlane>,
 }

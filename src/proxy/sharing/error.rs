@@ -23,7 +23,7 @@ pub enum ListenError {
     #[error("cannot share the port of {address}: {source}")]
     CannotShare { address: VipAddr, source: SharingError },
     #[error("cannot listen on {address}: another instance of Baton shares its port, and {holder}")]
-    SharedElsewhere { address: VipAddr, holder: Box<PortHolder> },
+    SharedByOther { address: VipAddr, holder: Box<PortHolder> },
     #[error(
         "cannot serve {address} with share_port = \"{wanted}\": the listening sockets of the process before this one are of the \
          other kind; it takes a restart: `baton evacuate`, then `systemctl restart baton`"

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_read_and_one_that_stands_elsewhere_stands_on_nothing_here() {
+    fn a_link_is_read_and_one_on_a_link_of_another_namespace_stands_on_nothing_here() {
         let mut message = LinkMessage::default();
         message.header.index = 9;
         let attributes =

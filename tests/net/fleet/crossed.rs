@@ -80,7 +80,7 @@ fn end_unheard(fleet: &Fleet, conns: Vec<Conn>) {
 }
 
 /// Routers send all to the second instance, and what ends answer is heard again.
-fn route_all_elsewhere(fleet: &Fleet) {
+fn route_all_to_the_other(fleet: &Fleet) {
     let lab = &fleet.scene.lab;
     super::parted::route(fleet, 1, 1);
     [&lab.client, &lab.b1, &lab.b2].iter().for_each(|host| host.nft_clear());
@@ -103,7 +103,7 @@ fn flows_that_ended_by_halves_go_when_the_link_is_made_anew_and_the_router_choos
     a.wait_synced("lb-b");
     b.wait_synced("lb-a");
     assert_eq!(a.baton.flow_count(), 10);
-    route_all_elsewhere(&fleet);
+    route_all_to_the_other(&fleet);
     wait_rest(&fleet);
 }
 
@@ -119,7 +119,7 @@ fn flows_whose_ends_are_gone_go_though_they_answer_where_nobody_knows_how_far_th
     super::parted::route(&fleet, 0, 1);
     end_unheard(&fleet, conns);
     assert_eq!(fleet.all[0].baton.flow_count(), 3);
-    route_all_elsewhere(&fleet);
+    route_all_to_the_other(&fleet);
     wait_rest(&fleet);
 }
 

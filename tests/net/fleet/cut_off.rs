@@ -29,7 +29,7 @@ fn cut_off_and_followed(test: &str, flows: Flows) -> Option<(Fleet, Vec<Conn>)> 
 }
 
 #[test]
-fn offloaded_flows_are_not_reset_by_the_host_that_lost_its_network_while_they_went_on_elsewhere() {
+fn offloaded_flows_are_not_reset_by_the_host_that_lost_its_network_while_they_went_on_at_the_other() {
     let test = "offloaded_flows_are_not_reset_by_the_host_that_lost_its_network";
     let Some((fleet, mut conns)) = cut_off_and_followed(test, Flows::Offload) else { return };
     let owner = fleet.owner();

@@ -264,7 +264,7 @@ pub fn all_reset(conns: &mut [Conn]) -> std::time::Duration {
     watch.elapsed()
 }
 
-/// A firewall, as many hosts have it, that lets nothing pass of a connection that began elsewhere.
+/// A firewall, as many hosts have it, that lets nothing pass of a connection that began at another host.
 pub fn drop_untracked(host: &Host) {
     let chain = |hook| format!("chain {hook} {{\ntype filter hook {hook} priority 0\nct state invalid drop\n}}\n");
     host.nft(&format!("table inet strict {{\n{}{}}}\n", chain("input"), chain("output")));

@@ -97,7 +97,7 @@ fn a_connection_begins_where_the_address_is_though_packets_by_its_port_are_forwa
 /// Regression: a connect took seconds. The last packets of the connection before still went to the instance where it
 /// had ended, but the address had moved on.
 #[test]
-fn a_connection_begins_where_the_address_is_though_the_one_before_has_just_ended_elsewhere() {
+fn a_connection_begins_where_the_address_is_though_the_one_before_has_just_ended_at_another_host() {
     let test = "a_connection_begins_where_the_address_is_though_the_one_before_has_just_ended";
     let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config).map(Fleet::spread) else { return };
     let mut before = connect(&fleet).unwrap();
@@ -112,7 +112,7 @@ fn a_connection_begins_where_the_address_is_though_the_one_before_has_just_ended
 }
 
 /// Regression: a connection waited for its hedge. Its backend took its SYN for one of a flow that began here from the
-/// same port and goes on elsewhere.
+/// same port and goes on at another host.
 #[test]
 fn connections_do_not_begin_from_source_ports_of_flows_that_another_instance_has_taken_over() {
     let test = "connections_do_not_begin_from_source_ports_of_flows_that_another_instance";
@@ -150,7 +150,7 @@ enum Before {
 
 /// While two instances take each other for dead, a client's connection begins at the second one and ends unheard, and its next one by
 /// the same port begins at the first one, where it stays in its sockets. Then they hear each other again.
-fn begun_again_elsewhere(test: &str, kept: Before) -> Option<(Fleet, Conn)> {
+fn begun_again_at_the_other_host(test: &str, kept: Before) -> Option<(Fleet, Conn)> {
     let config = |config: Config| config.offload("after_round_trips", 4).offload("after", "1h");
     let fleet = Fleet::new(test, 2, Flows::Offload, config).map(Fleet::spread)?;
     let (owner, heir) = (fleet.owner(), fleet.heir());
@@ -194,7 +194,7 @@ fn goes_on(conn: &mut Conn, seed: u64) {
 fn a_connection_goes_on_where_it_began_though_the_one_before_by_its_port_is_told_of() {
     let test = "a_connection_goes_on_where_it_began_though_the_one_before_by_its_port_is_told";
     for before in [Before::Offloaded, Before::InSockets] {
-        let Some((_fleet, mut conn)) = begun_again_elsewhere(test, before) else { return };
+        let Some((_fleet, mut conn)) = begun_again_at_the_other_host(test, before) else { return };
         goes_on(&mut conn, 8);
     }
 }
@@ -203,7 +203,7 @@ fn a_connection_goes_on_where_it_began_though_the_one_before_by_its_port_is_told
 fn a_connection_goes_on_through_an_instance_that_still_has_the_one_before_by_its_client_s_port() {
     let test = "a_connection_goes_on_through_an_instance_that_still_has_the_one_before_by_its";
     for before in [Before::Offloaded, Before::InSockets] {
-        let Some((fleet, mut conn)) = begun_again_elsewhere(test, before) else { return };
+        let Some((fleet, mut conn)) = begun_again_at_the_other_host(test, before) else { return };
         fleet.route(&[1]);
         goes_on(&mut conn, 8);
         fleet.route(&[0]);

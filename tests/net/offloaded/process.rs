@@ -169,7 +169,7 @@ fn no_counter_of_the_metrics_page_falls_in_an_upgrade() {
 }
 
 /// Flows that rest, that talk without a pause and that move bulk, in whatever state each is, through upgrades amid a storm
-/// of newcomers.
+/// of new clients.
 #[test]
 fn a_thousand_flows_offloaded_and_proxied_notice_none_of_three_upgrades() {
     const RESTING: u64 = 800;
@@ -189,7 +189,7 @@ fn a_thousand_flows_offloaded_and_proxied_notice_none_of_three_upgrades() {
     for (seed, conn) in resting.iter_mut().enumerate() {
         (0..4).for_each(|round| conn.echo(seed as u64 * 10 + round, 100));
     }
-    let (over, rounds, newcomers) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    let (over, rounds, newly_opened) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let over = OnDrop(&over);
         let until_over = |conns: Vec<Conn>, bytes: u64| {
@@ -208,7 +208,7 @@ fn a_thousand_flows_offloaded_and_proxied_notice_none_of_three_upgrades() {
         until_over(talking.split_off(TALKING as usize / 2), 700);
         until_over(talking, 700);
         until_over(bulk, 2_000_000);
-        let (flag, served) = (over.0, &newcomers);
+        let (flag, served) = (over.0, &newly_opened);
         scope.spawn(move || {
             while !flag.load(Relaxed) {
                 lab.client.connect(lab.lb.v4(6443)).echo(served.fetch_add(1, Relaxed), 300);
@@ -246,7 +246,7 @@ fn a_thousand_flows_offloaded_and_proxied_notice_none_of_three_upgrades() {
         println!("{} of {} flows have been offloaded", offloaded(), RESTING + TALKING + BULK);
         drop(over);
     });
-    println!("{} exchanges and {} newcomers meanwhile", rounds.load(Relaxed), newcomers.load(Relaxed));
+    println!("{} exchanges and {} new clients meanwhile", rounds.load(Relaxed), newly_opened.load(Relaxed));
     let reasons = baton.ended();
     let ordinary = |reason: &str| ["client_closed", "backend_closed"].contains(&reason);
     assert!(reasons.iter().all(|(reason, count)| ordinary(reason) || *count == 0), "{reasons:?}");
@@ -285,11 +285,11 @@ fn a_release_that_cannot_recover_offloaded_flows_took_over_and_left_them_unwatch
     let _servers = lab.echo_everywhere();
     let baton = lab.start(&scene.config());
     let reads = |layout, pins| Hello::here().reading(ProgramReader { layout, pins });
-    let elsewhere = Some(PathBuf::from("/sys/fs/bpf/elsewhere"));
+    let other_pins = Some(PathBuf::from("/sys/fs/bpf/other"));
     let releases = [
         ("before", Hello { version: "0.1.0".to_owned(), ..Hello::here() }, "does not know offloaded flows"),
         ("newer", reads(LAYOUT + 1, None), "reads flows in layout"),
-        ("astray", reads(LAYOUT, elsewhere), "looks for flows in /sys/fs/bpf/elsewhere"),
+        ("astray", reads(LAYOUT, other_pins), "looks for flows in /sys/fs/bpf/other"),
     ];
     let releases = releases.map(|(name, hello, words)| (another_release(lab.directory(), name, &hello), words));
     let check = |binary: &Path| baton.cli(&["upgrade", "--check", "--binary", binary.to_str().unwrap()]);

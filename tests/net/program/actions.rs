@@ -157,7 +157,11 @@ fn what_is_over_in_this_host_s_sockets_keeps_no_flow_of_another_instance() {
         packet.seq = sequence_numbers(&own).unwrap().received;
         assert_eq!(bench.run(&packet.frame()).0, NEXT, "it lives here");
         packet.seq = packet.seq.wrapping_add(1 << 25);
-        assert_eq!(bench.run(&packet.frame()).0, REDIRECT, "it is of the next connection by this port, elsewhere");
+        assert_eq!(
+            bench.run(&packet.frame()).0,
+            REDIRECT,
+            "it is of the next connection by this port, at another instance"
+        );
         // Who closes first has the TIME_WAIT; before the other does, it is FIN_WAIT2 that no process has.
         drop(own);
         crate::lab::eventually(crate::lab::LONG, "no process has it", || {

@@ -234,7 +234,7 @@ fn what_was_seen_follows_the_stream_and_no_retransmission() {
             assert_eq!(entry.bytes(), u64::from(sent));
             assert_eq!(entry.seen.acked as u32, acked.wrapping_add(acks));
         }
-        // A SYN, an RST from elsewhere in the number space and an ACK without the flag say nothing.
+        // A SYN, an RST from another part of the number space and an ACK without the flag say nothing.
         send(sent + (1 << 29), 0, 0, RST);
         send(sent + 5_000, 0, 0, SYN | ACK);
         send(sent, 0, acks + 9_000, 0);
@@ -294,9 +294,9 @@ fn what_is_no_packet_of_a_flow_passes_untouched() {
         udp[if ipv6 { ETH + 6 } else { ETH + 9 }] = 17;
         let mut arp = good.clone();
         arp[12..14].copy_from_slice(&[8, 6]);
-        let mut elsewhere = good.clone();
-        elsewhere[0] = 2;
-        for frame in [Packet::new(other).frame(), Packet::new(key.reversed()).frame(), udp, arp, elsewhere] {
+        let mut other_source = good.clone();
+        other_source[0] = 2;
+        for frame in [Packet::new(other).frame(), Packet::new(key.reversed()).frame(), udp, arp, other_source] {
             assert_eq!(bench.run(&frame), (NEXT, frame));
         }
         assert_eq!(bench.run(&good).0, REDIRECT);

@@ -34,7 +34,7 @@ fn a_host_is_looked_at_with_what_fixes_it() {
         assert_eq!((mtu.verdict, mtu.fix.as_str()), (Verdict::Advice, "ip link set wide mtu 1500"));
         let named = preflight::look(&pinned.directory, &[], &[], &["no-such".to_owned()]);
         assert_eq!(of(&named, "no-such")[0].verdict, Verdict::Hindrance);
-        let elsewhere = preflight::look(lab.directory(), &[], &[], &[]);
-        assert_eq!(of(&elsewhere, "file system")[0].verdict, Verdict::Hindrance);
+        let unmounted = preflight::look(lab.directory(), &[], &[], &[]);
+        assert_eq!(of(&unmounted, "file system")[0].verdict, Verdict::Hindrance);
     });
 }

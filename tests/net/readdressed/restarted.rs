@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Flows that offloaded, the process killed, and one that has b1 elsewhere.
+/// Flows that offloaded, the process killed, and one that has b1 at another address.
 fn restarted(scene: &Scene, config: &Config, changed: &Config) -> (Baton, Vec<Conn>) {
     let mut baton = scene.lab.start(config);
     let mut conns = at_b1(&scene.lab, &baton, 3, true);

@@ -35,15 +35,15 @@ fn the_choice_among_backends_follows_a_reload() {
     it.reload(&it.config.clone().of_backend("b1", "weight", 0).of_backend("b2", "weight", 0));
     assert_eq!(it.places(3), ["b3"; 3]);
 
-    // The same name elsewhere.
-    let elsewhere = it.lab.b1.serve_on(it.lab.b1.v4(7443), Behaviour::Echo);
+    // The same name at another address.
+    let moved = it.lab.b1.serve_on(it.lab.b1.v4(7443), Behaviour::Echo);
     let only = it.config.clone().only(&["b1"]);
     it.reload(&only.clone().of_backend("b1", "address", it.lab.b1.v4(7443).to_string()));
     it.baton.wait_health("b1", "ready", LONG);
     let before = it.servers[0].accepted();
     it.connect().echo(1, 100);
-    assert_eq!(elsewhere.open().max(1), 1);
-    assert!(elsewhere.accepted() > 0 && it.servers[0].accepted() <= before + 1, "a probe may have been under way");
+    assert_eq!(moved.open().max(1), 1);
+    assert!(moved.accepted() > 0 && it.servers[0].accepted() <= before + 1, "a probe may have been under way");
 
     // From another address of this host.
     it.lab.lb.add_address("10.77.0.99".parse().unwrap());
@@ -58,7 +58,7 @@ fn the_choice_among_backends_follows_a_reload() {
     );
     drop(conn);
 
-    // Probes elsewhere than flows.
+    // Probes moved than flows.
     it.reload(&it.config.clone().of_backend("b1", "health_address", it.lab.b1.v4(1).to_string()));
     it.baton.wait_health("b1", "ejected", LONG);
     it.reload(&it.config);

@@ -127,7 +127,7 @@ fn a_process_that_hangs_and_one_whose_offload_engine_hangs_are_started_anew_by_t
     assert_eq!(conn.end(LONG), End::Fin);
 }
 
-/// The unit's process shares a port with an apiserver, and systemd keeps the sockets, which are bound elsewhere.
+/// The unit's process shares a port with an apiserver, and systemd keeps the sockets, which are bound to another address.
 #[test]
 fn connections_to_a_shared_port_wait_for_the_process_that_systemd_starts_anew() {
     let (test, vip) = ("a shared port under systemd", "10.77.0.100");

@@ -1,4 +1,4 @@
-//! The events of a flow that is being connected: backends of all kinds, and events from elsewhere.
+//! The events of a flow that is being connected: backends of all kinds, and events from outside.
 
 use proptest::prelude::*;
 
@@ -22,7 +22,7 @@ pub(super) enum Fate {
     Unresolved,
 }
 
-/// Events from elsewhere.
+/// Events from outside.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Mishap {
     /// The backend must not be picked from now on. Attempts there are given up so much later.

@@ -111,7 +111,7 @@ impl Scene {
 }
 
 #[test]
-fn a_host_is_empty_when_all_is_known_elsewhere_the_vip_has_moved_and_no_flow_is_left() {
+fn a_host_is_empty_when_all_is_known_to_others_the_vip_has_moved_and_no_flow_is_left() {
     let mut scene = Scene::emptying();
     assert_eq!(scene.pass(5000), (vec![], EvacuateStep::Emptying));
     scene.proxied = 0;

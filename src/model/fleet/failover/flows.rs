@@ -64,7 +64,7 @@ pub(super) struct Buried {
     pub(super) inherited: Vec<(FleetId, Ends)>,
     /// These are reset, and their ends are told from here.
     pub(super) told: Vec<(FleetId, Ends)>,
-    /// These are reset, but their ends cannot be told from here: their address is elsewhere.
+    /// These are reset, but their ends cannot be told from here: another host has their address.
     pub(super) untold: Vec<FleetId>,
     refused: Vec<Key>,
     dropped: Vec<FleetId>,
@@ -217,7 +217,7 @@ impl KnownFlows {
         if known.owner != *owner {
             return;
         }
-        if self.goes_on_elsewhere(id) {
+        if self.goes_on_at_other(id) {
             return;
         }
         if let Some(known) = self.take_out(id) {
@@ -236,7 +236,7 @@ impl KnownFlows {
     }
 
     /// The owner gave the flow up. Another instance that has told of it is its owner then; false: there is none.
-    fn goes_on_elsewhere(&mut self, id: FleetId) -> bool {
+    fn goes_on_at_other(&mut self, id: FleetId) -> bool {
         let Some(known) = self.flows.get_mut(&id).filter(|known| known.state == KnownState::Held) else { return false };
         let Some(other) = known.also.pop() else { return false };
         let (ends, also) = (known.ends, std::mem::take(&mut known.also));
@@ -270,7 +270,7 @@ impl KnownFlows {
         for (id, _) in &gone {
             // `owner` may not have heard yet of flows that another instance gave to it, and does not name those that it
             // gave back.
-            if self.flows.get(id).is_some_and(|known| known.told) && !self.goes_on_elsewhere(*id) {
+            if self.flows.get(id).is_some_and(|known| known.told) && !self.goes_on_at_other(*id) {
                 self.remove(*id, agenda);
             }
         }

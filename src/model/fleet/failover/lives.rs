@@ -46,10 +46,10 @@ impl Failover {
         // All its flows are known by now. Packets without a flow must not go there any more: their client may open a new
         // connection from the same port, and its SYN must not go to a host without the address.
         self.unknown.stop_forwarding(owner, &self.flows, &self.members, &mut self.agenda);
-        let (here, elsewhere): (Vec<_>, Vec<_>) =
+        let (here, away): (Vec<_>, Vec<_>) =
             died.into_iter().partition(|(_, ends)| self.members.is_here(ends.vip.ip()));
         self.tell_of_end(owner, here);
-        self.untold.wait(now_ns, owner, elsewhere, &mut self.agenda);
+        self.untold.wait(now_ns, owner, away, &mut self.agenda);
         self.end_stuck(owner);
         self.settle();
     }

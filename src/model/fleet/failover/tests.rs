@@ -301,8 +301,8 @@ fn an_offloaded_flow_whose_backend_or_client_is_on_this_host_goes_on_without_its
     let mut backend_here = record(1, "10.0.1.7", true);
     backend_here.ends.backend = BackendAddr::new("10.0.0.22:7443".parse().unwrap());
     let client_here = record(2, "10.0.0.22", true);
-    let elsewhere = record(3, "10.0.1.8", true);
-    let all = [&backend_here, &client_here, &elsewhere];
+    let other = record(3, "10.0.1.8", true);
+    let all = [&backend_here, &client_here, &other];
     all.into_iter().for_each(|record| scene.told(record));
     scene.liveness(Liveness::Silent);
     scene.take();
@@ -867,7 +867,7 @@ fn the_address_is_announced_again_when_the_other_has_let_it_go() {
 fn what_an_earlier_process_held_is_dropped_or_claimed_when_the_peers_have_spoken() {
     let mut scene = Scene::new();
     scene.machine.handle_ready();
-    assert_eq!(scene.take(), [], "c has not spoken, and the VIP is elsewhere");
+    assert_eq!(scene.take(), [], "c has not spoken, and another host has the VIP");
     scene.addresses(&["10.0.0.22", VIP]);
     place(&scene.take(), |action| *action == Action::Standby(StandbyRequest::Settle { claim: true }));
     let mut scene = Scene::new();
@@ -956,27 +956,27 @@ fn settings_of_a_reload_count_from_the_next_move_on() {
 #[test]
 fn unknown_packets_of_an_address_go_to_its_last_owner_for_moments_after_it_has_come() {
     let mut scene = Scene::new();
-    let elsewhere = |machine: &Failover| {
+    let forwarded_to = |machine: &Failover| {
         let mut port_ranges = machine.port_ranges.shown().iter().filter(|port_range| port_range.ports.contains(6443));
         port_ranges.next().map(|port_range| port_range.at.clone())
     };
-    assert_eq!(elsewhere(&scene.machine), Some(vec![ip("10.0.0.21")]), "the address is there");
+    assert_eq!(forwarded_to(&scene.machine), Some(vec![ip("10.0.0.21")]), "the address is there");
     scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21")] });
-    assert_eq!(elsewhere(&scene.machine), Some(vec![ip("10.0.0.21")]), "it is on its way");
+    assert_eq!(forwarded_to(&scene.machine), Some(vec![ip("10.0.0.21")]), "it is on its way");
     scene.addresses(&["10.0.0.22", VIP]);
-    assert_eq!(elsewhere(&scene.machine), Some(vec![ip("10.0.0.21")]), "it has just come");
+    assert_eq!(forwarded_to(&scene.machine), Some(vec![ip("10.0.0.21")]), "it has just come");
     scene.pass(5001);
-    assert_eq!(elsewhere(&scene.machine), None, "it is here");
+    assert_eq!(forwarded_to(&scene.machine), None, "it is here");
     // A dead peer gets no packets.
     let mut scene = Scene::new();
     scene.addresses(&["10.0.0.22", VIP]);
     scene.liveness(Liveness::Dead);
-    assert_eq!(elsewhere(&scene.machine), None);
+    assert_eq!(forwarded_to(&scene.machine), None);
     // If two instances have the address, the owner is unknown.
     let mut scene = Scene::new();
     scene.remote(Remote::Liveness { owner: name("c"), liveness: Liveness::Alive });
     scene.remote(Remote::Addresses { owner: name("c"), vips: vec![ip(VIP)] });
-    assert_eq!(elsewhere(&scene.machine), None);
+    assert_eq!(forwarded_to(&scene.machine), None);
 }
 
 #[test]
@@ -1026,15 +1026,15 @@ fn clients_of_an_owner_that_came_back_while_they_were_told_are_told() {
 #[test]
 fn clients_of_flows_that_are_told_of_after_their_owner_was_buried_are_told() {
     let mut scene = Scene::new();
-    let [elsewhere, here, beside] = [1, 2, 3].map(|number| record(number, "10.0.1.7", false));
+    let [away, here, beside] = [1, 2, 3].map(|number| record(number, "10.0.1.7", false));
     let offloaded = record(4, "10.0.1.8", true);
     scene.liveness(Liveness::Dead);
-    scene.told(&elsewhere);
+    scene.told(&away);
     scene.pass(0);
     let all = scene.take();
-    assert!(refused(&all).contains(&elsewhere.ends.key(FlowDirection::ToBackend)) && challenged(&all).is_none());
+    assert!(refused(&all).contains(&away.ends.key(FlowDirection::ToBackend)) && challenged(&all).is_none());
     scene.addresses(&["10.0.0.22", VIP]);
-    assert!(challenged(&scene.take()).is_some_and(|(_, ends)| ends[0].to == elsewhere.ends.client.socket_addr()));
+    assert!(challenged(&scene.take()).is_some_and(|(_, ends)| ends[0].to == away.ends.client.socket_addr()));
     [&here, &beside].into_iter().for_each(|record| scene.told(record));
     scene.pass(0);
     let all = scene.take();

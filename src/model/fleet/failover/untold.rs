@@ -1,5 +1,5 @@
 //! Proxied flows that died with their owner, and whose clients this instance could not tell, or not all of them: the
-//! address was on no host, or elsewhere. The owner came back without these flows, so no instance has them, and their
+//! address was on no host, or on another one. The owner came back without these flows, so no instance has them, and their
 //! clients wait for a reset.
 
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -188,7 +188,7 @@ impl World {
         }
     }
 
-    /// Its flows are known elsewhere: nobody misses it.
+    /// Its flows are known to another instance: nobody misses it.
     fn switch_off(&mut self, node: usize) {
         for client in self.clients.values().filter(|client| self.nodes[node].lists(&client.record)) {
             let place = self.place(client.number, client.vip, FlowDirection::ToBackend);

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::holding::{Held, Holding};
-use super::ports::PortsElsewhere;
+use super::ports::PortsOfPeersFlows;
 use crate::model::ends::Key;
 use crate::model::fleet::FleetId;
 use crate::model::splice::FlowDirection;
@@ -17,12 +17,12 @@ pub(super) struct Kept {
     held: Holding,
     /// Keys of entries that forward or refuse; true once this process was asked for the entry.
     diverted: HashMap<Key, bool>,
-    ports: PortsElsewhere,
+    ports: PortsOfPeersFlows,
 }
 
 impl Kept {
     pub(super) fn new(fleet: Part<Fleet>, offload: Part<Offload>) -> Self {
-        Self { held: Holding::default(), diverted: HashMap::new(), ports: PortsElsewhere::new(fleet, offload) }
+        Self { held: Holding::default(), diverted: HashMap::new(), ports: PortsOfPeersFlows::new(fleet, offload) }
     }
 
     pub(super) fn held(&self) -> &Holding {

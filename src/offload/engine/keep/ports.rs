@@ -14,7 +14,7 @@ use crate::ports::offload::Offload;
 use crate::table::Part;
 
 #[derive(Debug)]
-pub(super) struct PortsElsewhere {
+pub(super) struct PortsOfPeersFlows {
     fleet: Part<Fleet>,
     offload: Part<Offload>,
     /// Keys of backends' packets to own ports of others' flows, and the number of reasons to keep each: the flow is
@@ -22,7 +22,7 @@ pub(super) struct PortsElsewhere {
     reasons: HashMap<Key, u8>,
 }
 
-impl PortsElsewhere {
+impl PortsOfPeersFlows {
     pub(super) fn new(fleet: Part<Fleet>, offload: Part<Offload>) -> Self {
         Self { fleet, offload, reasons: HashMap::new() }
     }
@@ -31,7 +31,7 @@ impl PortsElsewhere {
     pub(super) fn leave_out(&mut self, key: Key) {
         if self.fleet.ports().is_some_and(|own| own.contains(key.to.port())) {
             *self.reasons.entry(key).or_default() += 1;
-            self.offload.reserve_elsewhere(LocalAddr::new(key.to), BackendAddr::new(key.from));
+            self.offload.reserve_for_peer(LocalAddr::new(key.to), BackendAddr::new(key.from));
         }
     }
 
@@ -40,7 +40,7 @@ impl PortsElsewhere {
         *count -= 1;
         if *count == 0 {
             self.reasons.remove(&key);
-            self.offload.release_elsewhere(LocalAddr::new(key.to), BackendAddr::new(key.from));
+            self.offload.release_for_peer(LocalAddr::new(key.to), BackendAddr::new(key.from));
         }
     }
 }

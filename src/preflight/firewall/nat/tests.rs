@@ -86,7 +86,7 @@ fn what_brings_other_ports_or_addresses_to_a_frontend_is_named_with_what_takes_i
 }
 
 #[test]
-fn a_frontend_whose_connections_go_elsewhere_is_a_fault() {
+fn a_frontend_whose_connections_are_translated_is_a_fault() {
     let found =
         saved("-A PREROUTING -d 10.0.0.100/32 -p tcp -m tcp --dport 6443 -j DNAT --to-destination 10.244.0.7:6443");
     assert_eq!(found[0].0, Verdict::Fault, "{found:?}");

@@ -1,5 +1,5 @@
 //! Clients that hear nothing of the end of their flows: one switch served them and the host that died, for one, or their
-//! address is elsewhere when they are back.
+//! address is at another host when they are back.
 
 use super::*;
 

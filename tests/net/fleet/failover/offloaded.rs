@@ -136,7 +136,7 @@ fn a_host_that_dies_under_ping_pongs_streams_and_silent_watches_costs_the_outage
          \x20 |                                      | measured | to beat |\n\
          \x20 | flows reset                          | {:>8} | {FLOWS:>7} | (a proxy's sockets die with their host)\n\
          \x20 | MB of streams, each byte compared    | {megabytes:>8} |         |\n\
-         \x20 | link down until the VIP is elsewhere | {outage:>8.0?} |         |\n\
+         \x20 | link down until another host has the VIP | {outage:>8.0?} |         |\n\
          \x20 | timeout of the client's kernel then  | {timeout:>8.0?} |         |\n\
          \x20 | longest pause of a ping-pong         | {pause:>8.0?} | {:>7.0?} | (the sum of the two)\n\
          \x20 | longest burst of a stream            | {burst:>8.0?} |         |",
@@ -174,7 +174,7 @@ fn without_peers_the_flows_of_a_host_that_dies_are_reset_or_wait_on() {
         assert_eq!(End::of_error(&error), End::Rst);
     }
     println!(
-        "control: without peers: VIP elsewhere after {:.0?}; of {} ping-pongs and streams {told} reset, {waiting} \
+        "control: without peers: VIP at another host after {:.0?}; of {} ping-pongs and streams {told} reset, {waiting} \
          without an answer for {LONG:?}; {} watches left in the dark until they spoke, then reset",
         death.outage,
         TALKING + STREAMING,

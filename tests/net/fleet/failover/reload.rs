@@ -80,13 +80,13 @@ fn a_reload_adds_an_instance_and_an_address_and_flows_outlive_the_move_to_it() {
 fn what_a_reload_cannot_change_is_refused_and_the_command_named_that_can() {
     let Some(fleet) = strangers("what_a_reload_cannot_change_is_refused") else { return };
     let good = || fleet.config_with(0, &[2]).frontend("listen", vec![fleet.owner().listens_at().to_string()]);
-    let elsewhere = fleet.scene.lab.directory().join("elsewhere");
-    let elsewhere = format!("/sys/fs/bpf/{}", elsewhere.file_name().unwrap().to_str().unwrap());
+    let moved = fleet.scene.lab.directory().join("moved");
+    let moved = format!("/sys/fs/bpf/{}", moved.file_name().unwrap().to_str().unwrap());
     let changed = [
         ("process.workers", good().process("workers", 7), "baton upgrade"),
         ("offload.interfaces", good().offload("interfaces", vec!["eth0".to_owned()]), "baton upgrade"),
         ("offload.max_flows", good().offload("max_flows", 7), "baton offload remove"),
-        ("offload.pins", good().offload("pins", elsewhere), "baton offload remove"),
+        ("offload.pins", good().offload("pins", moved), "baton offload remove"),
         ("instance.name", good().instance("name", "lb-other"), "baton evacuate"),
         ("instance.slot", good().instance("slot", 5), "baton evacuate"),
         ("[peers]", good().alone(), "baton upgrade"),

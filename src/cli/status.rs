@@ -125,7 +125,7 @@ fn fleet(fleet: &PeersReport, output: &Output) -> String {
 
 fn offload(offload: &OffloadStatus, offloaded: u64) -> String {
     match &offload.why_not {
-        Some(why) => format!("Flows stay proxied: {why}\n"),
+        Some(why) => format!("Baton offloads no flow: {why}\n"),
         None if offload.stopped => format!("{} offloaded; {}\n", plural(offloaded, "flow"), words::STOPPED),
         None => format!(
             "{} offloaded, room for {}; by {}\n",

@@ -141,7 +141,6 @@ fn figures(page: &mut String, status: &Status) {
 }
 
 fn frontend(page: &mut String, frontend: &FrontendStatus) {
-    let listen: Vec<_> = frontend.listen.iter().map(|address| address.to_string()).collect();
     let balance = match (&frontend.balance, frontend.removed) {
         (_, true) => "removed; its flows go on until their deadline",
         (Some(balance), false) => balance,
@@ -152,7 +151,7 @@ fn frontend(page: &mut String, frontend: &FrontendStatus) {
         format_args!(
             "<section>\n<h2>{} <span class=\"mono\">{}</span><span class=\"facts\">{} · {} · {} /s</span></h2>\n",
             Escaped(&frontend.name),
-            Escaped(listen.join("  ")),
+            Escaped(words::listen(frontend, "  ")),
             Escaped(balance),
             words::flows_of_cap(frontend.flows, frontend.max_connections),
             rate(frontend.rates.flows_per_s),

@@ -156,6 +156,9 @@ pub struct FrontendStatus {
     /// A reload removed it.
     pub removed: bool,
     pub listen: Vec<SocketAddr>,
+    /// Those of `listen` whose port other processes of this host may have, too: a BPF program gives Baton its connections.
+    #[serde(default)]
+    pub shared_ports: Vec<SocketAddr>,
     pub balance: Option<String>,
     /// The service of new connections, whatever `instance.not_ready` says.
     #[serde(default)]

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::status::{Instance, Status};
+use super::status::{FrontendStatus, Instance, Status};
 use crate::model::health::HealthState;
 use crate::model::humane::{count, duration_ms, plural};
 use crate::model::weight::Weight;
@@ -79,6 +79,15 @@ pub fn of_cap(flows: u32, cap: Option<u32>) -> String {
         Some(cap) => format!("{} of {}", count(flows.into()), count(cap.into())),
         None => count(flows.into()),
     }
+}
+
+/// `10.0.0.100:6443`, `10.0.0.100:6443 (shared port)`, with `between` two addresses.
+pub fn listen(frontend: &FrontendStatus, between: &str) -> String {
+    let addresses = frontend.listen.iter().map(|address| match frontend.shared_ports.contains(address) {
+        true => format!("{address} (shared port)"),
+        false => address.to_string(),
+    });
+    addresses.collect::<Vec<_>>().join(between)
 }
 
 /// `1 flow`, `12,345 of 50,000 flows`.

@@ -184,7 +184,6 @@ fn instance(status: &Status, output: &Output) -> String {
 }
 
 fn frontend_in_words(frontend: &FrontendStatus, output: &Output) -> String {
-    let listen: Vec<_> = frontend.listen.iter().map(|address| address.to_string()).collect();
     let kind = match (&frontend.balance, frontend.removed) {
         (_, true) => "removed",
         (Some(balance), false) => balance,
@@ -193,7 +192,7 @@ fn frontend_in_words(frontend: &FrontendStatus, output: &Output) -> String {
     let mut text = format!(
         "{}  {}  {}\n",
         output.bold(&frontend.name),
-        listen.join(" "),
+        words::listen(frontend, " "),
         output.faint(&format!(
             "{kind}, {}, {} new/s",
             words::flows_of_cap(frontend.flows, frontend.max_connections),

@@ -227,6 +227,10 @@ impl Proxy {
             self.shared.inboxes[worker].push(Message::Reconfigure { plane: plane.clone(), open });
             self.table.orders.wake(worker);
         }
+        for frontend in &plane.frontends {
+            let shared = frontend.settings.listen.iter().copied().filter(|address| self.ports.has(*address));
+            frontend.entry.shared_ports.store(Arc::new(shared.collect()));
+        }
         *self.listening() = addresses;
     }
 

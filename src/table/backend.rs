@@ -11,7 +11,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 
 use super::count::Count;
 use super::other_process::OtherProcess;
-use crate::addr::BackendAddr;
+use crate::addr::{BackendAddr, VipAddr};
 use crate::model::balance::{self, Preference};
 use crate::model::connect::ConnectFailure;
 use crate::model::end_reason::EndReason;
@@ -61,6 +61,8 @@ pub struct FrontendEntry {
     /// Present number of flows.
     pub active: AtomicU32,
     pub other_process: OtherProcess,
+    /// Its addresses with a port that other processes of this host may have, too (`share_port`).
+    pub shared_ports: ArcSwap<Vec<VipAddr>>,
     service: ServiceMemory,
     /// One lane per worker, and a last one for an earlier process's counts.
     pub lanes: Box<[FrontendLane]>,
@@ -271,6 +273,7 @@ impl Registry {
             name: name.clone(),
             active: AtomicU32::new(0),
             other_process: OtherProcess::default(),
+            shared_ports: ArcSwap::default(),
             service: ServiceMemory::default(),
             lanes: (0..=self.workers).map(|_| FrontendLane::default()).collect(),
         });

@@ -436,6 +436,12 @@ fn a_reload_adds_and_removes_a_shared_port_and_refuses_to_turn_it_into_a_bound_o
     living.echo(4, 10_000);
     // A port that is free is bound, and not shared by a reload.
     it.reload(&baton, &it.config().frontend("listen", vec![format!("{VIP}:6443"), format!("{VIP}:7443")]));
+    let shared = &baton.status()["frontends"][0]["shared_ports"];
+    assert_eq!(*shared, serde_json::json!([format!("{VIP}:6443")]), "of two addresses");
+    let said = baton.order(&["status"]);
+    assert!(said.contains(&format!("{VIP}:6443 (shared port) {VIP}:7443 ")), "{said}");
+    let (_, page) = baton.http("/").expect("a page");
+    assert!(page.contains(&format!("{VIP}:6443 (shared port)  {VIP}:7443<")), "{page}");
     it.lab.client.connect(SocketAddr::new(VIP.parse().unwrap(), 7443)).echo(2, 1000);
     assert!(it.lab.lb.run("ss -ltnpH 'sport = :7443'").contains("baton"));
     baton.write_config(

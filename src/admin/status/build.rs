@@ -205,6 +205,7 @@ fn frontend_status(
         service: ServiceStatus { state, since_ms, in_words },
         removed: configured.is_none(),
         listen: configured.map_or(Vec::new(), |config| config.listen.iter().map(|vip| vip.socket_addr()).collect()),
+        shared_ports: entry.shared_ports.load().iter().map(|vip| vip.socket_addr()).collect(),
         balance: configured.map(|config| balance_label(config.balance).to_owned()),
         flows: entry.active.load(Relaxed),
         states: gathering.counts.get(&entry.id).copied().unwrap_or_default(),

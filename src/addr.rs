@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// An Ethernet address.
-pub type Mac = [u8; 6];
+pub(crate) type Mac = [u8; 6];
 
 macro_rules! address {
     ($(#[$doc:meta])* $name:ident) => {
@@ -70,7 +70,7 @@ address! {
 
 impl VipAddr {
     /// Whether one of the two is the other's port on every address of its family.
-    pub fn overlaps(self, other: Self) -> bool {
+    pub(crate) fn overlaps(self, other: Self) -> bool {
         let same_family = self.0.is_ipv4() == other.0.is_ipv4();
         same_family && self.port() == other.port() && (self.ip().is_unspecified() || other.ip().is_unspecified())
     }
@@ -91,7 +91,7 @@ impl Default for SourceMask {
 
 impl SourceMask {
     /// The network that `client` counts for.
-    pub fn network(self, client: ClientAddr) -> SourceNetwork {
+    pub(crate) fn network(self, client: ClientAddr) -> SourceNetwork {
         match client.ip() {
             IpAddr::V4(ip) => {
                 let mask = u32::MAX.checked_shl(32 - u32::from(self.ipv4_bits.min(32))).unwrap_or(0);
@@ -107,11 +107,11 @@ impl SourceMask {
 
 /// The base address of a client's network, as masked by [`SourceMask`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SourceNetwork(IpAddr);
+pub(crate) struct SourceNetwork(IpAddr);
 
 impl SourceNetwork {
     /// Its lowest address.
-    pub fn base(self) -> IpAddr {
+    pub(crate) fn base(self) -> IpAddr {
         self.0
     }
 }

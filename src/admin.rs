@@ -14,17 +14,17 @@ mod commands;
 pub mod control;
 pub mod doors;
 pub mod evacuate;
-pub mod flow_log;
+pub(crate) mod flow_log;
 pub mod http;
-pub mod page;
+pub(crate) mod page;
 pub mod protocol;
-pub mod rates;
+pub(crate) mod rates;
 pub mod session;
 pub mod status;
 pub mod unix;
 pub mod upgrade;
-pub mod watchdog;
-pub mod words;
+pub(crate) mod watchdog;
+pub(crate) mod words;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -95,12 +95,12 @@ impl Admin {
     }
 
     /// Gathers the status on a blocking thread, where a walk over the table delays nothing.
-    pub async fn status(self: &Arc<Self>) -> Status {
+    pub(crate) async fn status(self: &Arc<Self>) -> Status {
         self.aside(|admin| Status::gather(admin, now_ns())).await
     }
 
     /// Why `/readyz` fails, one sentence each; empty: it does not.
-    pub fn not_ready(&self) -> Vec<String> {
+    pub(crate) fn not_ready(&self) -> Vec<String> {
         let phase = match self.phase.phase() {
             LifePhase::Starting => Some("this instance is starting".to_owned()),
             LifePhase::Serving => None,
@@ -110,14 +110,14 @@ impl Admin {
     }
 
     /// Why `/livez` fails, one sentence each; empty: it does not.
-    pub fn not_live(&self, now_ns: u64) -> Vec<String> {
+    pub(crate) fn not_live(&self, now_ns: u64) -> Vec<String> {
         let mut reasons = watchdog::complaints(&self.table.workers, &self.table.beats, self.phase.phase(), now_ns);
         reasons.extend(self.control.not_live());
         reasons
     }
 
     /// Samples the counters once a second, as long as it is polled: the source of all rates.
-    pub async fn sample_rates(self: Arc<Self>) {
+    pub(crate) async fn sample_rates(self: Arc<Self>) {
         let mut ticks = tokio::time::interval(Duration::from_secs(1));
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {

@@ -63,16 +63,15 @@ use control::Wiring;
 use doors::OpenDoors;
 use upgrade::new::StartingInstance;
 
-pub use offload::NoOffload;
-pub use reload::{ReloadError, Reloader};
-pub use upgrade::{Replacement, Succession, Upgrader};
+pub(crate) use reload::Reloader;
+pub(crate) use upgrade::{Replacement, Succession, Upgrader};
 
 /// How often quiet sources are forgotten.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
 /// Why an instance cannot start.
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub(crate) enum StartError {
     #[error("cannot make the queues between the threads: {0}")]
     Ports(#[source] io::Error),
     #[error(transparent)]
@@ -86,7 +85,7 @@ pub enum StartError {
 }
 
 /// A running instance. Dropping it without [`Bound::stop`] closes its flows at once.
-pub struct Bound {
+pub(crate) struct Bound {
     /// The address of the HTTP server, if it runs.
     pub http: Option<SocketAddr>,
     pub socket: PathBuf,
@@ -103,7 +102,7 @@ pub struct Bound {
 }
 
 /// The parts of a running instance.
-pub struct Core {
+pub(crate) struct Core {
     table: Arc<Table>,
     ports: Arc<AllPorts>,
     offload: offload::InstanceOffload,
@@ -136,7 +135,11 @@ struct Parts {
 
 /// Starts an instance with `config`, which was read from `path`, on `inherited` listeners where it has any. Needs a
 /// tokio runtime; the data plane has threads of its own.
-pub async fn build(config: Config, path: &Path, inherited: Vec<(VipAddr, OwnedFd)>) -> Result<Bound, StartError> {
+pub(crate) async fn build(
+    config: Config,
+    path: &Path,
+    inherited: Vec<(VipAddr, OwnedFd)>,
+) -> Result<Bound, StartError> {
     evacuate::begin_anew(&config);
     let (parts, bindings) = assemble(config, path, inherited, State::default(), false)?;
     let doors = Doors::open(parts.admin.clone(), &parts.config.admin)?;
@@ -161,7 +164,7 @@ pub async fn build(config: Config, path: &Path, inherited: Vec<(VipAddr, OwnedFd
 
 /// Starts an instance that takes over from the process at the other end of `channel`. It serves once that process is
 /// done; see [`Bound::dismissed`].
-pub async fn upgrade_from(config: Config, path: &Path, channel: Channel) -> Result<Bound, StartError> {
+pub(crate) async fn upgrade_from(config: Config, path: &Path, channel: Channel) -> Result<Bound, StartError> {
     let hello = Hello::here().reading(ProgramReader { layout: LAYOUT, pins: Some(config.offload.pins.clone()) });
     let met = move || (destination::meet(&channel, hello, upgrade::new::PATIENCE), channel);
     let (offer, channel) = tokio::task::spawn_blocking(met).await.expect("meeting does not panic");
@@ -328,13 +331,15 @@ impl Bound {
     }
 
     /// The part that replaces this process.
-    pub fn upgrader(&self) -> Arc<Upgrader> {
+    pub(crate) fn upgrader(&self) -> Arc<Upgrader> {
         self.upgrader.clone()
     }
 
     /// Duplicates each listening socket, for a keeper that holds it after this process's end; a stop then resets new
     /// clients, which would otherwise wait there. It blocks for a moment.
-    pub fn listeners_to_keep(&self) -> impl Fn() -> io::Result<Vec<(VipAddr, OwnedFd)>> + Clone + Send + 'static {
+    pub(crate) fn listeners_to_keep(
+        &self,
+    ) -> impl Fn() -> io::Result<Vec<(VipAddr, OwnedFd)>> + Clone + Send + 'static {
         let core = self.core.clone();
         move || {
             core.listeners_kept.store(true, Relaxed);
@@ -343,7 +348,7 @@ impl Bound {
     }
 
     /// Returns once a new process serves everything: the caller must then call [`Bound::leave`].
-    pub async fn replaced(&self) -> Replacement {
+    pub(crate) async fn replaced(&self) -> Replacement {
         let mut replacement = self.core.replacement.subscribe();
         let _ = replacement.wait_for(Option::is_some).await;
         // Another caller may have taken it; it must not be used twice.
@@ -354,7 +359,7 @@ impl Bound {
     }
 
     /// Returns if the process that this one should take over from continues; then this one's listeners are closed.
-    pub async fn dismissed(&self) {
+    pub(crate) async fn dismissed(&self) {
         let Some(mut outcome) = self.outcome.clone() else { return std::future::pending().await };
         let stepped_back = |outcome: &Option<Outcome>| matches!(outcome, Some(Outcome::SteppedBack { .. }));
         if outcome.wait_for(stepped_back).await.is_err() {
@@ -363,12 +368,12 @@ impl Bound {
     }
 
     /// Returns when no flow is left here.
-    pub async fn gone(&self) {
+    pub(crate) async fn gone(&self) {
         stop::gone(&self.core).await;
     }
 
     /// Ends at once, and leaves the listeners' addresses and the admin socket's file to the process that has them now.
-    pub async fn leave(self) {
+    pub(crate) async fn leave(self) {
         if let Some(doors) = self.doors.take() {
             doors.leave();
         }
@@ -388,34 +393,34 @@ impl Bound {
         drop(self.doors.take());
     }
 
-    pub fn phase(&self) -> DrainWatch {
+    pub(crate) fn phase(&self) -> DrainWatch {
         self.core.drain.watch()
     }
 
     /// The running configuration, now and after each reload.
-    pub fn config(&self) -> latest::Receiver<Arc<Config>> {
+    pub(crate) fn config(&self) -> latest::Receiver<Arc<Config>> {
         self.core.latest.subscribe()
     }
 
     /// Why this process should be restarted: the loops that hang, one sentence each.
-    pub fn complaints(&self) -> impl Fn() -> Vec<String> + Send + 'static {
+    pub(crate) fn complaints(&self) -> impl Fn() -> Vec<String> + Send + 'static {
         let core = self.core.clone();
         move || watchdog::complaints(&core.table.workers, &core.table.beats, core.drain.watch().phase(), now_ns())
     }
 
     /// The part that reads the configuration again.
-    pub fn reloader(&self) -> Arc<Reloader> {
+    pub(crate) fn reloader(&self) -> Arc<Reloader> {
         self.reloader.clone()
     }
 
     /// A function that makes a stop that is under way go to its next phase at once.
-    pub fn shorten_stop(&self) -> impl Fn() + Send + 'static {
+    pub(crate) fn shorten_stop(&self) -> impl Fn() + Send + 'static {
         let core = self.core.clone();
         move || core.next_phase.notify_one()
     }
 
     /// Goes through the phases of a stop, and returns when no flow is left.
-    pub async fn stop(self) {
+    pub(crate) async fn stop(self) {
         stop::run(&self.core).await;
         self.core.peers.leave(Farewell::Stopped).await;
         let has_peers = self.core.config.load().peers.is_some();

@@ -2,7 +2,7 @@
 //!
 //! Exit codes after sysexits(3): 0 fine, 1 an error, 64 wrong usage, 69 the instance cannot be reached.
 
-pub mod check;
+pub(crate) mod check;
 mod evacuate;
 mod events;
 mod flows;
@@ -11,7 +11,7 @@ mod genkey;
 mod grid;
 mod kill;
 mod lab;
-pub mod logging;
+pub(crate) mod logging;
 mod network;
 mod offload;
 mod orders;
@@ -20,7 +20,7 @@ mod peers;
 mod ready;
 mod reload;
 mod renamed;
-pub mod run;
+pub(crate) mod run;
 #[cfg(test)]
 mod samples;
 mod service;
@@ -40,7 +40,7 @@ use crate::admin::protocol::BackendName;
 use output::{CliError, Output};
 
 /// Wrong usage: EX_USAGE.
-pub const EXIT_USAGE: u8 = 64;
+pub(crate) const EXIT_USAGE: u8 = 64;
 
 /// A connection-tracking TCP load balancer for Kubernetes apiservers: a client never waits on a dead connection.
 #[derive(Debug, Parser)]

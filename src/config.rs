@@ -29,9 +29,9 @@ mod tls;
 mod unknown;
 
 pub use diagnostic::{Diagnostic, Loaded, Quote, Rejected, Severity};
-pub use file::{FileFault, read as read_file};
+pub(crate) use file::{FileFault, read as read_file};
 pub use frontend::by_default as frontend_by_default;
-pub use health::reset_after_silence;
+pub(crate) use health::reset_after_silence;
 pub use load::{by_default, check, load, parse};
 
 use std::net::{IpAddr, SocketAddr};
@@ -257,7 +257,7 @@ pub enum SharePort {
 }
 
 impl SharePort {
-    pub fn label(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Auto => "auto",
             Self::On => "on",
@@ -300,7 +300,7 @@ pub struct Frontend {
 
 impl Frontend {
     /// Whether a backend is on a host that has the addresses `here`, at `port`: its process may listen there on all addresses.
-    pub fn has_backend_at(&self, port: u16, here: &[IpAddr]) -> bool {
+    pub(crate) fn has_backend_at(&self, port: u16, here: &[IpAddr]) -> bool {
         self.backends.iter().any(|backend| match backend.address {
             Target::Address(at) => at.port() == port && here.contains(&at.ip()),
             Target::Name { .. } => false,
@@ -310,7 +310,7 @@ impl Frontend {
 
 /// Whether the port of a listening address can be shared: a wildcard stands for every address, loopback's clients are this
 /// host's own, and port 0 is not known before it is bound.
-pub fn can_share_port(address: VipAddr) -> bool {
+pub(crate) fn can_share_port(address: VipAddr) -> bool {
     !address.ip().is_unspecified() && !address.ip().is_loopback() && address.port() != 0
 }
 

@@ -19,7 +19,7 @@ pub enum LifePhase {
 }
 
 impl LifePhase {
-    pub fn label(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Starting => "starting",
             Self::Serving => "serving",
@@ -66,17 +66,17 @@ impl Drain {
 }
 
 impl DrainWatch {
-    pub fn phase(&self) -> LifePhase {
+    pub(crate) fn phase(&self) -> LifePhase {
         *self.phase.borrow()
     }
 
     /// Returns once the instance is in `phase` or a later one, or has ended.
-    pub async fn reached(&mut self, phase: LifePhase) {
+    pub(crate) async fn reached(&mut self, phase: LifePhase) {
         let _ = self.phase.wait_for(|now| *now >= phase).await;
     }
 
     /// As [`DrainWatch::reached`], but only waits for `limit`. Returns whether it was reached.
-    pub async fn reached_within(&mut self, phase: LifePhase, limit: Duration) -> bool {
+    pub(crate) async fn reached_within(&mut self, phase: LifePhase, limit: Duration) -> bool {
         tokio::time::timeout(limit, self.reached(phase)).await.is_ok()
     }
 }

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 /// Wraps `work` for spawning. A panic in it aborts the process; its end or its drop does not.
-pub async fn task<F: Future>(name: &'static str, work: F) -> F::Output {
+pub(crate) async fn task<F: Future>(name: &'static str, work: F) -> F::Output {
     let mut work = pin!(work);
     let polled = std::future::poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
         Ok(Poll::Pending) => Poll::Pending,
@@ -30,18 +30,23 @@ pub async fn task<F: Future>(name: &'static str, work: F) -> F::Output {
 /// The tasks of one part, each of them [`task`]. Dropping it ends them at their next await; [`Tasks::stop`] also waits
 /// for that.
 #[derive(Default)]
-pub struct Tasks {
+pub(crate) struct Tasks {
     ended: CancellationToken,
     all: TaskTracker,
 }
 
 impl Tasks {
     /// Needs a tokio runtime.
-    pub fn spawn(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn spawn(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
         self.spawn_on(name, work, &Handle::current());
     }
 
-    pub fn spawn_on(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static, runtime: &Handle) {
+    pub(crate) fn spawn_on(
+        &self,
+        name: &'static str,
+        work: impl Future<Output = ()> + Send + 'static,
+        runtime: &Handle,
+    ) {
         let until_ended = self.ended.clone().run_until_cancelled_owned(task(name, work));
         self.all.spawn_on(
             async move {
@@ -52,7 +57,7 @@ impl Tasks {
     }
 
     /// Spawns a task that ends by itself after the token is cancelled, with work of its own to do then.
-    pub fn spawn_with<F>(&self, name: &'static str, work: impl FnOnce(CancellationToken) -> F)
+    pub(crate) fn spawn_with<F>(&self, name: &'static str, work: impl FnOnce(CancellationToken) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
@@ -60,12 +65,12 @@ impl Tasks {
     }
 
     /// Ends all tasks.
-    pub fn end(&self) {
+    pub(crate) fn end(&self) {
         self.ended.cancel();
     }
 
     /// Ends all tasks, and waits for their end.
-    pub async fn stop(&self) {
+    pub(crate) async fn stop(&self) {
         self.end();
         self.all.close();
         self.all.wait().await;
@@ -85,7 +90,7 @@ impl fmt::Debug for Tasks {
 }
 
 /// Starts a thread called `name`, with the rule of [`task`].
-pub fn thread<T: Send + 'static>(
+pub(crate) fn thread<T: Send + 'static>(
     name: impl Into<String>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<thread::JoinHandle<T>> {

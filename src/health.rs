@@ -47,7 +47,7 @@ use watcher::{Beginning, KnownBefore, Spec, Watcher, WatcherCommand};
 
 /// The parts of the table that the health checker may touch.
 #[derive(Clone, Debug)]
-pub struct HealthParts {
+pub(crate) struct HealthParts {
     pub registry: Part<Registry>,
     /// To count the flows that an order will end.
     pub flows: Part<FlowTable>,
@@ -63,14 +63,14 @@ pub struct HealthParts {
 
 /// Watches every backend. Dropping it stops all probes; the last health states stay.
 #[derive(Debug)]
-pub struct Checker {
+pub(crate) struct Checker {
     shared: Arc<SharedHealth>,
     _strangers: Tasks,
 }
 
 /// The result of an order: the flows that are still to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ordered {
+pub(crate) struct Ordered {
     /// Flows of the backend.
     pub active: u32,
     /// Monotonic ns at which they are reset; `None`: they are not reset.
@@ -78,7 +78,7 @@ pub struct Ordered {
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum OrderError {
+pub(crate) enum OrderError {
     #[error("there is no backend {0}")]
     Unknown(String),
     #[error("backend {0} was removed, and its last flow has just ended")]
@@ -122,13 +122,13 @@ struct Watched {
 impl Checker {
     /// [`Checker::resume`] without another process's state.
     #[cfg(test)]
-    pub fn start(table: HealthParts, metrics: Arc<Metrics>, config: &Arc<Config>, runtime: Handle) -> Self {
+    pub(crate) fn start(table: HealthParts, metrics: Arc<Metrics>, config: &Arc<Config>, runtime: Handle) -> Self {
         Self::resume(table, metrics, config, runtime, Vec::new())
     }
 
     /// Begins to probe the backends of `config` on `runtime`. When this returns, their entries exist and those with a
     /// fixed address have it. `saved`: another process's state of the backends.
-    pub fn resume(
+    pub(crate) fn resume(
         table: HealthParts,
         metrics: Arc<Metrics>,
         config: &Arc<Config>,
@@ -148,7 +148,7 @@ impl Checker {
     }
 
     /// The state of every backend, for the process that takes over.
-    pub async fn save(&self) -> Vec<SavedBackend> {
+    pub(crate) async fn save(&self) -> Vec<SavedBackend> {
         let ask = |watched: &Watched| {
             let (answer, answered) = oneshot::channel();
             let _ = watched.commands.send(WatcherCommand::Save(answer));
@@ -167,13 +167,13 @@ impl Checker {
 
     /// Begins to probe new backends of `config`, and applies its settings to the others; removes nothing yet. Call it
     /// before the workers learn of `config`, so that new backends are probed before flows come.
-    pub fn prepare(&self, config: &Arc<Config>) {
+    pub(crate) fn prepare(&self, config: &Arc<Config>) {
         self.welcome(config, &Added::ByReload);
     }
 
     /// Applies `config`. Backends that stay keep their state; removed ones drain and are forgotten after their last
     /// flow. Call it after the workers have learnt of `config`, so that no flow can still choose a removed backend.
-    pub fn reconfigure(&self, config: &Arc<Config>) {
+    pub(crate) fn reconfigure(&self, config: &Arc<Config>) {
         self.prepare(config);
         self.dismiss(config);
     }
@@ -182,7 +182,7 @@ impl Checker {
     ///
     /// # Errors
     /// [`OrderError::Unknown`] and [`OrderError::Gone`].
-    pub async fn order(&self, id: BackendId, order: Order) -> Result<Ordered, OrderError> {
+    pub(crate) async fn order(&self, id: BackendId, order: Order) -> Result<Ordered, OrderError> {
         let (done, carried_out) = oneshot::channel();
         let (entry, others) = {
             let roster = self.shared.roster();
@@ -206,7 +206,7 @@ impl Checker {
     }
 
     /// Returns once the first probe of every backend has ended.
-    pub async fn first_round(&self) {
+    pub(crate) async fn first_round(&self) {
         let rounds: Vec<_> =
             self.shared.roster().watched.values().map(|watched| watched.first_probed.clone()).collect();
         for mut round in rounds {

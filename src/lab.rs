@@ -9,21 +9,21 @@
 //!                                                                         pause         time that may have no end
 //! ```
 
-pub mod bind;
+pub(crate) mod bind;
 pub mod certs;
 pub mod demo;
-pub mod drill;
+pub(crate) mod drill;
 pub mod kubelet;
-pub mod lease;
-pub mod pause;
-pub mod stand_in;
+pub(crate) mod lease;
+pub(crate) mod pause;
+pub(crate) mod stand_in;
 pub mod tls;
 
 use std::process::ExitCode;
 
 /// The lab's part of the command line.
 #[derive(Debug, clap::Subcommand)]
-pub enum LabVerb {
+pub(crate) enum LabVerb {
     /// Shows Baton at work: three apiserver stand-ins, a few clients, and faults at the press of a key.
     Demo(demo::command::DemoArgs),
     /// Acts like many kubelets against any address, and says how many nodes would have gone NotReady.
@@ -37,7 +37,7 @@ pub enum LabVerb {
 }
 
 /// Runs one of the lab's commands; with `json` it prints its result as a document.
-pub fn run(command: LabVerb, json: bool) -> ExitCode {
+pub(crate) fn run(command: LabVerb, json: bool) -> ExitCode {
     match command {
         LabVerb::Demo(demo) => demo::command::run(demo),
         LabVerb::Drill(drill) => drill::run(&drill, json),

@@ -90,7 +90,7 @@ impl WaitingLines {
 }
 
 /// Runs until it is dropped. `standby` says which packets the offload engine carries.
-pub async fn run(queue: Part<LateResets>, standby: Part<StandbyQueues>) {
+pub(crate) async fn run(queue: Part<LateResets>, standby: Part<StandbyQueues>) {
     let raw = RawSender::open();
     let (mut served, mut unserved) = (WaitingLines::new(REMEMBERED_MAX), WaitingLines::new(UNSERVED_MAX));
     let mut pace = TokenBucket::new(AGAIN_PER_SECOND, AGAIN_PER_SECOND, now_ns());

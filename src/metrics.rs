@@ -78,7 +78,7 @@ impl Probes {
     }
 
     /// No backend has this name any more.
-    pub fn forget(&self, frontend: &str, backend: &str) {
+    pub(crate) fn forget(&self, frontend: &str, backend: &str) {
         let of = (frontend.to_owned(), backend.to_owned());
         let outcomes = self.seen().remove(&of).unwrap_or_default();
         for outcome in outcomes {
@@ -178,7 +178,7 @@ impl Upgrades {
 
 impl Metrics {
     /// Lets `use_registry` add collectors or encode.
-    pub fn with_registry<T>(&self, use_registry: impl FnOnce(&mut Registry) -> T) -> T {
+    pub(crate) fn with_registry<T>(&self, use_registry: impl FnOnce(&mut Registry) -> T) -> T {
         use_registry(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

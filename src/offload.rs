@@ -8,8 +8,8 @@
 //! ```
 //! The program, its maps and its links are pinned: they outlive the process, and the next one recovers them.
 
-pub mod counters;
-pub mod engine;
+pub(crate) mod counters;
+pub(crate) mod engine;
 pub mod entry;
 pub mod events;
 pub mod moved;

@@ -22,7 +22,7 @@ pub struct Part<P: PartOf + ?Sized> {
 
 impl<P: PartOf + ?Sized> Part<P> {
     /// A handle of one part; the caller's type determines which.
-    pub fn of(whole: &Arc<P::Whole>) -> Self {
+    pub(crate) fn of(whole: &Arc<P::Whole>) -> Self {
         Self { whole: whole.clone() }
     }
 }

@@ -18,13 +18,13 @@
 //! No port makes a caller wait. A part that was woken first clears the wake, then looks at the queue.
 
 pub mod ended;
-pub mod fleet;
-pub mod late_resets;
+pub(crate) mod fleet;
+pub(crate) mod late_resets;
 pub mod offload;
 pub mod orders;
-pub mod reachability;
-pub mod strangers;
-pub mod suspicion;
+pub(crate) mod reachability;
+pub(crate) mod strangers;
+pub(crate) mod suspicion;
 
 use std::io;
 use std::sync::Arc;

@@ -15,19 +15,18 @@ mod fleet;
 mod keepalived;
 mod kernel;
 mod limits;
-pub mod mover;
+pub(crate) mod mover;
 mod node_ports;
 mod place;
 mod shared_ports;
-pub mod sysctl_file;
+pub(crate) mod sysctl_file;
 
 use std::path::Path;
 
 use crate::config::Config;
 use crate::model::finding::Finding;
-pub use keepalived::KEEPALIVED_DEFAULT;
 use keepalived::Keepalived;
-pub use kernel::Setting;
+pub(crate) use kernel::Setting;
 use place::HostPlace;
 
 /// The result of the checks.
@@ -39,7 +38,7 @@ pub struct Report {
 }
 
 /// Checks this host, in the calling thread's network namespace. `keepalived`: its file, if it is not
-/// [`KEEPALIVED_DEFAULT`].
+/// [`keepalived::KEEPALIVED_DEFAULT`].
 pub fn look(config: &Config, keepalived: Option<&Path>) -> Report {
     let keepalived = Keepalived::read(keepalived);
     let place = HostPlace::find(config, &keepalived.addresses());

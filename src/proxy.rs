@@ -30,6 +30,7 @@ mod worker;
 mod workers;
 
 pub use parts::ProxyParts;
-pub use sharing::{ListenError, SharingError, fitting as fitting_listeners, remove as remove_shared_ports};
+pub(crate) use sharing::fitting as fitting_listeners;
+pub use sharing::{ListenError, SharingError, remove as remove_shared_ports};
 pub use upgrade::message::{Arriving, Departure, ImportError, MovingFlow, StuckWorker};
 pub use workers::{Bindings, Proxy, ProxyError};

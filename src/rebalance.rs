@@ -32,7 +32,7 @@ const WHOLE_SHARE: u32 = 1024;
 
 /// The flows of one backend above its share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Move {
+pub(crate) struct Move {
     pub frontend: String,
     pub backend: String,
     pub id: BackendId,
@@ -43,7 +43,7 @@ pub struct Move {
 
 /// The parts of the table that rebalancing may touch.
 #[derive(Clone, Debug)]
-pub struct RebalanceParts {
+pub(crate) struct RebalanceParts {
     pub registry: Part<Registry>,
     pub flows: Part<FlowTable>,
     pub orders: Part<Orders>,
@@ -51,13 +51,13 @@ pub struct RebalanceParts {
 }
 
 /// The moves that rebalancing would make now, for every frontend, also for those without `balance_existing`.
-pub fn plan(registry: &Registry, config: &Config) -> Vec<Move> {
+pub(crate) fn plan(registry: &Registry, config: &Config) -> Vec<Move> {
     config.frontends.iter().flat_map(|frontend| plan_frontend(registry, frontend, now_ns())).collect()
 }
 
 /// Carries plans out until the instance leaves: always for each frontend with `balance_existing`, and once after
 /// `ordered` for all others, until they are even. Always at the frontend's pace.
-pub async fn run(
+pub(crate) async fn run(
     table: RebalanceParts,
     mut config: watch::Receiver<Arc<Config>>,
     mut drain: DrainWatch,

@@ -1,25 +1,25 @@
 //! System calls as safe functions: the only module that may hold `unsafe`.
 
-pub mod arp;
+pub(crate) mod arp;
 pub mod bpf;
-pub mod bpffs;
+pub(crate) mod bpffs;
 pub mod clock;
 pub mod epoll;
-pub mod eventfd;
+pub(crate) mod eventfd;
 pub mod fd_passing;
-pub mod frame;
+pub(crate) mod frame;
 pub mod inherited;
-pub mod ndisc;
+pub(crate) mod ndisc;
 pub mod netdev;
-pub mod netlink;
-pub mod pipe;
-pub mod port_holder;
+pub(crate) mod netlink;
+pub(crate) mod pipe;
+pub(crate) mod port_holder;
 pub mod process;
-pub mod random;
+pub(crate) mod random;
 pub mod raw;
 pub mod sequence;
 pub mod silence;
-pub mod sock_diag;
+pub(crate) mod sock_diag;
 pub mod socket;
-pub mod source;
-pub mod tcp_info;
+pub(crate) mod source;
+pub(crate) mod tcp_info;

@@ -5,18 +5,18 @@
 //! counter. All others read snapshots.
 
 pub mod backend;
-pub mod beats;
-pub mod count;
-pub mod fleet;
+pub(crate) mod beats;
+pub(crate) mod count;
+pub(crate) mod fleet;
 pub mod flow_transfer;
 pub mod flows;
 pub mod journal;
 pub mod offload;
-pub mod other_process;
-pub mod saved;
-pub mod slot;
-pub mod totals;
-pub mod worker;
+pub(crate) mod other_process;
+pub(crate) mod saved;
+pub(crate) mod slot;
+pub(crate) mod totals;
+pub(crate) mod worker;
 
 mod sync {
     pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};

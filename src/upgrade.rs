@@ -10,6 +10,6 @@
 
 pub mod channel;
 pub mod codec;
-pub mod destination;
+pub(crate) mod destination;
 pub mod message;
 pub mod source;

@@ -42,7 +42,7 @@ const LOOPBACK: &str = "lo";
 const MOVER: &str = "keepalived";
 
 /// Opens the sockets at once, and looks for as long as the future is polled.
-pub fn keep(
+pub(crate) fn keep(
     journal: Part<Journal>,
     config: watch::Receiver<Arc<Config>>,
     metrics: Arc<Metrics>,

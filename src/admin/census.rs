@@ -9,7 +9,7 @@ use crate::sys::clock::now_ns;
 use crate::table::flows::FlowTable;
 
 /// Flows by frontend and state.
-pub type Counts = HashMap<FrontendId, FlowCounts>;
+pub(crate) type Counts = HashMap<FrontendId, FlowCounts>;
 
 /// Pause between two counts, as a multiple of the duration of the last walk: with a million flows, readers that come
 /// every second must not use a noticeable part of a core.

@@ -71,14 +71,14 @@ impl Client {
     }
 
     /// Limits the wait for each line.
-    pub fn with_limit(self, limit: Duration) -> Result<Self, ClientError> {
+    pub(crate) fn with_limit(self, limit: Duration) -> Result<Self, ClientError> {
         self.stream.get_ref().set_read_timeout(Some(limit))?;
         self.stream.get_ref().set_write_timeout(Some(limit))?;
         Ok(self)
     }
 
     /// Removes the limit, for a listing that follows events.
-    pub fn without_limit(self) -> Result<Self, ClientError> {
+    pub(crate) fn without_limit(self) -> Result<Self, ClientError> {
         self.stream.get_ref().set_read_timeout(None)?;
         Ok(self)
     }

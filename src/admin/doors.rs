@@ -61,7 +61,7 @@ struct SocketDoor {
 
 /// An admin server's listening socket on its way to another process.
 #[derive(Debug)]
-pub enum SharedListener {
+pub(crate) enum SharedListener {
     /// The address as configured.
     Http(SocketAddr, OwnedFd),
     Socket(PathBuf, OwnedFd),
@@ -70,7 +70,7 @@ pub enum SharedListener {
 /// The servers of a process that does not serve yet: opened, or inherited from a process that still serves them.
 /// Dropping it leaves the inherited ones unchanged.
 #[derive(Debug)]
-pub struct WaitingDoors {
+pub(crate) struct WaitingDoors {
     http: Option<(TcpListener, SocketAddr)>,
     socket: WaitingSocket,
 }
@@ -89,7 +89,7 @@ impl Doors {
     }
 
     /// Opens both servers, or takes them from `shared`, without serving them. Needs a tokio runtime.
-    pub fn wait(config: &config::Admin, shared: Vec<SharedListener>) -> Result<WaitingDoors, OpenDoorError> {
+    pub(crate) fn wait(config: &config::Admin, shared: Vec<SharedListener>) -> Result<WaitingDoors, OpenDoorError> {
         let (mut http, mut socket) = (None, None);
         for door in shared {
             match door {
@@ -114,7 +114,7 @@ impl Doors {
     }
 
     /// Serves the waiting servers.
-    pub fn serve(admin: Arc<Admin>, waiting: WaitingDoors) -> Result<Self, OpenDoorError> {
+    pub(crate) fn serve(admin: Arc<Admin>, waiting: WaitingDoors) -> Result<Self, OpenDoorError> {
         let opened = match waiting.socket {
             WaitingSocket::Opened(listener, file) => (listener, file),
             WaitingSocket::Inherited(listener, path) => (listener, SocketFile::claim(&path)?),
@@ -125,7 +125,7 @@ impl Doors {
     }
 
     /// Their listening sockets, for another process.
-    pub fn share(&self) -> io::Result<Vec<SharedListener>> {
+    pub(crate) fn share(&self) -> io::Result<Vec<SharedListener>> {
         let http = self
             .http
             .as_ref()
@@ -136,7 +136,7 @@ impl Doors {
 
     /// Accepts no more connections, which then wait in the backlog, or (not `shut`) accepts them again. Needs a tokio
     /// runtime.
-    pub fn set_shut(&mut self, shut: bool) -> io::Result<()> {
+    pub(crate) fn set_shut(&mut self, shut: bool) -> io::Result<()> {
         if shut {
             self.socket.task = None;
             self.http.iter_mut().for_each(|door| door.task = None);
@@ -152,7 +152,7 @@ impl Doors {
     }
 
     /// Leaves the socket's file to the process that now serves it.
-    pub fn leave(mut self) {
+    pub(crate) fn leave(mut self) {
         self.socket.file.leave();
     }
 
@@ -192,11 +192,11 @@ impl Doors {
 
 impl WaitingDoors {
     /// The future address of the HTTP server, if there will be one.
-    pub fn http_address(&self) -> Option<SocketAddr> {
+    pub(crate) fn http_address(&self) -> Option<SocketAddr> {
         self.http.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
     }
 
-    pub fn socket_path(&self) -> &Path {
+    pub(crate) fn socket_path(&self) -> &Path {
         match &self.socket {
             WaitingSocket::Opened(_, file) => file.path(),
             WaitingSocket::Inherited(_, path) => path,

@@ -129,7 +129,7 @@ pub struct EvacuationFailed {
 
 impl EvacuationReport {
     /// Whether no client was reset, and an operator may switch the host off.
-    pub fn is_clean(&self) -> bool {
+    pub(crate) fn is_clean(&self) -> bool {
         self.outcome == EvacuationOutcome::Away
             && self.flows.reset == 0
             && self.flows.proxied_left == 0

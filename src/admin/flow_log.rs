@@ -16,7 +16,7 @@ use crate::table::{FlowLogCensus, Part};
 
 /// The parts of the table that the flow log may touch.
 #[derive(Clone, Debug)]
-pub struct FlowLogParts {
+pub(crate) struct FlowLogParts {
     /// The source of ended flows.
     pub ended: Part<EndedFlows>,
     /// To find their names.
@@ -26,7 +26,7 @@ pub struct FlowLogParts {
 }
 
 /// Takes ended flows of all workers, in batches, until `stop` completes; then takes those that are left and returns.
-pub async fn run(table: FlowLogParts, config: Arc<ArcSwap<Config>>, stop: impl Future<Output = ()>) {
+pub(crate) async fn run(table: FlowLogParts, config: Arc<ArcSwap<Config>>, stop: impl Future<Output = ()>) {
     let mut writer = FlowLogWriter::new(table, &config.load().log, now_ns());
     let mut stop = std::pin::pin!(stop);
     loop {

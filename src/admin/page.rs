@@ -15,7 +15,7 @@ use crate::table::flows::FlowState;
 use crate::table::journal::Event;
 
 /// The whole page.
-pub fn render(status: &Status) -> String {
+pub(crate) fn render(status: &Status) -> String {
     let mut page = String::with_capacity(16 * 1024);
     let shortfall = words::shortfall(status);
     let (weight, word) = match (words::instance(&status.instance), &shortfall) {

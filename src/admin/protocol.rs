@@ -235,7 +235,7 @@ pub enum Refusal {
 /// One line from the instance.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Line {
+pub(crate) enum Line {
     Item(serde_json::Value),
     Ok(serde_json::Value),
     Error(Refusal),
@@ -243,7 +243,7 @@ pub enum Line {
 
 impl Command {
     /// Reads one request line.
-    pub fn parse(line: &[u8]) -> Result<Self, Refusal> {
+    pub(crate) fn parse(line: &[u8]) -> Result<Self, Refusal> {
         let bad = |error: serde_json::Error| Refusal::BadRequest { reason: error.to_string() };
         let mut request: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(line).map_err(bad)?;
         if let Some(asked) = request.remove("version")
@@ -255,7 +255,7 @@ impl Command {
     }
 
     /// The request line, with its newline.
-    pub fn to_line(&self) -> Vec<u8> {
+    pub(crate) fn to_line(&self) -> Vec<u8> {
         let mut request = serde_json::to_value(self).expect("a command is plain data");
         request["version"] = VERSION.into();
         let mut line = request.to_string().into_bytes();
@@ -266,7 +266,7 @@ impl Command {
 
 impl Refusal {
     /// The request as it is sent, with its sentence for readers of the JSON.
-    pub fn to_json(&self) -> serde_json::Value {
+    pub(crate) fn to_json(&self) -> serde_json::Value {
         let mut error = serde_json::to_value(self).expect("a refusal is plain data");
         error["message"] = self.to_string().into();
         serde_json::json!({ "error": error })
@@ -294,7 +294,7 @@ fn list(names: &[String]) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
-pub fn errors_in_words(errors: &[String]) -> String {
+pub(crate) fn errors_in_words(errors: &[String]) -> String {
     match errors.len() {
         1 => "an error".to_owned(),
         count => format!("{count} errors"),

@@ -13,7 +13,7 @@ const SPAN_MIN_S: f64 = 0.5;
 
 /// Counters at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RateCounters {
+pub(crate) struct RateCounters {
     pub flows: u64,
     pub bytes_to_backend: u64,
     pub bytes_to_client: u64,
@@ -21,7 +21,7 @@ pub struct RateCounters {
 
 /// All counters at one moment.
 #[derive(Clone, Debug, Default)]
-pub struct Sample {
+pub(crate) struct Sample {
     at_ns: u64,
     pub totals: RateCounters,
     pub frontends: HashMap<FrontendId, RateCounters>,
@@ -31,12 +31,12 @@ pub struct Sample {
 
 /// The samples of the last ten seconds.
 #[derive(Debug, Default)]
-pub struct Samples {
+pub(crate) struct Samples {
     ring: VecDeque<Sample>,
 }
 
 impl Sample {
-    pub fn take(registry: &Registry, now_ns: u64) -> Self {
+    pub(crate) fn take(registry: &Registry, now_ns: u64) -> Self {
         let mut sample = Sample { at_ns: now_ns, ..Sample::default() };
         for frontend in registry.frontends() {
             let flows = accepted(&frontend);
@@ -58,7 +58,7 @@ impl Sample {
 
 impl Samples {
     /// Takes in one sample; call it once a second.
-    pub fn push(&mut self, sample: Sample) {
+    pub(crate) fn push(&mut self, sample: Sample) {
         if self.ring.len() == SAMPLES {
             self.ring.pop_front();
         }
@@ -66,7 +66,7 @@ impl Samples {
     }
 
     /// The averages up to `now` of the counters that `counters` selects; 0 while too little time has passed.
-    pub fn rate(&self, now: &Sample, counters: impl Fn(&Sample) -> Option<RateCounters>) -> Rate {
+    pub(crate) fn rate(&self, now: &Sample, counters: impl Fn(&Sample) -> Option<RateCounters>) -> Rate {
         let Some(then) = self.ring.front() else { return Rate::default() };
         let span_s = now.at_ns.saturating_sub(then.at_ns) as f64 / 1e9;
         if span_s < SPAN_MIN_S {

@@ -62,7 +62,7 @@ pub async fn serve(admin: Arc<Admin>, listener: UnixListener, limits: SessionLim
 
 /// The replies to a client. Every write has a deadline.
 #[derive(Debug)]
-pub struct Replies {
+pub(crate) struct Replies {
     reader: BufReader<OwnedReadHalf>,
     writer: OwnedWriteHalf,
     pending: Vec<u8>,
@@ -72,7 +72,7 @@ pub struct Replies {
 
 impl Replies {
     /// Adds one line of a listing; [`Replies::flush`] sends the collected lines.
-    pub fn item(&mut self, item: &impl Serialize) {
+    pub(crate) fn item(&mut self, item: &impl Serialize) {
         #[derive(Serialize)]
         struct Item<T> {
             item: T,
@@ -81,23 +81,23 @@ impl Replies {
     }
 
     /// Whether enough lines were collected to send them.
-    pub fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.pending.len() >= FLUSH_AT
     }
 
-    pub async fn flush(&mut self) -> io::Result<()> {
+    pub(crate) async fn flush(&mut self) -> io::Result<()> {
         let sent = timeout(self.write_limit, self.writer.write_all(&self.pending)).await;
         self.pending.clear();
         sent.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 
     /// Keeps `told` until the result was sent.
-    pub fn tell(&mut self, told: ToldGuard) {
+    pub(crate) fn tell(&mut self, told: ToldGuard) {
         self.told = Some(told);
     }
 
     /// Returns once the client has hung up or sends more.
-    pub async fn interrupted(&mut self) {
+    pub(crate) async fn interrupted(&mut self) {
         let _ = self.reader.fill_buf().await;
     }
 

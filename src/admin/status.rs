@@ -17,7 +17,7 @@ use crate::table::fleet::MemberView;
 use crate::table::flows::{FlowState, FlowView};
 use crate::table::journal::Event;
 
-pub use build::{backend_status, peers_report};
+pub(crate) use build::{backend_status, peers_report};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
@@ -221,12 +221,12 @@ impl FlowCounts {
         self.accepted + self.connecting + self.proxied + self.offloaded
     }
 
-    pub fn add(&mut self, flow: &FlowView) {
+    pub(crate) fn add(&mut self, flow: &FlowView) {
         *self.of_mut(flow.state) += 1;
         self.ending += u64::from(flow.ending);
     }
 
-    pub fn of(&self, state: FlowState) -> u64 {
+    pub(crate) fn of(&self, state: FlowState) -> u64 {
         match state {
             FlowState::Accepted => self.accepted,
             FlowState::Connecting => self.connecting,

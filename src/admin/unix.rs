@@ -66,7 +66,7 @@ pub fn open(path: &Path) -> Result<(UnixListener, SocketFile), OpenSocketError> 
 }
 
 /// Takes a socket that another instance listens on at `path`. Needs a tokio runtime.
-pub fn inherit(path: &Path, socket: OwnedFd) -> Result<UnixListener, OpenSocketError> {
+pub(crate) fn inherit(path: &Path, socket: OwnedFd) -> Result<UnixListener, OpenSocketError> {
     let listener = std::os::unix::net::UnixListener::from(socket);
     let ready = listener.set_nonblocking(true).and_then(|()| UnixListener::from_std(listener));
     ready.map_err(|source| OpenSocketError::Io { path: path.to_owned(), source })
@@ -74,7 +74,7 @@ pub fn inherit(path: &Path, socket: OwnedFd) -> Result<UnixListener, OpenSocketE
 
 impl SocketFile {
     /// The file at `path` belongs to this process from now on.
-    pub fn claim(path: &Path) -> Result<Self, OpenSocketError> {
+    pub(crate) fn claim(path: &Path) -> Result<Self, OpenSocketError> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let inode = rustix::fs::open(path, flags, Mode::empty());
         let inode = inode.map_err(|errno| OpenSocketError::Io { path: path.to_owned(), source: errno.into() })?;
@@ -82,11 +82,11 @@ impl SocketFile {
     }
 
     /// The file belongs to another process from now on.
-    pub fn leave(&mut self) {
+    pub(crate) fn leave(&mut self) {
         self.inode = None;
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 }

@@ -10,18 +10,18 @@ use crate::table::journal::{Journal, What};
 use crate::table::worker::WorkerState;
 
 /// A longer turn of the loop is a fault.
-pub const STUCK_AFTER: Duration = Duration::from_secs(1);
+pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(1);
 
 /// The same for the other loops, whose turns may do more work than a worker's.
 const LOOP_STUCK_AFTER: Duration = Duration::from_secs(5);
 
 /// How long `worker` has hung; `None`: it has not.
-pub fn stuck_for(worker: &WorkerState, now_ns: u64) -> Option<Duration> {
+pub(crate) fn stuck_for(worker: &WorkerState, now_ns: u64) -> Option<Duration> {
     Some(Duration::from_nanos(worker.stuck_for_ns(now_ns))).filter(|turn| *turn > STUCK_AFTER)
 }
 
 /// The loops that hang, one sentence each.
-pub fn complaints(workers: &[WorkerState], beats: &LoopBeats, phase: LifePhase, now_ns: u64) -> Vec<String> {
+pub(crate) fn complaints(workers: &[WorkerState], beats: &LoopBeats, phase: LifePhase, now_ns: u64) -> Vec<String> {
     let must_serve = (LifePhase::Serving..=LifePhase::Draining).contains(&phase);
     let complaint = |(worker, state): (usize, &WorkerState)| match stuck_for(state, now_ns) {
         Some(stuck) => Some(format!("worker {worker} has been stuck for {} ms", stuck.as_millis())),
@@ -36,7 +36,7 @@ pub fn complaints(workers: &[WorkerState], beats: &LoopBeats, phase: LifePhase, 
 }
 
 /// Looks at all workers four times a second, as long as it is polled.
-pub async fn run(workers: Part<[WorkerState]>, journal: Part<Journal>) {
+pub(crate) async fn run(workers: Part<[WorkerState]>, journal: Part<Journal>) {
     let mut watchdog = Watchdog::new(workers.len());
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

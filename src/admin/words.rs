@@ -9,11 +9,11 @@ use crate::model::weight::Weight;
 use crate::table::backend::Service;
 
 /// Of offload.
-pub const STOPPED: &str = "flows were reset right after Baton had offloaded them, so the others stay proxied; Baton \
+pub(crate) const STOPPED: &str = "flows were reset right after Baton had offloaded them, so the others stay proxied; Baton \
                            tries one again at intervals of 5 minutes to an hour, and after each `baton reload`";
 
 /// Whether clients are served, with the number of draining backends if that matters.
-pub fn service(service: Service, draining: usize, since_ms: u64) -> String {
+pub(crate) fn service(service: Service, draining: usize, since_ms: u64) -> String {
     let since = duration_ms(since_ms);
     match (service, draining) {
         (Service::Ready, _) => "clients are served".to_owned(),
@@ -30,7 +30,7 @@ pub fn service(service: Service, draining: usize, since_ms: u64) -> String {
     }
 }
 
-pub fn of_service(service: Service) -> Weight {
+pub(crate) fn of_service(service: Service) -> Weight {
     match service {
         Service::Ready => Weight::Good,
         Service::Draining => Weight::Notice,
@@ -39,7 +39,7 @@ pub fn of_service(service: Service) -> Weight {
 }
 
 /// The state of an instance in one word, and its severity.
-pub fn instance(instance: &Instance) -> (Weight, &str) {
+pub(crate) fn instance(instance: &Instance) -> (Weight, &str) {
     match (&instance.not_live[..], &instance.not_ready[..], &*instance.phase) {
         ([_, ..], _, _) => (Weight::Bad, "not live"),
         (_, [], _) => (Weight::Good, "ready"),
@@ -49,7 +49,7 @@ pub fn instance(instance: &Instance) -> (Weight, &str) {
 }
 
 /// The worst service of any frontend, if it is not good, in a few words.
-pub fn shortfall(status: &Status) -> Option<(Weight, String)> {
+pub(crate) fn shortfall(status: &Status) -> Option<(Weight, String)> {
     let of = |service: Service| {
         let met = status.frontends.iter().filter(|it| !it.removed && it.service.state == service);
         met.map(|it| it.name.as_str()).collect::<Vec<_>>()
@@ -66,7 +66,7 @@ pub fn shortfall(status: &Status) -> Option<(Weight, String)> {
 }
 
 /// The frontends' addresses on this host.
-pub fn vips(vips: &[IpAddr]) -> String {
+pub(crate) fn vips(vips: &[IpAddr]) -> String {
     match vips {
         [] => "has no VIP".to_owned(),
         vips => format!("has {}", vips.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
@@ -74,7 +74,7 @@ pub fn vips(vips: &[IpAddr]) -> String {
 }
 
 /// `12,345 of 50,000`, or without the cap if there is none.
-pub fn of_cap(flows: u32, cap: Option<u32>) -> String {
+pub(crate) fn of_cap(flows: u32, cap: Option<u32>) -> String {
     match cap {
         Some(cap) => format!("{} of {}", count(flows.into()), count(cap.into())),
         None => count(flows.into()),
@@ -82,7 +82,7 @@ pub fn of_cap(flows: u32, cap: Option<u32>) -> String {
 }
 
 /// `10.0.0.100:6443`, `10.0.0.100:6443 (shared port)`, with `between` two addresses.
-pub fn listen(frontend: &FrontendStatus, between: &str) -> String {
+pub(crate) fn listen(frontend: &FrontendStatus, between: &str) -> String {
     let addresses = frontend.listen.iter().map(|address| match frontend.shared_ports.contains(address) {
         true => format!("{address} (shared port)"),
         false => address.to_string(),
@@ -91,7 +91,7 @@ pub fn listen(frontend: &FrontendStatus, between: &str) -> String {
 }
 
 /// `1 flow`, `12,345 of 50,000 flows`.
-pub fn flows_of_cap(flows: u32, cap: Option<u32>) -> String {
+pub(crate) fn flows_of_cap(flows: u32, cap: Option<u32>) -> String {
     match cap {
         Some(_) => format!("{} flows", of_cap(flows, cap)),
         None => plural(flows.into(), "flow"),
@@ -99,7 +99,7 @@ pub fn flows_of_cap(flows: u32, cap: Option<u32>) -> String {
 }
 
 /// Why a backend has its state, with its order and its deadline.
-pub fn why(backend: &super::status::BackendStatus) -> String {
+pub(crate) fn why(backend: &super::status::BackendStatus) -> String {
     let mut text = backend.why.clone();
     if let Some(ms) = backend.drain_deadline_in_ms {
         text += &format!("; its flows have {} left", duration_ms(ms));

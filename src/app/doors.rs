@@ -9,34 +9,34 @@ use crate::config;
 
 /// Empty before the instance serves, and after another process has taken over.
 #[derive(Debug, Default)]
-pub struct OpenDoors(Mutex<Option<Doors>>);
+pub(crate) struct OpenDoors(Mutex<Option<Doors>>);
 
 impl OpenDoors {
-    pub fn set(&self, doors: Doors) {
+    pub(crate) fn set(&self, doors: Doors) {
         *self.doors() = Some(doors);
     }
 
-    pub fn take(&self) -> Option<Doors> {
+    pub(crate) fn take(&self) -> Option<Doors> {
         self.doors().take()
     }
 
     /// Their listening sockets, for another process.
-    pub fn share(&self) -> io::Result<Vec<SharedListener>> {
+    pub(crate) fn share(&self) -> io::Result<Vec<SharedListener>> {
         self.doors().as_ref().map_or(Ok(Vec::new()), Doors::share)
     }
 
     /// See [`Doors::set_shut`].
-    pub fn set_shut(&self, shut: bool) -> io::Result<()> {
+    pub(crate) fn set_shut(&self, shut: bool) -> io::Result<()> {
         self.doors().as_mut().map_or(Ok(()), |doors| doors.set_shut(shut))
     }
 
     /// See [`Doors::prepare`].
-    pub fn prepare(&self, config: &config::Admin) -> Result<Option<Prepared>, OpenDoorError> {
+    pub(crate) fn prepare(&self, config: &config::Admin) -> Result<Option<Prepared>, OpenDoorError> {
         self.doors().as_ref().map(|doors| doors.prepare(config)).transpose()
     }
 
     /// See [`Doors::change`].
-    pub fn change(&self, prepared: Prepared) -> Result<(), OpenDoorError> {
+    pub(crate) fn change(&self, prepared: Prepared) -> Result<(), OpenDoorError> {
         self.doors().as_mut().map_or(Ok(()), |doors| doors.change(prepared))
     }
 

@@ -48,7 +48,7 @@ pub(super) enum LeftBy {
 
 /// Why there is no offload engine.
 #[derive(Debug, thiserror::Error)]
-pub enum NoOffload {
+pub(crate) enum NoOffload {
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error("another instance has its flows in {path}; give this one another folder in offload.pins", path = .0.display())]

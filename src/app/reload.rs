@@ -25,7 +25,7 @@ const FOLLOW_CHECKS_MAX: u32 = 1000;
 
 /// Why a reload was refused. The running configuration stays as it is.
 #[derive(Debug, thiserror::Error)]
-pub enum ReloadError {
+pub(crate) enum ReloadError {
     /// One line for each error in the file.
     #[error("the file has {} errors", .0.len())]
     Invalid(Vec<Diagnostic>),
@@ -44,7 +44,7 @@ pub enum ReloadError {
 
 impl ReloadError {
     /// A line for each error.
-    pub fn lines(&self) -> Vec<String> {
+    pub(crate) fn lines(&self) -> Vec<String> {
         match self {
             Self::Invalid(findings) => findings.iter().map(ToString::to_string).collect(),
             Self::NotByReload(lines) => lines.clone(),
@@ -62,7 +62,7 @@ impl From<ReloadError> for ReloadRefused {
 }
 
 /// Reloads one at a time.
-pub struct Reloader {
+pub(crate) struct Reloader {
     core: Arc<Core>,
     metrics: Arc<Metrics>,
     path: PathBuf,
@@ -94,15 +94,15 @@ impl Reloader {
     }
 
     /// Blocks every reload as long as the guard exists.
-    pub async fn hold(&self) -> tokio::sync::MutexGuard<'_, ()> {
+    pub(crate) async fn hold(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.turn.lock().await
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    pub fn state(&self) -> ConfigState {
+    pub(crate) fn state(&self) -> ConfigState {
         ConfigState { path: self.path.clone(), last_reload: self.inner().last.clone() }
     }
 
@@ -112,7 +112,7 @@ impl Reloader {
     /// # Errors
     /// [`ReloadError`]. During an upgrade it returns that at once: an answer after the upgrade would come from a
     /// process that is about to exit.
-    pub async fn reload(self: &Arc<Self>) -> Result<Vec<String>, ReloadError> {
+    pub(crate) async fn reload(self: &Arc<Self>) -> Result<Vec<String>, ReloadError> {
         if self.core.is_upgrading() {
             return Err(ReloadError::Upgrading);
         }
@@ -131,7 +131,7 @@ impl Reloader {
 
     /// As [`Reloader::reload`], if the file has other content than at the last read. It is read once: the content that
     /// is compared is the content that is applied.
-    pub async fn reload_if_changed(self: &Arc<Self>) {
+    pub(crate) async fn reload_if_changed(self: &Arc<Self>) {
         if self.core.is_upgrading() {
             return;
         }

@@ -36,7 +36,7 @@ const FAREWELL_MAX: Duration = Duration::from_secs(10);
 const CHECK_MAX: Duration = Duration::from_secs(10);
 
 /// Starts upgrades, one at a time.
-pub struct Upgrader {
+pub(crate) struct Upgrader {
     core: Arc<Core>,
     reloader: Arc<Reloader>,
     metrics: Arc<Metrics>,
@@ -47,7 +47,7 @@ pub struct Upgrader {
 
 /// Whether another process is taking, or has taken, this one's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Succession {
+pub(crate) enum Succession {
     None,
     UnderWay,
     Done { pid: u32 },
@@ -55,27 +55,32 @@ pub enum Succession {
 
 /// The new process serves everything.
 #[derive(Debug)]
-pub struct Replacement {
+pub(crate) struct Replacement {
     pub pid: u32,
     /// Completes once the requester has been told of the upgrade.
     pub told: oneshot::Receiver<()>,
 }
 
 impl Upgrader {
-    pub fn new(core: Arc<Core>, reloader: Arc<Reloader>, metrics: Arc<Metrics>, doors: Weak<OpenDoors>) -> Arc<Self> {
+    pub(crate) fn new(
+        core: Arc<Core>,
+        reloader: Arc<Reloader>,
+        metrics: Arc<Metrics>,
+        doors: Weak<OpenDoors>,
+    ) -> Arc<Self> {
         let binary = std::env::current_exe().ok();
         Arc::new(Self { core, reloader, metrics, doors, binary })
     }
 
     /// Waits for the result of the upgrade that is under way, if one is.
-    pub async fn settled(&self) -> Succession {
+    pub(crate) async fn settled(&self) -> Succession {
         let mut succession = self.core.succession.subscribe();
         // The sender lives as long as `self`, so there is no error.
         succession.wait_for(|now| *now != Succession::UnderWay).await.map_or(Succession::None, |now| *now)
     }
 
     /// Begins to replace this process.
-    pub fn upgrade(self: &Arc<Self>, asked: UpgradeRequest) -> Result<Upgrading, UpgradeFailed> {
+    pub(crate) fn upgrade(self: &Arc<Self>, asked: UpgradeRequest) -> Result<Upgrading, UpgradeFailed> {
         let refused = |why: &str| UpgradeFailed { why: why.to_owned(), moved: 0 };
         match self.core.drain.watch().phase() {
             LifePhase::Serving => {}
@@ -107,7 +112,7 @@ impl Upgrader {
     }
 
     /// Whether the requested process could take over.
-    pub fn check(&self, asked: UpgradeRequest) -> Checking {
+    pub(crate) fn check(&self, asked: UpgradeRequest) -> Checking {
         let (core, places) = (self.core.clone(), self.places(asked));
         Box::pin(async move {
             match places {
@@ -233,7 +238,7 @@ impl Core {
     }
 
     /// Whether orders would get lost between two processes.
-    pub fn is_upgrading(&self) -> bool {
+    pub(crate) fn is_upgrading(&self) -> bool {
         *self.succession.borrow() != Succession::None
     }
 }

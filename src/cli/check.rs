@@ -13,7 +13,7 @@ use crate::model::budget::{BudgetFault, BudgetTimers, Vrrp, longest_gap};
 use crate::preflight::sysctl_file;
 
 #[derive(clap::Args, Clone, Debug)]
-pub struct CheckArguments {
+pub(crate) struct CheckArguments {
     /// Also checks whether this host can offload flows and have a VIP, and prints a fix for each fault.
     #[arg(long)]
     host: bool,
@@ -29,7 +29,7 @@ pub struct CheckArguments {
 /// Checks the file at `path`: findings to stderr, the verdict to stdout; in JSON, both to stdout. 0: it is valid; 1: it
 /// has errors. With `--host`, it checks this host too. An obstacle to offload is no error, because flows then stay
 /// proxied; a fault that may leave clients waiting is one.
-pub fn run(path: &Path, arguments: &CheckArguments, json: bool) -> ExitCode {
+pub(crate) fn run(path: &Path, arguments: &CheckArguments, json: bool) -> ExitCode {
     let report = if json && !arguments.host {
         document(path, &mut io::stdout().lock())
     } else {

@@ -23,7 +23,7 @@ use crate::essential;
 
 /// The running log. Dropping it writes the remaining lines.
 #[derive(Debug)]
-pub struct Logging {
+pub(crate) struct Logging {
     level: reload::Handle<Targets, tracing_subscriber::Registry>,
     json: Arc<AtomicBool>,
     lines: LogLines,
@@ -31,7 +31,7 @@ pub struct Logging {
 }
 
 /// Starts logging to standard error. Call it once in a process; a second call has no effect.
-pub fn start(log: &Log) -> io::Result<Logging> {
+pub(crate) fn start(log: &Log) -> io::Result<Logging> {
     let (logging, subscriber) = build(log, io::stderr())?;
     let _ = tracing::subscriber::set_global_default(subscriber);
     Ok(logging)
@@ -39,7 +39,7 @@ pub fn start(log: &Log) -> io::Result<Logging> {
 
 impl Logging {
     /// Applies format and level.
-    pub fn apply(&self, log: &Log) {
+    pub(crate) fn apply(&self, log: &Log) {
         self.json.store(log.format == LogFormat::Json, Relaxed);
         // It fails only when the subscriber is gone, and then nothing logs.
         let _ = self.level.reload(targets(log.level));

@@ -45,7 +45,7 @@ enum ListenerOrigin {
 }
 
 /// Runs until stopped by a signal, or replaced.
-pub fn run(path: &Path, upgrade: bool) -> ExitCode {
+pub(crate) fn run(path: &Path, upgrade: bool) -> ExitCode {
     let origin = match upgrade {
         false => ListenerOrigin::Fresh(service::passed_listeners()),
         true => match inherited::take_stdin().map_err(Into::into).and_then(Channel::new) {

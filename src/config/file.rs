@@ -27,7 +27,7 @@ pub enum FileFault {
 }
 
 /// Reads a regular file of at most 1 MiB.
-pub fn read(path: &Path) -> Result<Vec<u8>, FileFault> {
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, FileFault> {
     // O_NONBLOCK: opening a FIFO would otherwise wait for its writer, for ever.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(fault)?;
     let kind = file.metadata().map_err(fault)?.file_type();

@@ -57,7 +57,7 @@ pub(super) fn read(section: &Section, reset_within: Duration) -> Health {
 
 /// The longest time from a backend's silent death to the last RST to its clients: it died just after a probe, and every
 /// later probe runs into its timeout.
-pub fn reset_after_silence(health: &Health, reset_within: Duration) -> Duration {
+pub(crate) fn reset_after_silence(health: &Health, reset_within: Duration) -> Duration {
     // Intervals count from start to start, and a probe that still waits delays the next.
     let between = health.timeout.max(health.fast_interval);
     health.interval + between * health.reset_fall.saturating_sub(1) + health.timeout + reset_within

@@ -135,23 +135,23 @@ fn read_key(path: &Path) -> Result<PeerKey, KeyFault> {
 
 impl Peers {
     /// All valid keys, first the one that this instance offers.
-    pub fn keys(&self) -> Vec<PeerKey> {
+    pub(crate) fn keys(&self) -> Vec<PeerKey> {
         std::iter::once(&self.key).chain(&self.key_previous).cloned().collect()
     }
 
     /// The UDP port for incoming beats.
-    pub fn beat_port(&self) -> u16 {
+    pub(crate) fn beat_port(&self) -> u16 {
         self.beat_port.unwrap_or(self.listen.port())
     }
 
     /// The beats' port of each peer.
-    pub fn beat_ports(&self) -> impl Iterator<Item = (InstanceName, u16)> {
+    pub(crate) fn beat_ports(&self) -> impl Iterator<Item = (InstanceName, u16)> {
         self.peers.iter().map(|peer| (peer.name.clone(), self.beat_port.unwrap_or(peer.address.port())))
     }
 }
 
 impl PeerKey {
-    pub const BYTES: usize = 32;
+    pub(crate) const BYTES: usize = 32;
 
     /// Parses hexadecimal digits.
     pub fn parse(text: &str) -> Option<Self> {

@@ -37,7 +37,7 @@ use crate::table::journal::Journal;
 
 /// The parts of the table that the failover may touch.
 #[derive(Debug)]
-pub struct FailoverParts {
+pub(crate) struct FailoverParts {
     pub fleet: Part<Fleet>,
     pub fleet_view: Part<FleetView>,
     pub fleet_census: Part<FleetCensus>,
@@ -52,7 +52,7 @@ pub struct FailoverParts {
 
 /// The channels and handles that the failover gets from other parts.
 #[derive(Debug)]
-pub struct Links {
+pub(crate) struct Links {
     pub remotes: mpsc::Receiver<Remote>,
     pub commands: mpsc::Sender<PeerCommand>,
 }
@@ -60,7 +60,7 @@ pub struct Links {
 /// Starts the control thread, which follows reloads of `config`. It has a thread of its own because it asks the kernel
 /// for addresses and walks through all flows, and no other task may wait for that. Without peers, `start` drops
 /// `links`. If offload is on, the offload engine must be open before.
-pub fn start(table: FailoverParts, mut config: watch::Receiver<Arc<Config>>, links: Links) -> io::Result<()> {
+pub(crate) fn start(table: FailoverParts, mut config: watch::Receiver<Arc<Config>>, links: Links) -> io::Result<()> {
     let running = config.borrow_and_update().clone();
     let Some(settings) = settings(&running, &table.offload.held) else { return Ok(()) };
     let (opened, opens) = std::sync::mpsc::channel();
@@ -85,7 +85,7 @@ pub fn start(table: FailoverParts, mut config: watch::Receiver<Arc<Config>>, lin
 
 /// Undoes the changes of the failover that would outlive the process: the addresses that it keeps on `lo`, and its
 /// nftables table. Call it once no flow is left.
-pub async fn lay_down() {
+pub(crate) async fn lay_down() {
     give_up_addresses();
     if let Err(error) = firewall::lower().await {
         tracing::debug!(%error, "there was no table of nftables");
@@ -93,7 +93,7 @@ pub async fn lay_down() {
 }
 
 /// Removes the addresses that an earlier process kept on `lo`, for a process that runs no failover of its own.
-pub fn give_up_addresses() {
+pub(crate) fn give_up_addresses() {
     addresses::give_up_all();
 }
 

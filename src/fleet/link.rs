@@ -14,7 +14,7 @@
 mod beats;
 mod connection;
 mod hub;
-pub mod secure;
+pub(crate) mod secure;
 pub mod wire;
 
-pub use hub::{PeerHub, PeerLinkParts, start};
+pub(crate) use hub::{PeerHub, PeerLinkParts, start};

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use tokio::net::{TcpListener, TcpSocket};
 
 /// Listens on `address`, even while connections of a killed predecessor are still in TIME_WAIT.
-pub fn listener(address: SocketAddr) -> io::Result<TcpListener> {
+pub(crate) fn listener(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
@@ -19,7 +19,7 @@ pub fn listener(address: SocketAddr) -> io::Result<TcpListener> {
 /// Below the range from which the kernel takes ports for outgoing connections (ip_local_port_range): while a stand-in
 /// is dead, its port must not become the source port of another connection, nor of a probe that then connects to
 /// itself.
-pub fn free_address() -> io::Result<SocketAddr> {
+pub(crate) fn free_address() -> io::Result<SocketAddr> {
     let mut last = io::Error::from(io::ErrorKind::AddrInUse);
     for _ in 0..ADDRESSES_TRIED {
         match std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, fastrand::u16(BELOW_EPHEMERAL))) {
@@ -31,7 +31,7 @@ pub fn free_address() -> io::Result<SocketAddr> {
 }
 
 /// `wanted`, or the first free port after it.
-pub fn free_from(wanted: SocketAddr) -> io::Result<SocketAddr> {
+pub(crate) fn free_from(wanted: SocketAddr) -> io::Result<SocketAddr> {
     let mut last = io::Error::from(io::ErrorKind::AddrInUse);
     for port in wanted.port()..=wanted.port().saturating_add(PORTS_TRIED) {
         match std::net::TcpListener::bind((wanted.ip(), port)) {

@@ -54,7 +54,7 @@ impl Authority {
 
     /// The authority's own certificate, PEM.
     #[allow(dead_code, reason = "for tests of TLS")]
-    pub fn pem(&self) -> &str {
+    pub(crate) fn pem(&self) -> &str {
         &self.pem
     }
 
@@ -88,7 +88,7 @@ impl Authority {
     }
 
     /// One certificate of each kind, all by this authority: ca.crt, and server, expired, wrong-name (.crt, .key).
-    pub fn issue_all(&self, dir: &Path, more_names: &[String]) -> Result<(), CertError> {
+    pub(crate) fn issue_all(&self, dir: &Path, more_names: &[String]) -> Result<(), CertError> {
         self.write(dir)?;
         self.issue(dir, "server", more_names, Flaw::None)?;
         self.issue(dir, "expired", more_names, Flaw::Expired)?;

@@ -7,7 +7,7 @@
 //! ```
 
 mod baton;
-pub mod command;
+pub(crate) mod command;
 mod guard;
 mod live;
 mod log;

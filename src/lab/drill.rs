@@ -37,7 +37,7 @@ const DRAW_EVERY: Duration = Duration::from_secs(1);
 const LINES_EVERY: u32 = 5;
 
 #[derive(clap::Args, Clone, Debug)]
-pub struct DrillArgs {
+pub(crate) struct DrillArgs {
     /// The address that kubelets connect to: the control plane's endpoint, HOST:PORT.
     #[arg(value_name = "SERVER")]
     pub server: String,
@@ -94,7 +94,7 @@ pub struct DrillArgs {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum DrillError {
+pub(crate) enum DrillError {
     #[error(transparent)]
     Tls(#[from] TlsFileError),
     #[error("{server} is not HOST:PORT, or cannot be resolved: {source}")]
@@ -116,7 +116,7 @@ pub enum DrillError {
 }
 
 /// Runs the drill to its end. Exit code 1: a node would have gone NotReady.
-pub fn run(args: &DrillArgs, json: bool) -> ExitCode {
+pub(crate) fn run(args: &DrillArgs, json: bool) -> ExitCode {
     process::raise_file_limit();
     // One thread on purpose: the cost of the clients must not look like a cost of the server.
     let ended = tokio::runtime::Builder::new_current_thread()

@@ -4,8 +4,8 @@
 //! Like Go's HTTP/2 transport it stays on its connection when a request times out; it leaves when the connection ends
 //! or when pings on it stay unanswered. So it shows when a load balancer leaves it on a dead connection.
 
-pub mod command;
-pub mod gap;
+pub(crate) mod command;
+pub(crate) mod gap;
 mod lease;
 mod session;
 
@@ -99,10 +99,10 @@ pub struct Retries {
 }
 
 impl Retries {
-    pub const NONE: Retries = Retries { at_once: 0, pause_max: None };
+    pub(crate) const NONE: Retries = Retries { at_once: 0, pause_max: None };
 
     /// The behaviour of a kubelet (k8s.io/component-helpers, apimachinery/lease/controller.go).
-    pub const KUBELET: Retries = Retries { at_once: 4, pause_max: Some(Duration::from_secs(7)) };
+    pub(crate) const KUBELET: Retries = Retries { at_once: 4, pause_max: Some(Duration::from_secs(7)) };
 
     /// Pause before try `number`, counted from 1 for the first retry; `None`: give up until the next renewal is due.
     fn pause(&self, number: u32) -> Option<Duration> {
@@ -197,7 +197,7 @@ impl Kubelet {
     }
 
     /// Removes a drill's leases for these nodes, over a connection of its own; returns how many are gone.
-    pub async fn remove_leases(
+    pub(crate) async fn remove_leases(
         settings: &KubeletSettings,
         namespace: &str,
         nodes: &[String],
@@ -207,7 +207,7 @@ impl Kubelet {
     }
 
     /// As [`Kubelet::start`], for many clients with one receiver.
-    pub fn start_into(settings: KubeletSettings, events: mpsc::UnboundedSender<Observed>) -> Self {
+    pub(crate) fn start_into(settings: KubeletSettings, events: mpsc::UnboundedSender<Observed>) -> Self {
         let now = now_ns();
         let counters = KubeletCounters {
             summary: Summary { name: settings.name.clone(), ..Summary::default() },

@@ -6,20 +6,20 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 /// The path of the nodes' leases, without a trailing slash.
-pub const LEASES_PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+pub(crate) const LEASES_PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 /// The namespace of the leases of nodes.
-pub const NODES_NAMESPACE: &str = "kube-node-lease";
+pub(crate) const NODES_NAMESPACE: &str = "kube-node-lease";
 /// The label of a drill's own leases; it never overwrites another lease.
-pub const DRILL_LABEL: (&str, &str) = ("app.kubernetes.io/managed-by", "baton-drill");
+pub(crate) const DRILL_LABEL: (&str, &str) = ("app.kubernetes.io/managed-by", "baton-drill");
 /// The path that a kubelet-like client watches.
-pub const WATCH_PATH: &str = "/api/v1/nodes?watch=true&allowWatchBookmarks=true";
+pub(crate) const WATCH_PATH: &str = "/api/v1/nodes?watch=true&allowWatchBookmarks=true";
 /// The response header with a stand-in's name.
-pub const NAME_HEADER: &str = "x-stand-in";
+pub(crate) const NAME_HEADER: &str = "x-stand-in";
 
 /// coordination.k8s.io/v1 Lease: the fields that a node's heartbeat needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Lease {
+pub(crate) struct Lease {
     pub api_version: String,
     pub kind: String,
     pub metadata: Metadata,
@@ -28,7 +28,7 @@ pub struct Lease {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Metadata {
+pub(crate) struct Metadata {
     pub name: String,
     pub namespace: String,
     /// Opaque to clients; a stand-in counts renewals in it.
@@ -39,7 +39,7 @@ pub struct Metadata {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct LeaseSpec {
+pub(crate) struct LeaseSpec {
     pub holder_identity: String,
     pub lease_duration_seconds: u32,
     /// RFC 3339 with microseconds, UTC.
@@ -48,7 +48,7 @@ pub struct LeaseSpec {
 
 impl Lease {
     /// The lease of `node`, renewed now.
-    pub fn renewed_now(node: &str) -> Self {
+    pub(crate) fn renewed_now(node: &str) -> Self {
         Self {
             api_version: "coordination.k8s.io/v1".to_owned(),
             kind: "Lease".to_owned(),
@@ -63,7 +63,7 @@ impl Lease {
 
     /// The lease that a drill keeps for `node` in `namespace`, renewed now, with its last `version` (empty: it does not
     /// exist yet).
-    pub fn of_drill(node: &str, namespace: &str, version: &str) -> Self {
+    pub(crate) fn of_drill(node: &str, namespace: &str, version: &str) -> Self {
         let mut lease = Self::renewed_now(node);
         lease.metadata.namespace = namespace.to_owned();
         lease.metadata.resource_version = version.to_owned();
@@ -71,18 +71,18 @@ impl Lease {
         lease
     }
 
-    pub fn is_a_drill_s(&self) -> bool {
+    pub(crate) fn is_a_drill_s(&self) -> bool {
         self.metadata.labels.get(DRILL_LABEL.0).is_some_and(|value| value == DRILL_LABEL.1)
     }
 }
 
 /// The path of the leases in `namespace`, without a trailing slash.
-pub fn leases_path(namespace: &str) -> String {
+pub(crate) fn leases_path(namespace: &str) -> String {
     LEASES_PATH.replace(NODES_NAMESPACE, namespace)
 }
 
 /// RFC 3339 with microseconds in UTC, the API's `MicroTime`: 2026-01-31T10:00:00.000000Z.
-pub fn micro_time(at: SystemTime) -> String {
+pub(crate) fn micro_time(at: SystemTime) -> String {
     let since_1970 = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = since_1970.as_secs();
     let (year, month, day) = civil_date(seconds / 86_400);

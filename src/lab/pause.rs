@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Ends after `time`; without one, never.
-pub async fn pause(time: Option<Duration>) {
+pub(crate) async fn pause(time: Option<Duration>) {
     match time {
         Some(time) => tokio::time::sleep(time).await,
         None => std::future::pending().await,

@@ -4,7 +4,7 @@
 //! Signals: SIGUSR1 makes it not ready, SIGUSR2 ready again; SIGTERM makes it not ready for `--shutdown-delay` and
 //! then ends it gracefully, as an apiserver with `--shutdown-delay-duration` does.
 
-pub mod api;
+pub(crate) mod api;
 mod watch_body;
 
 use std::io::{self, Write};
@@ -30,7 +30,7 @@ use crate::model::duration;
 use api::StandIn;
 
 #[derive(clap::Args, Clone, Debug)]
-pub struct StandInArgs {
+pub(crate) struct StandInArgs {
     /// The address to listen on; with port 0, on a free port.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
@@ -58,7 +58,7 @@ pub struct StandInArgs {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum StandInError {
+pub(crate) enum StandInError {
     #[error(transparent)]
     Certs(#[from] CertError),
     #[error(transparent)]
@@ -72,7 +72,7 @@ pub enum StandInError {
 }
 
 /// Runs `baton stand-in` until it is told to stop.
-pub fn run(args: StandInArgs) -> ExitCode {
+pub(crate) fn run(args: StandInArgs) -> ExitCode {
     match start(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -213,7 +213,7 @@ impl Signals {
 }
 
 /// The beginning of the line with its address.
-pub const LISTENING: &str = "listening ";
+pub(crate) const LISTENING: &str = "listening ";
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const STOP_MARGIN: Duration = Duration::from_secs(3);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

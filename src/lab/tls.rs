@@ -22,7 +22,7 @@ pub enum TlsFileError {
 }
 
 /// For a server with HTTP/2 and HTTP/1.1.
-pub fn server_config(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsFileError> {
+pub(crate) fn server_config(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsFileError> {
     let chain = certificates(cert)?;
     let key_der = private_key(key)?;
     let unusable = |source| TlsFileError::Use { path: cert.to_owned(), source };
@@ -42,7 +42,7 @@ pub fn client_config(ca: &Path) -> Result<Arc<ClientConfig>, TlsFileError> {
 }
 
 /// As [`client_config`], with a client certificate and its key.
-pub fn client_config_as(ca: &Path, own: Option<(&Path, &Path)>) -> Result<Arc<ClientConfig>, TlsFileError> {
+pub(crate) fn client_config_as(ca: &Path, own: Option<(&Path, &Path)>) -> Result<Arc<ClientConfig>, TlsFileError> {
     let unusable = |source| TlsFileError::Use { path: ca.to_owned(), source };
     let mut roots = RootCertStore::empty();
     for certificate in certificates(ca)? {
@@ -78,7 +78,7 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsFileError> {
 }
 
 /// ALPN name of HTTP/2 (RFC 9113 section 3.1).
-pub const H2: &[u8] = b"h2";
+pub(crate) const H2: &[u8] = b"h2";
 const HTTP1: &[u8] = b"http/1.1";
 
 #[cfg(test)]

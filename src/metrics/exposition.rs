@@ -11,14 +11,14 @@ pub enum Exposition {
 
 impl Exposition {
     /// The format that an Accept header requests. Prometheus names OpenMetrics there; all others get the older format.
-    pub fn for_accept(accept: Option<&str>) -> Self {
+    pub(crate) fn for_accept(accept: Option<&str>) -> Self {
         match accept {
             Some(accept) if accept.contains("application/openmetrics-text") => Self::OpenMetrics,
             _ => Self::Prometheus,
         }
     }
 
-    pub fn content_type(self) -> &'static str {
+    pub(crate) fn content_type(self) -> &'static str {
         match self {
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
             Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",

@@ -32,7 +32,7 @@ pub enum Preference {
 
 impl Preference {
     /// The inverse of `as u8`; any other value is [`Preference::Never`].
-    pub fn from_u8(value: u8) -> Self {
+    pub(crate) fn from_u8(value: u8) -> Self {
         match value {
             0 => Self::Ready,
             1 => Self::Draining,
@@ -101,7 +101,7 @@ pub fn pick(policy: Balance, candidates: &[PickCandidate], turns: &mut Turns, dr
 }
 
 /// The share of a backend that came back, in 1/1024: grows linearly from a tenth, over `ramp_ns`.
-pub fn ramp(start_ns: u64, ramp_ns: u64, now_ns: u64) -> u32 {
+pub(crate) fn ramp(start_ns: u64, ramp_ns: u64, now_ns: u64) -> u32 {
     let passed = now_ns.saturating_sub(start_ns);
     if passed >= ramp_ns {
         return 1024;
@@ -116,7 +116,7 @@ pub fn hash_name(frontend: &str, backend: &str) -> u64 {
 }
 
 /// A hash of a client's address without its port.
-pub fn hash_ip(ip: std::net::IpAddr) -> u64 {
+pub(crate) fn hash_ip(ip: std::net::IpAddr) -> u64 {
     match ip {
         std::net::IpAddr::V4(ip) => hash_bytes(ip.octets().into_iter()),
         std::net::IpAddr::V6(ip) => hash_bytes(ip.octets().into_iter()),
@@ -125,12 +125,12 @@ pub fn hash_ip(ip: std::net::IpAddr) -> u64 {
 
 impl Turns {
     /// From earlier [`Turns::credits`], in the order of the candidates.
-    pub fn resumed(credits: Vec<i64>) -> Self {
+    pub(crate) fn resumed(credits: Vec<i64>) -> Self {
         Self { credits }
     }
 
     /// One per candidate; candidates that are missing at the end have none.
-    pub fn credits(&self) -> &[i64] {
+    pub(crate) fn credits(&self) -> &[i64] {
         &self.credits
     }
 

@@ -15,7 +15,7 @@
 use crate::model::ids::FlowId;
 
 /// A flow that is reset within this time after its offload counts as reset right after it; any other counts as living.
-pub const SOON_NS: u64 = 1_000_000_000;
+pub(crate) const SOON_NS: u64 = 1_000_000_000;
 
 /// The breaker suspects the offload if at least so many flows, and one in so many of the offloaded ones, are reset
 /// right after it, in the time of all buckets.
@@ -55,7 +55,7 @@ const EXCUSED_NS: u64 = 600_000_000_000;
 
 /// The decision about a flow that could be offloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Admission {
+pub(crate) enum Admission {
     Offload,
     /// It stays proxied for now, and the caller must report its fate by [`Breaker::handle_fate`].
     Observe,
@@ -64,7 +64,7 @@ pub enum Admission {
 
 /// The fate of a flow that was offloaded or held back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub(crate) enum Fate {
     /// One of its ends has reset it right after the offload.
     Reset,
     Lives,
@@ -74,7 +74,7 @@ pub enum Fate {
 
 /// A change that people must learn of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BreakerChange {
+pub(crate) enum BreakerChange {
     /// Offload stops: in the end, so many of so many offloaded flows were reset right after their offload.
     Opened { reset: u32, of: u32 },
     /// Offload continues after a stop.
@@ -108,7 +108,7 @@ struct Arm {
 }
 
 #[derive(Debug, Default)]
-pub struct Breaker {
+pub(crate) struct Breaker {
     state: BreakerState,
     /// Offloaded flows, and those of them that were reset, by the bucket's time modulo [`BUCKETS`].
     buckets: [(u64, u32, u32); BUCKETS],
@@ -119,17 +119,17 @@ pub struct Breaker {
 }
 
 impl Breaker {
-    pub fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         matches!(self.state, BreakerState::Closed)
     }
 
     /// Whether no flow is offloaded, except one as a probe.
-    pub fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         matches!(self.state, BreakerState::Open { .. } | BreakerState::Probe(_))
     }
 
     /// Asks whether a flow may be offloaded. If it may and is not after all, report [`Fate::Gone`].
-    pub fn admit(&mut self, id: FlowId, now_ns: u64) -> Admission {
+    pub(crate) fn admit(&mut self, id: FlowId, now_ns: u64) -> Admission {
         let admission = match &mut self.state {
             BreakerState::Closed => Admission::Offload,
             BreakerState::Trial { held, .. } if held.watches(id) => Admission::Stay,
@@ -158,7 +158,7 @@ impl Breaker {
     }
 
     /// Flows that were offloaded, or (not `offloaded`) held back, whose fate the caller must report.
-    pub fn watched(&self, offloaded: bool) -> impl Iterator<Item = FlowId> + '_ {
+    pub(crate) fn watched(&self, offloaded: bool) -> impl Iterator<Item = FlowId> + '_ {
         let arm = match &self.state {
             BreakerState::Trial { offloaded: arm, .. } | BreakerState::Probe(arm) if offloaded => Some(arm),
             BreakerState::Trial { held, .. } if !offloaded => Some(held),
@@ -168,7 +168,7 @@ impl Breaker {
     }
 
     /// Reports the fate of a flow. For offloaded flows report each reset; for others only the fate of watched ones.
-    pub fn handle_fate(&mut self, id: FlowId, fate: Fate, now_ns: u64) {
+    pub(crate) fn handle_fate(&mut self, id: FlowId, fate: Fate, now_ns: u64) {
         if let BreakerState::Trial { held, .. } = &mut self.state
             && held.settle(id, fate)
         {
@@ -185,14 +185,14 @@ impl Breaker {
     }
 
     /// A reload may have removed the cause.
-    pub fn handle_reload(&mut self) {
+    pub(crate) fn handle_reload(&mut self) {
         if self.is_open() {
             self.state = BreakerState::Probe(Arm::default());
         }
     }
 
     /// Call it now and then.
-    pub fn poll(&mut self, now_ns: u64) -> Option<BreakerChange> {
+    pub(crate) fn poll(&mut self, now_ns: u64) -> Option<BreakerChange> {
         match &mut self.state {
             BreakerState::Closed => None,
             BreakerState::Trial { since_ns, offloaded, held, .. } => {

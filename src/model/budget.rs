@@ -21,7 +21,7 @@ const RETRY_MIN: Duration = Duration::from_millis(200);
 
 /// The timers that the computation uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BudgetTimers {
+pub(crate) struct BudgetTimers {
     /// Time between two renewals of a node's lease.
     pub lease_renew: Duration,
     /// Time from a backend's silence to the last RST to its clients.
@@ -34,14 +34,14 @@ pub struct BudgetTimers {
 
 /// keepalived's timers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Vrrp {
+pub(crate) struct Vrrp {
     pub advert_interval: Duration,
     /// Time from an instance's silence to the failure of the script that checks it.
     pub track_time: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BudgetFault {
+pub(crate) enum BudgetFault {
     /// Its process ends; its kernel resets its connections.
     ApiserverKilled,
     /// Its process stops answering; its kernel still accepts and acknowledges.
@@ -61,7 +61,7 @@ pub enum BudgetFault {
 }
 
 impl BudgetFault {
-    pub const ALL: [BudgetFault; 8] = [
+    pub(crate) const ALL: [BudgetFault; 8] = [
         Self::ApiserverKilled,
         Self::ApiserverHung,
         Self::ApiserverSilent,
@@ -72,7 +72,7 @@ impl BudgetFault {
         Self::Upgrade,
     ];
 
-    pub fn label(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Self::ApiserverKilled => "apiserver killed",
             Self::ApiserverHung => "apiserver hung",
@@ -90,7 +90,7 @@ impl BudgetFault {
 ///
 /// In all faults of an instance, flows that another instance also holds do better: the result is for a flow that must
 /// be made anew.
-pub fn longest_gap(fault: BudgetFault, timers: &BudgetTimers) -> Option<Duration> {
+pub(crate) fn longest_gap(fault: BudgetFault, timers: &BudgetTimers) -> Option<Duration> {
     let until_told = match fault {
         BudgetFault::ApiserverKilled | BudgetFault::Upgrade => Duration::ZERO,
         BudgetFault::ApiserverSilent => timers.reset_after_silence,

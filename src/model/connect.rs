@@ -25,7 +25,7 @@ mod under_way;
 use crate::model::balance::{NoPick, Preference};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::BackendId;
-pub use failure::{ConnectFailure, FailedConnect};
+pub(crate) use failure::{ConnectFailure, FailedConnect};
 use under_way::{Attempts, UnderWay};
 
 /// The machine tells the peers of a flow that has waited longer for a backend. Most flows have one within a
@@ -34,7 +34,7 @@ const TELL_AFTER_NS: u64 = 20_000_000;
 
 /// The settings of connecting at the time of an event.
 #[derive(Clone, Copy, Debug)]
-pub struct ConnectPolicy {
+pub(crate) struct ConnectPolicy {
     pub attempts_max: u32,
     pub timeout_ns: u64,
     /// `None`: no second attempt beside a slow one.
@@ -45,7 +45,7 @@ pub struct ConnectPolicy {
 
 /// The actions for the owner of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConnectAction {
+pub(crate) enum ConnectAction {
     /// Begin attempt `number` at a backend that was not tried, and report the result. `hedges`: beside a slow attempt.
     Start { number: u8, hedges: bool },
     /// Reset attempt `number`; `failed`: the failure to count for its backend, if it failed.
@@ -65,7 +65,7 @@ pub enum ConnectAction {
 
 /// The result of a request to start an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StartAnswer {
+pub(crate) enum StartAnswer {
     /// It is under way.
     Begun(BackendId),
     /// It failed before it was under way.
@@ -80,14 +80,14 @@ pub enum StartAnswer {
 
 /// Events of the client's socket that were not acted upon. Its kernel keeps the bytes until a backend is connected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ClientSeen {
+pub(crate) struct ClientSeen {
     pub readable: bool,
     pub ends: bool,
 }
 
 /// A flow between accept and its backend's answer. Times are monotonic nanoseconds and never go back.
 #[derive(Debug)]
-pub struct ConnectMachine {
+pub(crate) struct ConnectMachine {
     started_at_ns: u64,
     under_way: Attempts,
     /// Number of attempts begun so far; also the next one's number.
@@ -125,7 +125,7 @@ enum DeadlineLook {
 
 impl ConnectMachine {
     /// Requests the first attempt.
-    pub fn begin(now_ns: u64, client_seen: ClientSeen) -> Self {
+    pub(crate) fn begin(now_ns: u64, client_seen: ClientSeen) -> Self {
         Self {
             started_at_ns: now_ns,
             under_way: Attempts::default(),
@@ -143,7 +143,7 @@ impl ConnectMachine {
     }
 
     /// [`ConnectAction::Start`] was carried out.
-    pub fn handle_start(&mut self, policy: &ConnectPolicy, now_ns: u64, answer: StartAnswer) {
+    pub(crate) fn handle_start(&mut self, policy: &ConnectPolicy, now_ns: u64, answer: StartAnswer) {
         let Some(wish) = &mut self.start else { return };
         match answer {
             StartAnswer::Begun(backend) => {
@@ -176,7 +176,7 @@ impl ConnectMachine {
     }
 
     /// The backend of attempt `number` has accepted; `preference`: its present one.
-    pub fn handle_answered(&mut self, number: u8, preference: Preference) {
+    pub(crate) fn handle_answered(&mut self, number: u8, preference: Preference) {
         let Some(attempt) = self.under_way.take(number) else { return };
         self.next = Some(match preference {
             // The backend was found dead meanwhile: the client would be reset a moment later.
@@ -189,14 +189,14 @@ impl ConnectMachine {
     }
 
     /// Attempt `number` was refused, or failed in another way.
-    pub fn handle_failed(&mut self, number: u8, failed: FailedConnect) {
+    pub(crate) fn handle_failed(&mut self, number: u8, failed: FailedConnect) {
         if self.under_way.take(number).is_some() {
             self.next = Some(self.after_failure(number, failed));
         }
     }
 
     /// The backend was ejected: an attempt there is useless.
-    pub fn handle_ejected(&mut self, backend: BackendId) {
+    pub(crate) fn handle_ejected(&mut self, backend: BackendId) {
         let Some(attempt) = self.under_way.take_at(backend) else { return };
         self.next = Some(ConnectAction::Reset { number: attempt.number, failed: None });
         match self.under_way.is_empty() {
@@ -207,28 +207,28 @@ impl ConnectMachine {
     }
 
     /// A time that [`ConnectAction::SetTimer`] asked for has come, perhaps long ago.
-    pub fn handle_deadline(&mut self) {
+    pub(crate) fn handle_deadline(&mut self) {
         self.look = DeadlineLook::Late;
     }
 
     /// An event of the client's socket.
-    pub fn handle_client(&mut self, seen: ClientSeen) {
+    pub(crate) fn handle_client(&mut self, seen: ClientSeen) {
         self.client_seen.readable |= seen.readable;
         self.client_seen.ends |= seen.ends;
     }
 
     /// The client's connection is over, with this errno or 0.
-    pub fn handle_client_left(&mut self, errno: i32) {
+    pub(crate) fn handle_client_left(&mut self, errno: i32) {
         self.next = Some(ConnectAction::End(EndReason::ClientLeft, errno));
     }
 
     /// The peers were told. Do not call it if there was nothing to tell: then a later deadline asks again.
-    pub fn handle_told(&mut self) {
+    pub(crate) fn handle_told(&mut self) {
         self.told = true;
     }
 
     /// The next action.
-    pub fn poll(&mut self, policy: &ConnectPolicy, now_ns: u64) -> Option<ConnectAction> {
+    pub(crate) fn poll(&mut self, policy: &ConnectPolicy, now_ns: u64) -> Option<ConnectAction> {
         self.check();
         if self.next.is_some() {
             return self.next.take();
@@ -270,22 +270,22 @@ impl ConnectMachine {
     }
 
     /// The time when connecting began.
-    pub fn started_at_ns(&self) -> u64 {
+    pub(crate) fn started_at_ns(&self) -> u64 {
         self.started_at_ns
     }
 
     /// Backends that this flow has tried.
-    pub fn tried(&self) -> &[BackendId] {
+    pub(crate) fn tried(&self) -> &[BackendId] {
         &self.tried
     }
 
     /// The events of the client's socket so far.
-    pub fn client_seen(&self) -> ClientSeen {
+    pub(crate) fn client_seen(&self) -> ClientSeen {
         self.client_seen
     }
 
     /// Whether the peers know of the flow.
-    pub fn is_told(&self) -> bool {
+    pub(crate) fn is_told(&self) -> bool {
         self.told
     }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// Why a text is not a duration. Each message is a clause that follows the text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DurationFault {
+pub(crate) enum DurationFault {
     #[error("it is empty")]
     Empty,
     #[error("it is negative")]
@@ -45,13 +45,13 @@ const SAME: [(&str, &str); 2] = [("us", "µs"), ("μs", "µs")];
 const SHOWN: [(&str, u128); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 
 /// Reads the duration of a setting, in whole milliseconds; the form that clap takes as a value parser.
-pub fn parse(text: &str) -> Result<Duration, DurationFault> {
+pub(crate) fn parse(text: &str) -> Result<Duration, DurationFault> {
     let duration = parse_fine(text)?;
     if duration.subsec_micros().is_multiple_of(1000) { Ok(duration) } else { Err(DurationFault::TooFine) }
 }
 
 /// Reads one duration, in whole microseconds.
-pub fn parse_fine(text: &str) -> Result<Duration, DurationFault> {
+pub(crate) fn parse_fine(text: &str) -> Result<Duration, DurationFault> {
     let mut rest = text.trim_matches(' ');
     match rest {
         "" => return Err(DurationFault::Empty),
@@ -90,7 +90,7 @@ pub fn parse_fine(text: &str) -> Result<Duration, DurationFault> {
 }
 
 /// The shortest exact spelling, in whole milliseconds: in one unit rather than as a sum (`1h1ms`) or with a point (`1.5s`).
-pub fn display(duration: Duration) -> String {
+pub(crate) fn display(duration: Duration) -> String {
     let ms = duration.as_millis();
     if ms == 0 {
         return "0s".into();

@@ -39,7 +39,7 @@ impl Ends {
     }
 
     /// The addresses of one direction's packets when they leave.
-    pub fn onward(&self, direction: FlowDirection) -> Key {
+    pub(crate) fn onward(&self, direction: FlowDirection) -> Key {
         match direction {
             FlowDirection::ToBackend => self.key(FlowDirection::ToClient).reversed(),
             FlowDirection::ToClient => self.key(FlowDirection::ToBackend).reversed(),

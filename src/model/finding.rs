@@ -29,7 +29,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    pub fn label(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Good => "ok",
             Self::Advice => "note",
@@ -40,11 +40,11 @@ impl Verdict {
 }
 
 impl Finding {
-    pub fn good(topic: impl Into<String>, read: impl fmt::Display) -> Self {
+    pub(crate) fn good(topic: impl Into<String>, read: impl fmt::Display) -> Self {
         Self::new(Verdict::Good, topic, read, "", "")
     }
 
-    pub fn advice(
+    pub(crate) fn advice(
         topic: impl Into<String>,
         read: impl fmt::Display,
         why: impl Into<String>,
@@ -53,7 +53,7 @@ impl Finding {
         Self::new(Verdict::Advice, topic, read, why, fix)
     }
 
-    pub fn hindrance(
+    pub(crate) fn hindrance(
         topic: impl Into<String>,
         read: impl fmt::Display,
         why: impl Into<String>,
@@ -62,7 +62,7 @@ impl Finding {
         Self::new(Verdict::Hindrance, topic, read, why, fix)
     }
 
-    pub fn fault(
+    pub(crate) fn fault(
         topic: impl Into<String>,
         read: impl fmt::Display,
         why: impl Into<String>,
@@ -71,7 +71,7 @@ impl Finding {
         Self::new(Verdict::Fault, topic, read, why, fix)
     }
 
-    pub fn new(
+    pub(crate) fn new(
         verdict: Verdict,
         topic: impl Into<String>,
         read: impl fmt::Display,

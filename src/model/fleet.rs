@@ -1,10 +1,10 @@
 //! A fleet: several instances that act as one. The messages about their flows, and the decisions that follow from these.
 
 mod beat;
-pub mod evacuate;
+pub(crate) mod evacuate;
 mod events;
 mod exchange;
-pub mod failover;
+pub(crate) mod failover;
 mod fleet_id;
 mod held;
 mod message;
@@ -15,7 +15,7 @@ mod session;
 #[cfg(test)]
 mod simulation;
 #[cfg(test)]
-pub mod testing;
+pub(crate) mod testing;
 mod unknown_packet;
 mod untold;
 
@@ -24,16 +24,19 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub use beat::{Beat, BeatKey, Heard as HeardOf, Wanted as BeatTo};
+pub(crate) use beat::Wanted as BeatTo;
+pub use beat::{Beat, BeatKey, Heard as HeardOf};
 pub use events::{Asked, Local, MemberView, PeerCommand, Remote, Said};
-pub use exchange::{Exchange, KnowsQuery, Member, Notice, Own};
-pub use fleet_id::FleetId;
-pub use held::{AcceptedFlow, PeerPortRange, StandbyAnswer, StandbyRequest};
+pub(crate) use exchange::Notice;
+pub use exchange::{Exchange, KnowsQuery, Member, Own};
+pub(crate) use fleet_id::FleetId;
+pub(crate) use held::{AcceptedFlow, PeerPortRange, StandbyAnswer, StandbyRequest};
 pub use message::{Change, Hello, Message};
-pub use port_range::{PortRange, port_range};
-pub use record::{FlowRecord, Keeping, Passage, RewriteState};
+pub use port_range::PortRange;
+pub(crate) use port_range::port_range;
+pub(crate) use record::{FlowRecord, Keeping, Passage, RewriteState};
 pub use unknown_packet::{Then, Unknown, UnknownPacket};
-pub use untold::{Abandoned, Remembered};
+pub(crate) use untold::{Abandoned, Remembered};
 
 /// `instance.name`: how operators call an instance. The same in every file that names it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -85,11 +88,11 @@ pub enum Farewell {
 }
 
 /// Number of ranges that the source ports are cut into, one for each instance; so also the highest number of instances.
-pub const SLOTS: u8 = 8;
+pub(crate) const SLOTS: u8 = 8;
 
 impl InstanceName {
     /// The upper 16 bits of the ids of its flows; never 0.
-    pub fn tag(&self) -> u16 {
+    pub(crate) fn tag(&self) -> u16 {
         // FNV-1a, folded: the same in every release, because two releases may run beside each other.
         let hash = self
             .0
@@ -101,7 +104,7 @@ impl InstanceName {
 }
 
 impl Liveness {
-    pub fn label(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Unheard => "unheard",
             Self::Alive => "alive",

@@ -18,11 +18,11 @@ pub struct FlowOrigin {
 pub struct FlowKey(u32);
 
 impl FlowKey {
-    pub fn new(index: u32) -> Self {
+    pub(crate) fn new(index: u32) -> Self {
         Self(index)
     }
 
-    pub fn index(self) -> u32 {
+    pub(crate) fn index(self) -> u32 {
         self.0
     }
 }

@@ -1,8 +1,8 @@
 //! The health of one backend: its types here, its rules in [`machine`].
 
 mod damping;
-pub mod doubt;
-pub mod machine;
+pub(crate) mod doubt;
+pub(crate) mod machine;
 
 use std::fmt;
 
@@ -23,9 +23,9 @@ pub enum HealthState {
 }
 
 impl HealthState {
-    pub const ALL: [HealthState; 3] = [Self::Ready, Self::Draining, Self::Ejected];
+    pub(crate) const ALL: [HealthState; 3] = [Self::Ready, Self::Draining, Self::Ejected];
 
-    pub fn label(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Ready => "ready",
             Self::Draining => "draining",
@@ -71,7 +71,7 @@ pub struct SavedBackend {
 
 /// Why a backend gets no flows for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dismissal {
+pub(crate) enum Dismissal {
     /// The configuration no longer has it.
     Backend,
     /// Nor does it have its frontend.
@@ -126,7 +126,7 @@ pub enum Cause {
 
 impl Cause {
     /// The name in the `outcome` label of probe metrics.
-    pub fn label(&self) -> &'static str {
+    pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::NotProbed => "not_probed",
             Self::Passed => "passed",

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Upper bounds of latency buckets, in seconds: 100 µs to 10 s.
-pub const LATENCY_BOUNDS_S: [f64; 14] =
+pub(crate) const LATENCY_BOUNDS_S: [f64; 14] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 10.0];
 
 const BUCKETS: usize = LATENCY_BOUNDS_S.len() + 1;
@@ -19,7 +19,7 @@ pub struct LatencyHistogram {
 
 /// A reader's copy. Buckets are not cumulative; add copies of several writers with [`LatencySnapshot::add`].
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct LatencySnapshot {
+pub(crate) struct LatencySnapshot {
     pub counts: [u64; BUCKETS],
     pub sum_s: f64,
 }
@@ -33,12 +33,12 @@ impl LatencyHistogram {
     }
 
     /// Adds the counts of another histogram; surplus buckets are left out.
-    pub fn absorb(&self, counts: &[u64], sum_us: u64) {
+    pub(crate) fn absorb(&self, counts: &[u64], sum_us: u64) {
         self.counts.iter().zip(counts).for_each(|(cell, count)| bump(cell, *count));
         bump(&self.sum_us, sum_us);
     }
 
-    pub fn snapshot(&self) -> LatencySnapshot {
+    pub(crate) fn snapshot(&self) -> LatencySnapshot {
         LatencySnapshot {
             counts: std::array::from_fn(|bucket| self.counts[bucket].load(Relaxed)),
             sum_s: self.sum_us.load(Relaxed) as f64 / 1e6,
@@ -47,14 +47,14 @@ impl LatencyHistogram {
 }
 
 impl LatencySnapshot {
-    pub fn add(&mut self, other: &LatencySnapshot) {
+    pub(crate) fn add(&mut self, other: &LatencySnapshot) {
         for (mine, theirs) in self.counts.iter_mut().zip(other.counts) {
             *mine += theirs;
         }
         self.sum_s += other.sum_s;
     }
 
-    pub fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 }

@@ -1,7 +1,7 @@
 //! Human-readable figures, for the page and the command line.
 
 /// `0 B`, `999 B`, `1.2 kB`, `35 MB`: powers of 1000.
-pub fn bytes(bytes: f64) -> String {
+pub(crate) fn bytes(bytes: f64) -> String {
     let mut value = bytes;
     for unit in ["B", "kB", "MB", "GB", "TB"] {
         // 999.6 would be printed as 1000.
@@ -15,7 +15,7 @@ pub fn bytes(bytes: f64) -> String {
 }
 
 /// `12,345`.
-pub fn count(count: u64) -> String {
+pub(crate) fn count(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
     for (place, digit) in digits.chars().enumerate() {
@@ -28,12 +28,12 @@ pub fn count(count: u64) -> String {
 }
 
 /// `0`, `0.3`, `12`, `1,234`.
-pub fn rate(per_s: f64) -> String {
+pub(crate) fn rate(per_s: f64) -> String {
     if per_s > 0.0 && per_s < 9.95 { format!("{:.1}", per_s.max(0.1)) } else { count(per_s.round() as u64) }
 }
 
 /// `350 ms`, `4.2 s`, `3 m 12 s`, `2 h 05 m`, `3 d 04 h`: rounded down, as clocks do. [`super::duration`] reads it.
-pub fn duration_ms(ms: u64) -> String {
+pub(crate) fn duration_ms(ms: u64) -> String {
     let (s, m, h) = (ms / 1000, ms / 60_000, ms / 3_600_000);
     match ms {
         0..1_000 => format!("{ms} ms"),
@@ -46,7 +46,7 @@ pub fn duration_ms(ms: u64) -> String {
 }
 
 /// `850 µs`, `3.1 ms`, then as [`duration_ms`].
-pub fn duration_us(us: u64) -> String {
+pub(crate) fn duration_us(us: u64) -> String {
     match us {
         0..1_000 => format!("{us} µs"),
         1_000..10_000 => format!("{}.{} ms", us / 1000, us % 1000 / 100),
@@ -55,7 +55,7 @@ pub fn duration_us(us: u64) -> String {
 }
 
 /// `2026-11-21` and `10:03:35`, UTC. Days to a date after Hinnant, "chrono-compatible low-level date algorithms".
-pub fn date_and_time(unix_ms: u64) -> (String, String) {
+pub(crate) fn date_and_time(unix_ms: u64) -> (String, String) {
     let (days, second) = (unix_ms / 86_400_000, unix_ms / 1000 % 86_400);
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
@@ -70,7 +70,7 @@ pub fn date_and_time(unix_ms: u64) -> (String, String) {
 }
 
 /// `1 flow`, `2 flows`, `1,234 flows`.
-pub fn plural(number: u64, thing: &str) -> String {
+pub(crate) fn plural(number: u64, thing: &str) -> String {
     format!("{} {thing}{}", count(number), if number == 1 { "" } else { "s" })
 }
 

@@ -49,22 +49,22 @@ const COUNT_BITS: u32 = 48;
 
 impl FlowId {
     /// The flow with this number, of the instance with this tag.
-    pub fn of(tag: u16, count: u64) -> Self {
+    pub(crate) fn of(tag: u16, count: u64) -> Self {
         Self(u64::from(tag) << COUNT_BITS | count & ((1 << COUNT_BITS) - 1))
     }
 
     /// The first number of a process that starts at this time, in seconds since 1970: above all numbers of a process
     /// that started earlier, up to 65,536 flows per second; until 2106.
-    pub fn first_count(unix_s: u64) -> u64 {
+    pub(crate) fn first_count(unix_s: u64) -> u64 {
         (unix_s & u64::from(u32::MAX)) << 16
     }
 
-    pub fn tag(self) -> u16 {
+    pub(crate) fn tag(self) -> u16 {
         (self.0 >> COUNT_BITS) as u16
     }
 
     /// The flow's number within its instance.
-    pub fn count(self) -> u64 {
+    pub(crate) fn count(self) -> u64 {
         self.0 & ((1 << COUNT_BITS) - 1)
     }
 }

@@ -12,8 +12,8 @@
 //! ```
 //! Times are nanoseconds on one clock, which is passed in.
 
-pub mod in_flight;
-pub mod steps;
+pub(crate) mod in_flight;
+pub(crate) mod steps;
 #[cfg(test)]
 mod tests;
 
@@ -32,18 +32,18 @@ const REFUSED_WAIT_NS: u64 = 30_000_000_000;
 
 /// The flows to offload: those with so many answered requests, or of this age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OffloadPolicy {
+pub(crate) struct OffloadPolicy {
     pub round_trips: u32,
     pub after_ns: u64,
 }
 
 impl OffloadPolicy {
-    pub const AT_ONCE: OffloadPolicy = OffloadPolicy { round_trips: 0, after_ns: 0 };
+    pub(crate) const AT_ONCE: OffloadPolicy = OffloadPolicy { round_trips: 0, after_ns: 0 };
 }
 
 /// Why a try to offload a flow failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OffloadRefusal {
+pub(crate) enum OffloadRefusal {
     /// Bytes were in flight.
     Busy,
     /// One of its ends has sent nothing yet, but may do so by itself.
@@ -57,7 +57,7 @@ pub enum OffloadRefusal {
 
 /// The progress of one flow towards its offload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Eligibility {
+pub(crate) struct Eligibility {
     /// Number of the client's answered requests.
     round_trips: u32,
     /// No try before this time; [`NEVER`].
@@ -73,13 +73,13 @@ const NEVER: u64 = u64::MAX;
 
 impl Eligibility {
     /// A request was answered.
-    pub fn count_round_trip(&mut self) {
+    pub(crate) fn count_round_trip(&mut self) {
         self.round_trips = self.round_trips.saturating_add(1);
     }
 
     /// A request has just been passed on. Returns true once, if the flow may be offloaded with the next one: then the
     /// offload engine begins to watch its packets.
-    pub fn announce(&mut self, policy: OffloadPolicy, age_ns: u64) -> bool {
+    pub(crate) fn announce(&mut self, policy: OffloadPolicy, age_ns: u64) -> bool {
         let near = self.round_trips.saturating_add(1) >= policy.round_trips || age_ns >= policy.after_ns;
         let announces = near && !self.announced && !self.is_refused_for_good();
         self.announced |= announces;
@@ -87,34 +87,34 @@ impl Eligibility {
     }
 
     /// Whether the offload engine watches it.
-    pub fn is_announced(&self) -> bool {
+    pub(crate) fn is_announced(&self) -> bool {
         self.announced
     }
 
     /// Whether it may be tried if no bytes are in flight: the last refusal is long enough ago.
-    pub fn is_due(&self, now_ns: u64) -> bool {
+    pub(crate) fn is_due(&self, now_ns: u64) -> bool {
         now_ns >= self.not_before_ns && !self.is_refused_for_good()
     }
 
     /// Whether it may be tried with the request that has just come.
-    pub fn may_be_tried(&self, policy: OffloadPolicy, age_ns: u64, now_ns: u64) -> bool {
+    pub(crate) fn may_be_tried(&self, policy: OffloadPolicy, age_ns: u64, now_ns: u64) -> bool {
         let grown = self.round_trips >= policy.round_trips || age_ns >= policy.after_ns;
         grown && self.announced && self.is_due(now_ns)
     }
 
     /// It was offered to the offload engine, which watches it from then on.
-    pub fn offered(&mut self) {
+    pub(crate) fn offered(&mut self) {
         self.announced = true;
     }
 
     /// Bytes were in flight, so it was not offered. Returns the time of the next try.
-    pub fn busy(&mut self, now_ns: u64) -> u64 {
+    pub(crate) fn busy(&mut self, now_ns: u64) -> u64 {
         self.not_before_ns = now_ns + self.busy_wait_ns();
         self.not_before_ns
     }
 
     /// It was offered, but not offloaded. Returns the time of the next try; `None`: never.
-    pub fn refused(&mut self, why: OffloadRefusal, now_ns: u64) -> Option<u64> {
+    pub(crate) fn refused(&mut self, why: OffloadRefusal, now_ns: u64) -> Option<u64> {
         if why == OffloadRefusal::ForGood {
             self.not_before_ns = NEVER;
             return None;
@@ -137,7 +137,7 @@ impl Eligibility {
     }
 
     /// The obstacle may be gone. Returns whether to try it at once.
-    pub fn try_again(&mut self) -> bool {
+    pub(crate) fn try_again(&mut self) -> bool {
         if self.is_refused_for_good() {
             return false;
         }

@@ -2,7 +2,7 @@
 
 /// A token bucket on the caller's clock.
 #[derive(Clone, Copy, Debug)]
-pub struct TokenBucket {
+pub(crate) struct TokenBucket {
     per_second: u64,
     burst: u64,
     /// In billionths of a token.
@@ -14,13 +14,13 @@ const ONE: u64 = 1_000_000_000;
 
 impl TokenBucket {
     /// Full at `now_ns`, with room for `burst` tokens and `per_second` new ones a second.
-    pub fn new(per_second: u32, burst: u32, now_ns: u64) -> Self {
+    pub(crate) fn new(per_second: u32, burst: u32, now_ns: u64) -> Self {
         let burst = u64::from(burst.max(1)) * ONE;
         Self { per_second: u64::from(per_second), burst, level: burst, filled_at_ns: now_ns }
     }
 
     /// Takes one token if there is one.
-    pub fn take(&mut self, now_ns: u64) -> bool {
+    pub(crate) fn take(&mut self, now_ns: u64) -> bool {
         self.fill(now_ns);
         let enough = self.level >= ONE;
         if enough {
@@ -30,18 +30,18 @@ impl TokenBucket {
     }
 
     /// A bucket with this level at `at_ns`, in billionths of a token, perhaps with new settings.
-    pub fn resumed(per_second: u32, burst: u32, level: u64, at_ns: u64) -> Self {
+    pub(crate) fn resumed(per_second: u32, burst: u32, level: u64, at_ns: u64) -> Self {
         let full = Self::new(per_second, burst, at_ns);
         Self { level: level.min(full.burst), ..full }
     }
 
     /// The level in billionths of a token, and its monotonic time.
-    pub fn level(&self) -> (u64, u64) {
+    pub(crate) fn level(&self) -> (u64, u64) {
         (self.level, self.filled_at_ns)
     }
 
     /// Lowers it to the level of `other`, if that is lower.
-    pub fn lower_to(&mut self, other: &Self, now_ns: u64) {
+    pub(crate) fn lower_to(&mut self, other: &Self, now_ns: u64) {
         self.fill(now_ns);
         let mut other = *other;
         other.fill(now_ns);
@@ -49,7 +49,7 @@ impl TokenBucket {
     }
 
     /// Whether it is full at `now_ns`.
-    pub fn is_full(&self, now_ns: u64) -> bool {
+    pub(crate) fn is_full(&self, now_ns: u64) -> bool {
         let passed = now_ns.saturating_sub(self.filled_at_ns);
         self.level.saturating_add(passed.saturating_mul(self.per_second)) >= self.burst
     }

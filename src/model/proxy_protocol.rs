@@ -7,11 +7,11 @@ use std::ops::Deref;
 use crate::addr::{ClientAddr, VipAddr};
 
 /// Limit for the length of a header. Version 2 allows 64 KiB, but no proxy sends nearly as much.
-pub const HEADER_LENGTH_MAX: usize = 4096;
+pub(crate) const HEADER_LENGTH_MAX: usize = 4096;
 
 /// The result of parsing the first bytes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Parse {
+pub(crate) enum Parse {
     /// The beginning of a header, or nothing yet.
     Incomplete,
     Header {
@@ -26,7 +26,7 @@ pub enum Parse {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum HeaderError {
+pub(crate) enum HeaderError {
     #[error("the connection does not begin with a PROXY protocol header")]
     NoHeader,
     #[error("a PROXY protocol v1 header without its end of line within 107 bytes")]
@@ -63,7 +63,7 @@ impl Deref for HeaderV2 {
 }
 
 /// Parses all bytes received so far.
-pub fn parse(bytes: &[u8]) -> Parse {
+pub(crate) fn parse(bytes: &[u8]) -> Parse {
     let parsed = if begins(bytes, V1_START) {
         parse_v1(bytes)
     } else if begins(bytes, V2_SIGNATURE) {

@@ -2,7 +2,7 @@
 
 /// One backend as the plan sees it.
 #[derive(Clone, Copy, Debug)]
-pub struct BackendLoad {
+pub(crate) struct BackendLoad {
     /// Backends that are not ready neither give nor take: their flows end by themselves or by other rules.
     pub ready: bool,
     /// A backend with 0 takes no flows, so it neither gives nor takes here.
@@ -13,7 +13,7 @@ pub struct BackendLoad {
 
 /// Flows that a backend should give away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Excess {
+pub(crate) struct Excess {
     /// Index of the backend.
     pub backend: usize,
     pub flows: u32,
@@ -22,7 +22,7 @@ pub struct Excess {
 /// The flows to move so that no ready backend has more than `tolerance_percent` above its share of all flows on ready
 /// backends. Shares are by weight, and never above `max_connections`: the others get the rest of a full backend's
 /// share. A share is rounded up, so that one flow among three backends stays.
-pub fn plan(loads: &[BackendLoad], tolerance_percent: u32) -> Vec<Excess> {
+pub(crate) fn plan(loads: &[BackendLoad], tolerance_percent: u32) -> Vec<Excess> {
     let mut sharers: Vec<usize> = (0..loads.len()).filter(|index| takes_part(&loads[*index])).collect();
     if sharers.len() < 2 {
         return Vec::new();
@@ -52,7 +52,7 @@ pub fn plan(loads: &[BackendLoad], tolerance_percent: u32) -> Vec<Excess> {
 
 /// The number of flows that may move over time: `per_minute`, evenly; unused moves do not add up.
 #[derive(Clone, Copy, Debug)]
-pub struct Allowance {
+pub(crate) struct Allowance {
     /// The rest below one flow, in billionths of a flow times a minute.
     rest: u64,
     at_ns: u64,
@@ -61,12 +61,12 @@ pub struct Allowance {
 const MINUTE_NS: u64 = 60_000_000_000;
 
 impl Allowance {
-    pub fn new(now_ns: u64) -> Self {
+    pub(crate) fn new(now_ns: u64) -> Self {
         Self { rest: 0, at_ns: now_ns }
     }
 
     /// The number of flows that may move now, for the time since the last call.
-    pub fn take(&mut self, per_minute: u32, now_ns: u64) -> u32 {
+    pub(crate) fn take(&mut self, per_minute: u32, now_ns: u64) -> u32 {
         let passed_ns = now_ns.saturating_sub(self.at_ns).min(MINUTE_NS);
         self.at_ns = now_ns;
         let earned = self.rest + passed_ns * u64::from(per_minute);

@@ -38,7 +38,7 @@ impl Segment {
     }
 
     /// The packet with so many zeros as payload, at most 65,000.
-    pub fn packet_of_zeros(&self, count: u16) -> Option<Vec<u8>> {
+    pub(crate) fn packet_of_zeros(&self, count: u16) -> Option<Vec<u8>> {
         let mut packet = match (self.from.ip(), self.to.ip()) {
             (IpAddr::V4(from), IpAddr::V4(to)) => self.over_v4(from, to, count),
             (IpAddr::V6(from), IpAddr::V6(to)) => self.over_v6(from, to, count),

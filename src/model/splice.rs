@@ -102,7 +102,7 @@ pub fn terms(client: &LegState, backend: &LegState, held: Held) -> Result<Terms,
 
 /// Whether the bytes in between can still be passed on at once, now that more of the client's and of the backend's
 /// bytes may be `unread`.
-pub fn still_fits(client: &LegState, backend: &LegState, held: Held, unread: [u32; 2]) -> Result<(), Obstacle> {
+pub(crate) fn still_fits(client: &LegState, backend: &LegState, held: Held, unread: [u32; 2]) -> Result<(), Obstacle> {
     obstacle::in_flight(FlowDirection::ToBackend, &client.with_unread(unread[0]), held.up, backend)?;
     obstacle::in_flight(FlowDirection::ToClient, &backend.with_unread(unread[1]), held.down, client)
 }

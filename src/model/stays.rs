@@ -11,15 +11,15 @@ macro_rules! reasons {
         }
 
         impl Stays {
-            pub const ALL: &'static [Stays] = &[$(Stays::$variant,)*];
+            pub(crate) const ALL: &'static [Stays] = &[$(Stays::$variant,)*];
 
             /// The name in lists and metrics.
-            pub fn label(self) -> &'static str {
+            pub(crate) fn label(self) -> &'static str {
                 match self { $(Stays::$variant => $label,)* }
             }
 
             /// Whether no further try follows.
-            pub fn for_good(self) -> bool {
+            pub(crate) fn for_good(self) -> bool {
                 match self { $(Stays::$variant => $for_good,)* }
             }
         }
@@ -48,12 +48,12 @@ reasons! {
 
 impl Stays {
     /// The word in a flow's table entry; 0 is none.
-    pub fn pack(why: Option<Self>) -> u64 {
+    pub(crate) fn pack(why: Option<Self>) -> u64 {
         why.map_or(0, |why| why as u64 + 1)
     }
 
     /// The inverse of [`Stays::pack`].
-    pub fn unpack(word: u64) -> Option<Self> {
+    pub(crate) fn unpack(word: u64) -> Option<Self> {
         Self::ALL.get(word.checked_sub(1)? as usize).copied()
     }
 }

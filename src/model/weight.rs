@@ -5,7 +5,7 @@ use super::health::HealthState;
 
 /// Its colour on the page and in the terminal; for an event also the level of its log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weight {
+pub(crate) enum Weight {
     /// Something is well again.
     Good,
     Plain,
@@ -16,7 +16,7 @@ pub enum Weight {
 }
 
 impl Weight {
-    pub fn of_health(health_state: HealthState) -> Self {
+    pub(crate) fn of_health(health_state: HealthState) -> Self {
         match health_state {
             HealthState::Ready => Self::Good,
             HealthState::Draining => Self::Notice,
@@ -24,7 +24,7 @@ impl Weight {
         }
     }
 
-    pub fn of_liveness(liveness: Liveness) -> Self {
+    pub(crate) fn of_liveness(liveness: Liveness) -> Self {
         match liveness {
             Liveness::Alive => Self::Good,
             Liveness::Left(_) | Liveness::Unlinked => Self::Notice,

@@ -16,10 +16,10 @@ macro_rules! counters {
 
         impl Counters {
             /// Number of counters.
-            pub const COUNT: usize = [$($label),*].len();
+            pub(crate) const COUNT: usize = [$($label),*].len();
 
             /// Each counter with its label in the metrics.
-            pub fn labelled(&self) -> [(&'static str, u64); Self::COUNT] {
+            pub(crate) fn labelled(&self) -> [(&'static str, u64); Self::COUNT] {
                 [$(($label, self.$field)),*]
             }
 

@@ -97,7 +97,7 @@ const STOP_WAIT: Duration = Duration::from_secs(1);
 
 /// The parts of the table that the offload engine may touch.
 #[derive(Clone, Debug)]
-pub struct EngineParts {
+pub(crate) struct EngineParts {
     /// The flows that stay proxied, to judge whether offload causes resets.
     pub flows: Part<FlowTable>,
     pub registry: Part<Registry>,
@@ -115,7 +115,7 @@ pub struct EngineParts {
 
 /// The running thread. If dropped without [`OffloadEngine::stop`], it runs until the process ends.
 #[derive(Debug)]
-pub struct OffloadEngine {
+pub(crate) struct OffloadEngine {
     port: Part<Offload>,
     orders: Arc<EngineOrders>,
     thread: Option<JoinHandle<()>>,
@@ -133,7 +133,7 @@ struct EngineOrders {
 impl OffloadEngine {
     /// Takes over the program. An earlier process's flows in it go on, and [`OffloadEngine::recover`] gives them
     /// workers; no new flow gets their ids. If `interfaces` is empty, the engine attaches the program as needed.
-    pub fn start(program: Program, table: EngineParts, on_demand: bool) -> Result<Self, OpenError> {
+    pub(crate) fn start(program: Program, table: EngineParts, on_demand: bool) -> Result<Self, OpenError> {
         let port = table.offload.clone();
         let mut engine = Engine::open(program, table, on_demand)?;
         let orders = engine.outside.orders.clone();
@@ -146,20 +146,20 @@ impl OffloadEngine {
     }
 
     /// Gives an earlier process's flows to workers, and resets those that it was offloading when it died.
-    pub fn recover(&self) {
+    pub(crate) fn recover(&self) {
         self.orders.recover.store(true, Release);
         self.port.wake();
     }
 
     /// With `frozen` the engine leaves the map alone, after it has finished the flows that are between two steps;
     /// without, it continues.
-    pub fn freeze(&self, frozen: bool) {
+    pub(crate) fn freeze(&self, frozen: bool) {
         self.orders.frozen.store(frozen, Release);
         self.port.wake();
     }
 
     /// Ends the thread; offloaded flows go on without it.
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.orders.stop.store(true, Release);
         self.port.wake();
         if let Some(thread) = self.thread.take() {

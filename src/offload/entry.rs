@@ -5,7 +5,7 @@
 mod codec;
 
 pub use crate::model::ends::{Ends, Key};
-pub use codec::{ENTRY_SIZE, FLAG_COMMITTED, KEY_SIZE, RawEntry, RawKey};
+pub use codec::{ENTRY_SIZE, KEY_SIZE, RawEntry, RawKey};
 
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use crate::model::ids::FlowId;
@@ -140,7 +140,7 @@ pub struct Seen {
 
 impl Identity {
     /// The identity from both entries of a flow; `None`: they belong to different flows.
-    pub fn of(up: &Entry, down: &Entry) -> Option<Self> {
+    pub(crate) fn of(up: &Entry, down: &Entry) -> Option<Self> {
         match (up.share, down.share) {
             (Share::Up { accepted_at_ns, connect_us }, Share::Down { backend_key }) if up.id == down.id => {
                 Some(Self { id: up.id, accepted_at_ns, connect_us, backend_key })
@@ -186,7 +186,7 @@ impl Entry {
 
 impl Entry {
     /// A witness entry of a proxied flow, which shows the addresses that its packets have on the wire.
-    pub fn witness(id: FlowId, ends: &Ends, direction: FlowDirection) -> Self {
+    pub(crate) fn witness(id: FlowId, ends: &Ends, direction: FlowDirection) -> Self {
         Self {
             action: Action::Witness,
             direction,
@@ -210,13 +210,13 @@ impl Entry {
     }
 
     /// Whether the entry is only a witness of flow `id`.
-    pub fn is_witness_of(&self, id: FlowId) -> bool {
+    pub(crate) fn is_witness_of(&self, id: FlowId) -> bool {
         self.action == Action::Witness && self.id == id
     }
 
     /// Whether the program saw a segment with the numbers that the socket of its leg knows, up to the segments that are
     /// on their way. A SYNPROXY on this host may put other numbers on the wire, though the addresses are the same.
-    pub fn shows(&self, leg: &LegState) -> bool {
+    pub(crate) fn shows(&self, leg: &LegState) -> bool {
         let near = |seen: u64, known: u32| (seen as u32).wrapping_sub(known).wrapping_add(UNDER_WAY) <= 2 * UNDER_WAY;
         self.seen.packets > 0 && near(self.seen.sent, leg.rcv_nxt) && near(self.seen.acked, leg.snd_una)
     }

@@ -52,7 +52,7 @@ impl Moved {
 
 /// Flows by their ids, and by their marks.
 #[derive(Debug)]
-pub struct Marked<T> {
+pub(crate) struct Marked<T> {
     flows: HashMap<FlowId, T>,
     /// One flow for each mark; `more` has the others.
     first: Box<[Option<Named>]>,
@@ -77,7 +77,7 @@ impl<T> Default for Marked<T> {
 }
 
 impl<T> Marked<T> {
-    pub fn insert(&mut self, flow: FlowId, value: T) {
+    pub(crate) fn insert(&mut self, flow: FlowId, value: T) {
         if self.flows.insert(flow, value).is_some() {
             return;
         }
@@ -88,7 +88,7 @@ impl<T> Marked<T> {
         }
     }
 
-    pub fn remove(&mut self, flow: FlowId) -> Option<T> {
+    pub(crate) fn remove(&mut self, flow: FlowId) -> Option<T> {
         let value = self.flows.remove(&flow)?;
         let mark = Mark::of(flow);
         let others = self.more.get_mut(&mark);
@@ -104,12 +104,12 @@ impl<T> Marked<T> {
         Some(value)
     }
 
-    pub fn get_mut(&mut self, flow: &FlowId) -> Option<&mut T> {
+    pub(crate) fn get_mut(&mut self, flow: &FlowId) -> Option<&mut T> {
         self.flows.get_mut(flow)
     }
 
     /// The flows with this mark.
-    pub fn at(&self, mark: Mark) -> impl Iterator<Item = FlowId> + '_ {
+    pub(crate) fn at(&self, mark: Mark) -> impl Iterator<Item = FlowId> + '_ {
         let first = self.first[mark.0 as usize].map(id);
         first.into_iter().chain(self.more.get(&mark).into_iter().flatten().copied())
     }

@@ -10,9 +10,9 @@ mod reading;
 mod status;
 mod unknown;
 
-pub use dismiss::dismiss;
+pub(crate) use dismiss::dismiss;
 pub use error::{InstallError, OpenError};
-pub use reading::Unread;
+pub(crate) use reading::Unread;
 pub use status::{AttachedLink, ProgramStatus, Removal, remove, status};
 pub use unknown::Owner;
 
@@ -111,13 +111,13 @@ pub struct Evidence {
 const EVIDENCE_BYTES: usize = 40;
 
 /// Data that user space keeps of a flow, in its own layout.
-pub type UserNote = [u8; 32];
+pub(crate) type UserNote = [u8; 32];
 
 /// Limit for port ranges: each instance's, and the ports of peers' frontends. As in bpf/entry.h.
-pub const PORT_RANGES: u32 = 16;
+pub(crate) const PORT_RANGES: u32 = 16;
 
 /// Limit for backends with evidence: slots are below.
-pub const BACKEND_SLOTS: u16 = 4096;
+pub(crate) const BACKEND_SLOTS: u16 = 4096;
 
 /// Each network namespace has it.
 const LOOPBACK_NAME: &str = "lo";
@@ -221,11 +221,11 @@ impl Program {
     }
 
     /// Keeps a note beside a flow's entries, and as long as these.
-    pub fn keep_note(&self, flow: FlowId, note: &UserNote) -> io::Result<()> {
+    pub(crate) fn keep_note(&self, flow: FlowId, note: &UserNote) -> io::Result<()> {
         self.notes.update(&flow.0.to_ne_bytes(), note, Update::Any)
     }
 
-    pub fn drop_note(&self, flow: FlowId) -> io::Result<bool> {
+    pub(crate) fn drop_note(&self, flow: FlowId) -> io::Result<bool> {
         self.notes.delete(&flow.0.to_ne_bytes())
     }
 
@@ -270,7 +270,7 @@ impl Program {
     }
 
     /// As [`Program::install`], in place of the flow's own witnesses.
-    pub fn install_over(&self, flow: &Splice) -> io::Result<()> {
+    pub(crate) fn install_over(&self, flow: &Splice) -> io::Result<()> {
         for direction in [FlowDirection::ToClient, FlowDirection::ToBackend] {
             let raw = flow.entry(direction).encode();
             if let Err(error) = self.flows.update(&flow.ends.key(direction).encode(), &raw, Update::Any) {
@@ -282,7 +282,7 @@ impl Program {
     }
 
     /// Removes the flow's witnesses, if the entries at its keys still are these.
-    pub fn withdraw(&self, id: FlowId, ends: &Ends) -> Result<(), Unread> {
+    pub(crate) fn withdraw(&self, id: FlowId, ends: &Ends) -> Result<(), Unread> {
         for key in ends.keys() {
             if self.entry(&key)?.is_some_and(|entry| entry.is_witness_of(id)) {
                 self.take_out(&key)?;
@@ -348,7 +348,7 @@ impl Program {
     }
 
     /// Clears the evidence of a slot, for the next backend that gets it.
-    pub fn forget_evidence(&self, slot: u16) -> io::Result<()> {
+    pub(crate) fn forget_evidence(&self, slot: u16) -> io::Result<()> {
         self.backends.update(&u32::from(slot).to_ne_bytes(), &[0; EVIDENCE_BYTES], Update::Any)
     }
 
@@ -396,7 +396,7 @@ impl Program {
     }
 
     /// Enters one direction of another instance's flow, and replaces what was entered for its packets before.
-    pub fn hold(&self, key: &Key, entry: &Entry) -> Result<(), InstallError> {
+    pub(crate) fn hold(&self, key: &Key, entry: &Entry) -> Result<(), InstallError> {
         Ok(self.flows.update(&key.encode(), &entry.encode(), Update::Any)?)
     }
 

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 /// Default directory of the pinned program.
-pub const DIRECTORY_DEFAULT: &str = "/sys/fs/bpf/baton";
+pub(crate) const DIRECTORY_DEFAULT: &str = "/sys/fs/bpf/baton";
 
 /// Default limit for flows in the map; an empty map takes 32 bytes for each.
-pub const FLOWS_MAX_DEFAULT: u32 = 131_072;
+pub(crate) const FLOWS_MAX_DEFAULT: u32 = 131_072;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffloadSettings {

@@ -36,7 +36,7 @@ pub struct EndedFlow {
 
 impl EndedFlow {
     /// A connection that was reset at once.
-    pub fn unserved(id: FlowId, origin: FlowOrigin, reason: EndReason) -> Self {
+    pub(crate) fn unserved(id: FlowId, origin: FlowOrigin, reason: EndReason) -> Self {
         Self {
             id,
             origin,
@@ -65,7 +65,7 @@ struct EndedLane {
 }
 
 impl EndedFlows {
-    pub fn new(workers: usize) -> Self {
+    pub(crate) fn new(workers: usize) -> Self {
         let lane = |_| EndedLane { queue: ArrayQueue::new(ENDED_QUEUE), reported: Notify::new() };
         Self { lanes: (0..workers).map(lane).collect() }
     }
@@ -75,7 +75,7 @@ impl EndedFlows {
     }
 
     /// Sends an ended flow of `worker` to the log; never waits. False: too many wait already, and the flow is left out.
-    pub fn report(&self, worker: usize, flow: EndedFlow) -> bool {
+    pub(crate) fn report(&self, worker: usize, flow: EndedFlow) -> bool {
         let lane = &self.lanes[worker];
         let has_room = lane.queue.push(flow).is_ok();
         lane.reported.notify_one();
@@ -88,7 +88,7 @@ impl EndedFlows {
     }
 
     /// Returns when a worker may have reported a flow since the last call.
-    pub async fn reported(&self) {
+    pub(crate) async fn reported(&self) {
         let mut lanes: Vec<Pin<Box<_>>> = self.lanes.iter().map(|lane| Box::pin(lane.reported.notified())).collect();
         poll_fn(|context| {
             let any = lanes.iter_mut().any(|lane| lane.as_mut().poll(context).is_ready());

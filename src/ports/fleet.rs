@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering::*};
 use crossbeam_queue::SegQueue;
 use tokio::sync::watch;
 
-pub use crate::model::fleet::Local;
+pub(crate) use crate::model::fleet::Local;
 use crate::model::fleet::PortRange;
 
 /// The queue between them, and the flags that each sets for the others. Unused without peers.
@@ -39,7 +39,7 @@ pub struct Fleet {
 
 impl Fleet {
     /// Whether this instance has peers. If not, [`Fleet::tell`] does nothing.
-    pub fn is_enabled(&self) -> bool {
+    pub(crate) fn is_enabled(&self) -> bool {
         self.enabled.load(Relaxed)
     }
 
@@ -49,69 +49,69 @@ impl Fleet {
 
     /// Queues an event for the peers; never waits. It wakes nobody: the link looks every few milliseconds, because a
     /// wake for each short flow would cost more than the flow.
-    pub fn tell(&self, local: impl FnOnce() -> Local) {
+    pub(crate) fn tell(&self, local: impl FnOnce() -> Local) {
         if self.is_enabled() {
             self.local.push(local());
         }
     }
 
-    pub fn next_local(&self) -> Option<Local> {
+    pub(crate) fn next_local(&self) -> Option<Local> {
         self.local.pop()
     }
 
     /// Whether packets of one flow may come to several instances, so that a silence here proves nothing.
-    pub fn is_shared(&self) -> bool {
+    pub(crate) fn is_shared(&self) -> bool {
         self.shared.load(Relaxed)
     }
 
-    pub fn set_shared(&self, shared: bool) {
+    pub(crate) fn set_shared(&self, shared: bool) {
         self.shared.store(shared, Relaxed);
     }
 
     /// The source ports of this instance's backend legs. `None`: any.
-    pub fn ports(&self) -> Option<PortRange> {
+    pub(crate) fn ports(&self) -> Option<PortRange> {
         self.ports.get().copied()
     }
 
     /// Call it once, before the first leg.
-    pub fn set_ports(&self, ports: PortRange) {
+    pub(crate) fn set_ports(&self, ports: PortRange) {
         let _ = self.ports.set(ports);
     }
 
     /// Whether the frontends' addresses must be on `lo` as well, before they leave.
-    pub fn keeping(&self) -> watch::Receiver<bool> {
+    pub(crate) fn keeping(&self) -> watch::Receiver<bool> {
         self.keeping.subscribe()
     }
 
-    pub fn set_keeping(&self, keeping: bool) {
+    pub(crate) fn set_keeping(&self, keeping: bool) {
         self.keeping.send_replace(keeping);
     }
 
     /// Whether another process of this host has this one's flows, or is about to.
-    pub fn is_succeeded(&self) -> bool {
+    pub(crate) fn is_succeeded(&self) -> bool {
         self.succeeded.load(Acquire)
     }
 
-    pub fn set_succeeded(&self, succeeded: bool) {
+    pub(crate) fn set_succeeded(&self, succeeded: bool) {
         self.succeeded.store(succeeded, Release);
     }
 
     /// Whether this instance may take a VIP: it has no peers, or knows their flows, or has waited for them long enough.
-    pub fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         !self.is_enabled() || self.ready.load(Relaxed)
     }
 
-    pub fn set_ready(&self, ready: bool) {
+    pub(crate) fn set_ready(&self, ready: bool) {
         self.ready.store(ready, Relaxed);
     }
 
     /// Whether all flows of this instance were reported.
-    pub fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         self.whole.load(Relaxed)
     }
 
     /// An earlier process's flows have been recovered, or there are none. Before that, peers are told of no flow.
-    pub fn set_whole(&self) {
+    pub(crate) fn set_whole(&self) {
         self.whole.store(true, Release);
     }
 }

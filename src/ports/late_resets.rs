@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crossbeam_queue::SegQueue;
 use tokio::sync::Notify;
 
-pub use crate::model::fleet::Abandoned;
+pub(crate) use crate::model::fleet::Abandoned;
 use crate::model::fleet::failover::Wake;
 use crate::sys::sequence::SequenceNumbers;
 
@@ -30,7 +30,7 @@ pub struct LateResets {
 
 /// The segments for a far end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
+pub(crate) enum Word {
     Reset(Abandoned),
     /// A challenge: the far end's answer shows its numbers, and the rule for unknown packets answers that with RST.
     Wake(Wake),
@@ -38,7 +38,7 @@ pub enum Word {
 
 impl Word {
     /// The source and the destination of the segments.
-    pub fn ends(&self) -> (SocketAddr, SocketAddr) {
+    pub(crate) fn ends(&self) -> (SocketAddr, SocketAddr) {
         match self {
             Self::Reset(Abandoned { from, to, .. }) | Self::Wake(Wake { from, to }) => (*from, *to),
         }
@@ -47,7 +47,7 @@ impl Word {
 
 /// Whether a reset was sent before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ToldBefore {
+pub(crate) enum ToldBefore {
     Never,
     Once,
     /// As `Once`, to a client that had no backend. There may be very many of these.
@@ -56,7 +56,7 @@ pub enum ToldBefore {
 
 /// When peers are told of a far end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ShareWhen {
+pub(crate) enum ShareWhen {
     Always,
     /// While one of the peers is not heard: then this host may be the one that is cut off, and that peer may get the
     /// address.
@@ -71,35 +71,35 @@ impl From<SequenceNumbers> for Abandoned {
 
 impl LateResets {
     /// No reset was sent yet.
-    pub fn tell(&self, abandoned: Abandoned) {
+    pub(crate) fn tell(&self, abandoned: Abandoned) {
         self.share(abandoned, ShareWhen::Always);
         self.push(Word::Reset(abandoned), ToldBefore::Never);
     }
 
     /// The kernel sends a reset at this moment.
-    pub fn repeat(&self, abandoned: Abandoned) {
+    pub(crate) fn repeat(&self, abandoned: Abandoned) {
         self.share(abandoned, ShareWhen::WhileOneIsAway);
         self.push(Word::Reset(abandoned), ToldBefore::Once);
     }
 
     /// As [`Self::repeat`], of a client that had no backend yet.
-    pub fn repeat_unserved(&self, abandoned: Abandoned) {
+    pub(crate) fn repeat_unserved(&self, abandoned: Abandoned) {
         self.share(abandoned, ShareWhen::WhileOneIsAway);
         self.push(Word::Reset(abandoned), ToldBefore::OnceUnserved);
     }
 
     /// A peer knows of it, too.
-    pub fn repeat_for_peer(&self, abandoned: Abandoned) {
+    pub(crate) fn repeat_for_peer(&self, abandoned: Abandoned) {
         self.push(Word::Reset(abandoned), ToldBefore::Once);
     }
 
     /// It has just been challenged, and has not answered.
-    pub fn wake(&self, wake: Wake) {
+    pub(crate) fn wake(&self, wake: Wake) {
         self.push(Word::Wake(wake), ToldBefore::Once);
     }
 
     /// From now on the failover takes those for the peers.
-    pub fn share_with_peers(&self) {
+    pub(crate) fn share_with_peers(&self) {
         self.shares.store(true, Relaxed);
     }
 
@@ -115,22 +115,22 @@ impl LateResets {
     }
 
     /// No resets can be sent, for this reason: logs it once.
-    pub fn complain(&self, error: &io::Error) {
+    pub(crate) fn complain(&self, error: &io::Error) {
         if !self.complained.swap(true, Relaxed) {
             tracing::warn!(%error, "Baton cannot repeat resets to hosts that were cut off; that needs CAP_NET_ADMIN and CAP_NET_RAW");
         }
     }
 
-    pub fn take_to_share(&self) -> Option<(Abandoned, ShareWhen)> {
+    pub(crate) fn take_to_share(&self) -> Option<(Abandoned, ShareWhen)> {
         self.shared.pop()
     }
 
-    pub fn take(&self) -> Option<(Word, ToldBefore)> {
+    pub(crate) fn take(&self) -> Option<(Word, ToldBefore)> {
         self.queue.pop()
     }
 
     /// Returns when there may be entries to take.
-    pub async fn told(&self) {
+    pub(crate) async fn told(&self) {
         self.told.notified().await;
     }
 }

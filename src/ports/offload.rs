@@ -29,11 +29,11 @@ use crate::model::end_reason::EndReason;
 use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
 
-pub use crate::model::fleet::{PeerPortRange, StandbyAnswer, StandbyRequest};
+pub(crate) use crate::model::fleet::{PeerPortRange, StandbyAnswer, StandbyRequest};
 pub use crate::model::flow::Ticket;
 pub use crate::model::stays::Stays;
-pub use held::{OffloadedKeys, StandbyQueues};
-pub use wake::EngineWake;
+pub(crate) use held::{OffloadedKeys, StandbyQueues};
+pub(crate) use wake::EngineWake;
 
 /// A flow that may be offloaded. Until the offload engine answers, only the engine reads and writes its sockets.
 #[derive(Debug)]
@@ -80,7 +80,7 @@ pub struct Progress {
 
 impl Progress {
     /// Progress without any news.
-    pub fn none(ticket: Ticket) -> Self {
+    pub(crate) fn none(ticket: Ticket) -> Self {
         Self { ticket, bytes_to_backend: 0, bytes_to_client: 0, last_to_backend_ns: 0, last_to_client_ns: 0 }
     }
 }
@@ -188,7 +188,7 @@ pub struct Offload {
 }
 
 impl Offload {
-    pub fn new(workers: usize) -> io::Result<Self> {
+    pub(crate) fn new(workers: usize) -> io::Result<Self> {
         Ok(Self {
             requests: SegQueue::new(),
             wake: EngineWake::new()?,
@@ -204,7 +204,7 @@ impl Offload {
     }
 
     /// Whether the engine accepts flows now.
-    pub fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.open.load(Relaxed)
     }
 
@@ -213,25 +213,25 @@ impl Offload {
     }
 
     /// Whether flows must leave as soon as possible, even if they are young.
-    pub fn is_hurried(&self) -> bool {
+    pub(crate) fn is_hurried(&self) -> bool {
         self.hurried.load(Relaxed)
     }
 
-    pub fn set_hurried(&self, hurried: bool) {
+    pub(crate) fn set_hurried(&self, hurried: bool) {
         self.hurried.store(hurried, Relaxed);
     }
 
     /// Offload has stopped, because flows were reset right after it: has the engine try it again.
-    pub fn want_retry(&self) {
+    pub(crate) fn want_retry(&self) {
         self.retry_wanted.store(true, Relaxed);
     }
 
-    pub fn take_retry_wanted(&self) -> bool {
+    pub(crate) fn take_retry_wanted(&self) -> bool {
         self.retry_wanted.swap(false, Relaxed)
     }
 
     /// Sends a request to the offload engine; never waits.
-    pub fn ask(&self, request: Request) {
+    pub(crate) fn ask(&self, request: Request) {
         if matches!(request, Request::Offload(_)) {
             self.in_flight.fetch_add(1, Relaxed);
         }
@@ -240,23 +240,23 @@ impl Offload {
     }
 
     /// Sends a request about other instances' flows to the offload engine; never waits.
-    pub fn ask_standby(&self, request: StandbyRequest) {
+    pub(crate) fn ask_standby(&self, request: StandbyRequest) {
         self.held.push(request);
         self.wake.wake_once();
     }
 
     /// Readable when there may be requests.
-    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.fd()
     }
 
     /// Makes the offload engine look at its requests even if the queue is empty.
-    pub fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.wake.wake();
     }
 
     /// Call it before taking requests, so that none is missed.
-    pub fn clear_wake(&self) {
+    pub(crate) fn clear_wake(&self) {
         self.wake.clear();
     }
 
@@ -269,45 +269,45 @@ impl Offload {
         self.answers[worker].push(answer);
     }
 
-    pub fn next_answer(&self, worker: usize) -> Option<Answer> {
+    pub(crate) fn next_answer(&self, worker: usize) -> Option<Answer> {
         self.answers[worker].pop()
     }
 
     /// Keeps a source port from being reused towards `backend`.
-    pub fn reserve(&self, local: LocalAddr, backend: BackendAddr) {
+    pub(crate) fn reserve(&self, local: LocalAddr, backend: BackendAddr) {
         self.reserved.pin().insert((local, backend));
     }
 
-    pub fn release(&self, local: LocalAddr, backend: BackendAddr) {
+    pub(crate) fn release(&self, local: LocalAddr, backend: BackendAddr) {
         self.reserved.pin().remove(&(local, backend));
     }
 
     /// As [`Offload::reserve`], for a flow of another instance with one of this instance's ports.
-    pub fn reserve_for_peer(&self, local: LocalAddr, backend: BackendAddr) {
+    pub(crate) fn reserve_for_peer(&self, local: LocalAddr, backend: BackendAddr) {
         self.reserved_for_peers.pin().insert((local, backend));
     }
 
-    pub fn release_for_peer(&self, local: LocalAddr, backend: BackendAddr) {
+    pub(crate) fn release_for_peer(&self, local: LocalAddr, backend: BackendAddr) {
         self.reserved_for_peers.pin().remove(&(local, backend));
     }
 
-    pub fn is_reserved(&self, local: LocalAddr, backend: BackendAddr) -> bool {
+    pub(crate) fn is_reserved(&self, local: LocalAddr, backend: BackendAddr) -> bool {
         let leg = (local, backend);
         self.reserved.pin().contains(&leg) || self.reserved_for_peers.pin().contains(&leg)
     }
 
     /// Whether the kernel must not choose source ports.
-    pub fn keeps_ports(&self) -> bool {
+    pub(crate) fn keeps_ports(&self) -> bool {
         self.is_open() || !self.reserved.is_empty() || !self.reserved_for_peers.is_empty()
     }
 
     /// The engine has given a flow's sockets back, or closed them.
-    pub fn count_out(&self) {
+    pub(crate) fn count_out(&self) {
         self.in_flight.fetch_sub(1, Relaxed);
     }
 
     /// Number of flows whose sockets the offload engine has.
-    pub fn in_flight(&self) -> u32 {
+    pub(crate) fn in_flight(&self) -> u32 {
         self.in_flight.load(Relaxed)
     }
 }

@@ -64,12 +64,12 @@ struct Lane {
 }
 
 impl Orders {
-    pub fn new(workers: usize) -> io::Result<Self> {
+    pub(crate) fn new(workers: usize) -> io::Result<Self> {
         let lane = |_| Ok(Lane { queue: SegQueue::new(), wake: EventFd::new()? });
         Ok(Self { lanes: (0..workers).map(lane).collect::<io::Result<_>>()? })
     }
 
-    pub fn workers(&self) -> usize {
+    pub(crate) fn workers(&self) -> usize {
         self.lanes.len()
     }
 
@@ -97,11 +97,11 @@ impl Orders {
     }
 
     /// Clears the wake. Call it before taking orders, so that none is missed.
-    pub fn clear_wake(&self, worker: usize) {
+    pub(crate) fn clear_wake(&self, worker: usize) {
         self.lanes[worker].wake.clear();
     }
 
-    pub fn wake_fd(&self, worker: usize) -> BorrowedFd<'_> {
+    pub(crate) fn wake_fd(&self, worker: usize) -> BorrowedFd<'_> {
         self.lanes[worker].wake.fd()
     }
 

@@ -14,32 +14,32 @@ pub struct Reachability {
 
 impl Reachability {
     /// A client's packet came at `at_ns`.
-    pub fn hear_client(&self, at_ns: u64) {
+    pub(crate) fn hear_client(&self, at_ns: u64) {
         self.client_ns.fetch_max(at_ns, Relaxed);
     }
 
     /// When a client of an offloaded flow was last heard, as far as any part has looked.
-    pub fn client_ns(&self) -> u64 {
+    pub(crate) fn client_ns(&self) -> u64 {
         self.client_ns.load(Relaxed)
     }
 
     /// The health checker wants to know whether clients are heard.
-    pub fn want_clients(&self) {
+    pub(crate) fn want_clients(&self) {
         self.wanted.store(true, Relaxed);
     }
 
     /// Whether that was wanted since the last call.
-    pub fn take_wanted(&self) -> bool {
+    pub(crate) fn take_wanted(&self) -> bool {
         self.wanted.load(Relaxed) && self.wanted.swap(false, Relaxed)
     }
 
     /// No peer, backend or client is heard at `now_ns`.
-    pub fn is_deaf(&self, now_ns: u64) {
+    pub(crate) fn is_deaf(&self, now_ns: u64) {
         self.deaf_ns.fetch_max(now_ns, Relaxed);
     }
 
     /// When a silence that began at `since_ns` starts to count: not while nobody was heard.
-    pub fn counts_from(&self, since_ns: u64) -> u64 {
+    pub(crate) fn counts_from(&self, since_ns: u64) -> u64 {
         since_ns.max(self.deaf_ns.load(Relaxed))
     }
 }

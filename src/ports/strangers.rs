@@ -19,17 +19,17 @@ impl<T> Default for Strangers<T> {
 }
 
 impl<T> Strangers<T> {
-    pub fn come(&self, stranger: T) {
+    pub(crate) fn come(&self, stranger: T) {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(stranger);
         self.came.notify_one();
     }
 
-    pub fn take(&self) -> Vec<T> {
+    pub(crate) fn take(&self) -> Vec<T> {
         std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Returns when there may be entries to take.
-    pub async fn came(&self) {
+    pub(crate) async fn came(&self) {
         self.came.notified().await;
     }
 }

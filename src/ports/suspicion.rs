@@ -12,19 +12,19 @@ pub struct Suspicion {
 }
 
 impl Suspicion {
-    pub const CONNECT_FAILED: u8 = 1;
-    pub const SEGMENTS_UNACKED: u8 = 2;
+    pub(crate) const CONNECT_FAILED: u8 = 1;
+    pub(crate) const SEGMENTS_UNACKED: u8 = 2;
     /// Another backend is silent, and no other host is heard.
-    pub const OTHERS_SILENT: u8 = 4;
+    pub(crate) const OTHERS_SILENT: u8 = 4;
 
-    pub fn raise(&self, bit: u8) {
+    pub(crate) fn raise(&self, bit: u8) {
         if self.bits.fetch_or(bit, Relaxed) & bit == 0 {
             self.notify.notify_one();
         }
     }
 
     /// The bits raised since the last call.
-    pub fn take(&self) -> u8 {
+    pub(crate) fn take(&self) -> u8 {
         self.bits.swap(0, Relaxed)
     }
 }

@@ -14,7 +14,7 @@ use crate::model::finding::Finding;
 use syntax::{File, Node};
 
 /// The default path of its configuration.
-pub const KEEPALIVED_DEFAULT: &str = "/etc/keepalived/keepalived.conf";
+pub(crate) const KEEPALIVED_DEFAULT: &str = "/etc/keepalived/keepalived.conf";
 
 const TOPIC: &str = "keepalived";
 

@@ -10,7 +10,7 @@ use crate::sys::process;
 
 /// Why each of `vips`, which are on this host, would stay; one sentence each. `track_file`: that of the configuration,
 /// if any.
-pub fn missing(vips: &[IpAddr], track_file: Option<&Path>) -> Vec<String> {
+pub(crate) fn missing(vips: &[IpAddr], track_file: Option<&Path>) -> Vec<String> {
     if vips.is_empty() {
         return Vec::new();
     }

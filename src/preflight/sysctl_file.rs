@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use super::kernel::{Setting, spelled};
 
 /// The default path.
-pub const DEFAULT: &str = "/etc/sysctl.d/90-baton.conf";
+pub(crate) const DEFAULT: &str = "/etc/sysctl.d/90-baton.conf";
 
 /// The first line, which marks a file that may be overwritten.
 const HEAD: &str = "# Written by `baton check --host --fix`; it may be written over.";
 
 /// The result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Written {
+pub(crate) enum Written {
     New,
     /// It already had this content.
     Same,
@@ -23,7 +23,7 @@ pub enum Written {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum WriteError {
+pub(crate) enum WriteError {
     #[error("{path} was not written by Baton; name another file with --fix=FILE", path = .0.display())]
     Foreign(PathBuf),
     #[error("{path}: {source}; run this as root, or name another file with --fix=FILE", path = .path.display())]
@@ -33,7 +33,7 @@ pub enum WriteError {
 }
 
 /// Writes `settings` to `path`, whole or not at all.
-pub fn write(path: &Path, settings: &[Setting]) -> Result<Written, WriteError> {
+pub(crate) fn write(path: &Path, settings: &[Setting]) -> Result<Written, WriteError> {
     if settings.is_empty() {
         return Ok(Written::Nothing);
     }

@@ -330,7 +330,7 @@ fn fits(asked: SharePort, sockets: &[OwnedFd]) -> bool {
 }
 
 /// The listening sockets of an earlier process that agree with share_port in `config`, and the addresses of the others.
-pub fn fitting(config: &Config, left: Vec<(VipAddr, OwnedFd)>) -> (Vec<(VipAddr, OwnedFd)>, BTreeSet<VipAddr>) {
+pub(crate) fn fitting(config: &Config, left: Vec<(VipAddr, OwnedFd)>) -> (Vec<(VipAddr, OwnedFd)>, BTreeSet<VipAddr>) {
     let asked = |address: &VipAddr| {
         let frontend = config.frontends.iter().find(|frontend| frontend.listen.contains(address));
         frontend.map_or(SharePort::Auto, |frontend| frontend.share_port)

@@ -54,7 +54,7 @@ impl Proxy {
     }
 
     /// Ends flows that no process can serve any more.
-    pub fn end(&self, moving: Vec<MovingFlow>, reason: EndReason) {
+    pub(crate) fn end(&self, moving: Vec<MovingFlow>, reason: EndReason) {
         self.give_back(moving, |moving| Message::End(moving, reason));
     }
 
@@ -81,7 +81,7 @@ impl Proxy {
     }
 
     /// A second descriptor for each listening socket of each worker.
-    pub fn share_listeners(&self) -> io::Result<Vec<(VipAddr, OwnedFd)>> {
+    pub(crate) fn share_listeners(&self) -> io::Result<Vec<(VipAddr, OwnedFd)>> {
         let mut all = Vec::new();
         for worker in 0..self.workers() {
             let listeners = self.ask(worker, |answer| Message::ShareListeners { answer });
@@ -91,7 +91,7 @@ impl Proxy {
     }
 
     /// Stops accepting (or begins again) without closing a listener. When this returns, the backlogs have been served.
-    pub fn park_listeners(&self, parked: bool) -> Result<(), StuckWorker> {
+    pub(crate) fn park_listeners(&self, parked: bool) -> Result<(), StuckWorker> {
         let ask = |worker| {
             let (answer, answered) = channel();
             self.tell(worker, Message::ParkListeners { parked, answer });
@@ -104,7 +104,7 @@ impl Proxy {
     /// Gives each worker sockets of its own where several share one, as after an upgrade from a process with fewer
     /// workers; returns the number of new sockets. The kernel sends new connections there at once, so call it only when
     /// no other process may continue with the old sockets alone.
-    pub fn widen_listeners(&self, config: &Config) -> io::Result<usize> {
+    pub(crate) fn widen_listeners(&self, config: &Config) -> io::Result<usize> {
         let frontends = config.frontends.iter();
         let served: HashMap<_, _> =
             frontends.flat_map(|frontend| frontend.listen.iter().map(move |at| (*at, &frontend.keepalive))).collect();

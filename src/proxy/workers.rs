@@ -58,7 +58,7 @@ impl Proxy {
 
     /// As [`Proxy::start`], but listens on `inherited` sockets where their address is in `config`, and serves no client
     /// before [`Proxy::reconfigure`] gets the bindings.
-    pub fn start_idle(
+    pub(crate) fn start_idle(
         table: ProxyParts,
         config: &Config,
         inherited: Vec<(VipAddr, OwnedFd)>,
@@ -108,12 +108,12 @@ impl Proxy {
 
     /// Serves the connections in the backlogs, then resets every new one. For listeners that another process keeps
     /// open, in which clients would otherwise wait.
-    pub fn turn_away(&self) {
+    pub(crate) fn turn_away(&self) {
         self.tell_all(|| Message::TurnAway);
     }
 
     /// Has flows offloaded as soon as possible, or (`false`) as the configuration says.
-    pub fn hurry(&self, hurried: bool) {
+    pub(crate) fn hurry(&self, hurried: bool) {
         self.table.offload.set_hurried(hurried);
         if hurried {
             self.tell_all(|| Message::Hurry);
@@ -129,7 +129,7 @@ impl Proxy {
     }
 
     /// Forgets sources that have been quiet. Call it now and then; returns how many are left.
-    pub fn sweep_sources(&self) -> usize {
+    pub(crate) fn sweep_sources(&self) -> usize {
         self.shared.sources.sweep(clock::now_ns())
     }
 
@@ -166,19 +166,19 @@ impl Proxy {
 
     /// Addresses that this process serves with the port bound although share_port in `config` is "on", or shared although it is
     /// "off".
-    pub fn contradicts(&self, config: &Config) -> Vec<(VipAddr, SharePort)> {
+    pub(crate) fn contradicts(&self, config: &Config) -> Vec<(VipAddr, SharePort)> {
         self.ports.contradicts(config, &self.listening())
     }
 
     /// Frees ports that dead processes shared and this process does not. Call it once no other process may continue to serve
     /// them.
-    pub fn forget_dead_ports(&self) {
+    pub(crate) fn forget_dead_ports(&self) {
         self.ports.forget_dead(&self.listening());
     }
 
     /// Attaches the program that shares ports again, if another program has detached it. Call it now and then; it may block for
     /// a moment.
-    pub fn fix_shared_ports(&self) {
+    pub(crate) fn fix_shared_ports(&self) {
         if self.ports.are_whole() {
             return;
         }
@@ -195,7 +195,7 @@ impl Proxy {
     }
 
     /// Frees the ports that this process was the first to share, because it steps back in an upgrade.
-    pub fn give_up_new_ports(&self) {
+    pub(crate) fn give_up_new_ports(&self) {
         self.ports.give_up_new();
     }
 

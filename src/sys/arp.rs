@@ -17,34 +17,34 @@ const KIND: [u8; 6] = [0, 1, 8, 0, 6, 4];
 
 /// An open socket.
 #[derive(Debug)]
-pub struct ArpSocket(FrameSocket);
+pub(crate) struct ArpSocket(FrameSocket);
 
 /// Another host's claim to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub(crate) struct Claim {
     pub address: IpAddr,
     pub mac: Mac,
 }
 
 impl ArpSocket {
     /// For the interface called `name`; `Unsupported` if it is not Ethernet.
-    pub fn open(name: &str) -> io::Result<Self> {
+    pub(crate) fn open(name: &str) -> io::Result<Self> {
         FrameSocket::open(name, ETH_P_ARP, |_| Ok(())).map(Self)
     }
 
     /// The interface's own Ethernet address.
-    pub fn mac(&self) -> Mac {
+    pub(crate) fn mac(&self) -> Mac {
         self.0.mac()
     }
 
     /// Asks which host has `address`, with sender address 0, so that no neighbour learns anything from it (RFC 5227,
     /// section 2.1.1).
-    pub fn probe(&self, address: Ipv4Addr) -> io::Result<()> {
+    pub(crate) fn probe(&self, address: Ipv4Addr) -> io::Result<()> {
         self.0.send(&frame(self.mac(), address))
     }
 
     /// The next received claim; `None`: no more for now.
-    pub fn heard(&self) -> Option<Claim> {
+    pub(crate) fn heard(&self) -> Option<Claim> {
         self.0.heard(claim)
     }
 }

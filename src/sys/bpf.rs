@@ -5,8 +5,8 @@
 mod barrier;
 mod shared;
 
-pub use barrier::Barrier;
-pub use shared::SharedWords;
+pub(crate) use barrier::Barrier;
+pub(crate) use shared::SharedWords;
 
 use std::ffi::CString;
 use std::io;
@@ -170,7 +170,7 @@ pub fn open_pinned(path: &Path) -> io::Result<OwnedFd> {
 
 /// Whether this kernel attaches programs by TCX links (since Linux 6.6, or backported): queries the links of an
 /// interface. Needs CAP_NET_ADMIN.
-pub fn knows_tcx(ifindex: u32) -> io::Result<bool> {
+pub(crate) fn knows_tcx(ifindex: u32) -> io::Result<bool> {
     let mut attr = Query { ifindex, attach_type: BPF_TCX_INGRESS, ..Query::default() };
     // SAFETY: the command takes what `Query` holds; the pointer in it is null, for a list of no length.
     match unsafe { call(BpfCommand::Query, &mut attr) } {
@@ -194,7 +194,7 @@ pub fn tcx_link_info(link: impl AsFd) -> io::Result<TcxLinkInfo> {
 
 /// The inode of the network namespace that a link is attached to; 0: the namespace is gone, or somebody detached the link.
 /// `InvalidInput` if it is a link of another kind.
-pub fn namespace_of_link(link: impl AsFd) -> io::Result<u32> {
+pub(crate) fn namespace_of_link(link: impl AsFd) -> io::Result<u32> {
     // As for TCX, then: netns_ino, attach_type.
     let words = info::<6>(link)?;
     if words[0] != BPF_LINK_TYPE_NETNS {
@@ -228,7 +228,7 @@ impl Map {
     }
 
     /// The same map, for another thread.
-    pub fn try_clone(&self) -> io::Result<Self> {
+    pub(crate) fn try_clone(&self) -> io::Result<Self> {
         Ok(Self { fd: self.fd.try_clone()?, ..*self })
     }
 
@@ -256,7 +256,7 @@ impl Map {
     }
 
     /// As [`Map::look_up`], and removes the entry in the same step, so that no count is lost.
-    pub fn take_out(&self, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
+    pub(crate) fn take_out(&self, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
         self.fits(key, value)?;
         #[cfg(test)]
         self.is_readable()?;
@@ -276,7 +276,7 @@ impl Map {
     }
 
     /// Deletes the entry at `key`; false: there was none.
-    pub fn delete(&self, key: &[u8]) -> io::Result<bool> {
+    pub(crate) fn delete(&self, key: &[u8]) -> io::Result<bool> {
         if key.len() != self.key_size {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -323,7 +323,7 @@ impl Map {
 
     /// Makes every look-up and removal fail for want of memory, or none.
     #[cfg(test)]
-    pub fn set_unreadable(&mut self, unreadable: bool) {
+    pub(crate) fn set_unreadable(&mut self, unreadable: bool) {
         self.unreadable = unreadable;
     }
 

@@ -7,13 +7,13 @@ use rustix::fs::statfs;
 use rustix::mount::{MountFlags, mount};
 
 /// The mount point on every distribution.
-pub const MOUNT_POINT: &str = "/sys/fs/bpf";
+pub(crate) const MOUNT_POINT: &str = "/sys/fs/bpf";
 
 /// BPF_FS_MAGIC (include/uapi/linux/magic.h).
 const MAGIC: i64 = 0xcafe_4a11;
 
 /// Whether `path`, or the nearest directory above it that exists, lies on a BPF file system.
-pub fn holds(path: &Path) -> io::Result<bool> {
+pub(crate) fn holds(path: &Path) -> io::Result<bool> {
     for ancestor in path.ancestors() {
         match statfs(ancestor) {
             Ok(found) => return Ok(found.f_type as u32 as i64 == MAGIC),
@@ -25,13 +25,13 @@ pub fn holds(path: &Path) -> io::Result<bool> {
 }
 
 /// Mounts it at [`MOUNT_POINT`], as systemd does at boot. Needs CAP_SYS_ADMIN.
-pub fn mount_usual() -> io::Result<()> {
+pub(crate) fn mount_usual() -> io::Result<()> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     Ok(mount("bpf", MOUNT_POINT, "bpf", flags, Some(c"mode=700"))?)
 }
 
 /// The names in a directory; none if there is no such directory.
-pub fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
+pub(crate) fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
     match std::fs::read_dir(directory) {
         Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),

@@ -9,24 +9,24 @@ pub fn now_ns() -> u64 {
 }
 
 /// CPU time of this thread so far, in nanoseconds; time in which it waited is not included.
-pub fn thread_cpu_ns() -> u64 {
+pub(crate) fn thread_cpu_ns() -> u64 {
     let used = clock_gettime(ClockId::ThreadCPUTime);
     used.tv_sec as u64 * 1_000_000_000 + used.tv_nsec as u64
 }
 
 /// Nanoseconds since 1970, UTC. Not comparable with another host's clock, nor reliably with this one's at another time.
-pub fn unix_ns() -> u64 {
+pub(crate) fn unix_ns() -> u64 {
     let now = clock_gettime(ClockId::Realtime);
     now.tv_sec.max(0) as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// The UTC time in milliseconds since 1970 of a moment on the monotonic clock.
-pub fn unix_ms_of(monotonic_ns: u64) -> u64 {
+pub(crate) fn unix_ms_of(monotonic_ns: u64) -> u64 {
     unix_ns().saturating_sub(now_ns().saturating_sub(monotonic_ns)) / 1_000_000
 }
 
 /// The moment on the monotonic clock of a UTC time in milliseconds since 1970; 1 if that is before it began.
-pub fn ns_of_unix_ms(at_unix_ms: u64) -> u64 {
+pub(crate) fn ns_of_unix_ms(at_unix_ms: u64) -> u64 {
     let ago_ns = unix_ns().saturating_sub(at_unix_ms.saturating_mul(1_000_000));
     now_ns().saturating_sub(ago_ns).max(1)
 }

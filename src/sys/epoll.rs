@@ -30,18 +30,18 @@ impl Ready {
     }
 
     /// An EOF or an error follows the readable bytes.
-    pub fn ends(self) -> bool {
+    pub(crate) fn ends(self) -> bool {
         self.flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR)
     }
 
     /// The socket has a pending error: reset, timed out, refused. HUP alone does not show that: it also means that both
     /// directions were closed in order.
-    pub fn failed(self) -> bool {
+    pub(crate) fn failed(self) -> bool {
         self.flags.intersects(EventFlags::ERR)
     }
 
     /// It can no longer move a byte in either direction.
-    pub fn hung_up(self) -> bool {
+    pub(crate) fn hung_up(self) -> bool {
         self.flags.intersects(EventFlags::HUP)
     }
 }
@@ -65,7 +65,7 @@ impl Epoll {
     }
 
     /// As [`Epoll::watch_flow`], for a socket that is watched already: epoll reports its present readiness once more.
-    pub fn watch_flow_again(&self, socket: impl AsFd, token: u64) -> io::Result<()> {
+    pub(crate) fn watch_flow_again(&self, socket: impl AsFd, token: u64) -> io::Result<()> {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         Ok(epoll::modify(&self.0, socket, EventData::new_u64(token), flags)?)
     }

@@ -11,12 +11,12 @@ use rustix::net::{self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage
 use rustix::net::{SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sockopt};
 
 /// Limit for descriptors in one message: SCM_MAX_FD (include/net/scm.h).
-pub const FDS_MAX: usize = 253;
+pub(crate) const FDS_MAX: usize = 253;
 
 const SPACE: usize = rustix::cmsg_space!(ScmRights(FDS_MAX));
 
 /// A connected, non-blocking pair of Unix stream sockets, closed on exec.
-pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }
@@ -53,12 +53,12 @@ pub fn receive(socket: impl AsFd, into: &mut [u8], fds: &mut Vec<OwnedFd>) -> io
 }
 
 /// The user of the process that made the other end.
-pub fn peer_uid(socket: impl AsFd) -> io::Result<u32> {
+pub(crate) fn peer_uid(socket: impl AsFd) -> io::Result<u32> {
     Ok(sockopt::socket_peercred(socket)?.uid.as_raw())
 }
 
 /// Asks the kernel for a larger send buffer.
-pub fn set_send_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()> {
+pub(crate) fn set_send_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()> {
     Ok(sockopt::set_socket_send_buffer_size(socket, bytes)?)
 }
 
@@ -68,7 +68,7 @@ pub fn wait_readable(fd: impl AsFd, limit: Duration) -> io::Result<bool> {
 }
 
 /// Waits until one of `fds` can be read, but no longer than `limit`.
-pub fn wait_readable_any(fds: &[BorrowedFd<'_>], limit: Duration) -> io::Result<()> {
+pub(crate) fn wait_readable_any(fds: &[BorrowedFd<'_>], limit: Duration) -> io::Result<()> {
     let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) as _ };
     let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     match poll(&mut polled, Some(&limit)) {
@@ -78,7 +78,7 @@ pub fn wait_readable_any(fds: &[BorrowedFd<'_>], limit: Duration) -> io::Result<
 }
 
 /// Waits until `fd` can be written (or its peer is gone); false: not within `limit`.
-pub fn wait_writable(fd: impl AsFd, limit: Duration) -> io::Result<bool> {
+pub(crate) fn wait_writable(fd: impl AsFd, limit: Duration) -> io::Result<bool> {
     wait(fd, PollFlags::OUT, limit)
 }
 

@@ -14,24 +14,24 @@ const LENGTH: libc::socklen_t = size_of::<libc::sockaddr_ll>() as libc::socklen_
 
 /// Sends frames; it receives nothing.
 #[derive(Debug)]
-pub struct FrameSender(OwnedFd);
+pub(crate) struct FrameSender(OwnedFd);
 
 /// Frames of one protocol on one interface, both ways.
 #[derive(Debug)]
-pub struct FrameSocket {
+pub(crate) struct FrameSocket {
     socket: FrameSender,
     index: u32,
     mac: Mac,
 }
 
 impl FrameSender {
-    pub fn open() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         Ok(Self(socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?))
     }
 
     /// Sends `frame`, with its Ethernet header, through the interface with this index.
-    pub fn send(&self, interface: u32, frame: &[u8]) -> io::Result<()> {
+    pub(crate) fn send(&self, interface: u32, frame: &[u8]) -> io::Result<()> {
         let to = address(interface, 0);
         // SAFETY: `frame` and `to` are valid for their lengths and outlive the call.
         let sent = unsafe {
@@ -44,7 +44,11 @@ impl FrameSender {
 impl FrameSocket {
     /// For frames of `protocol` (an EtherType) on the interface called `name`; `Unsupported` if it is not Ethernet.
     /// `prepare` gets the socket before the first frame.
-    pub fn open(name: &str, protocol: u16, prepare: impl FnOnce(&OwnedFd) -> io::Result<()>) -> io::Result<Self> {
+    pub(crate) fn open(
+        name: &str,
+        protocol: u16,
+        prepare: impl FnOnce(&OwnedFd) -> io::Result<()>,
+    ) -> io::Result<Self> {
         let interface = netdev::interface(name)?;
         if interface.hardware != HARDWARE_ETHERNET {
             return Err(io::ErrorKind::Unsupported.into());
@@ -62,17 +66,17 @@ impl FrameSocket {
     }
 
     /// The interface's own Ethernet address.
-    pub fn mac(&self) -> Mac {
+    pub(crate) fn mac(&self) -> Mac {
         self.mac
     }
 
-    pub fn send(&self, frame: &[u8]) -> io::Result<()> {
+    pub(crate) fn send(&self, frame: &[u8]) -> io::Result<()> {
         self.socket.send(self.index, frame)
     }
 
     /// The result of `read` for the next frame for which it returns one; `None`: no more for now. `read` gets only the
     /// beginning of a longer frame.
-    pub fn heard<T>(&self, read: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
+    pub(crate) fn heard<T>(&self, read: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
         let mut buffer = [0; 256];
         loop {
             let (length, _) = recv(&self.socket.0, &mut buffer[..], RecvFlags::empty()).ok()?;

@@ -12,7 +12,7 @@ static TAKEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 
 /// Takes the `count` descriptors from number `first` on that the parent process passed to this one (sd_listen_fds(3));
 /// leaves out those that are not open. Call it before anything else is opened; a second call returns none.
-pub fn take_passed(first: RawFd, count: u32) -> Vec<OwnedFd> {
+pub(crate) fn take_passed(first: RawFd, count: u32) -> Vec<OwnedFd> {
     static CALLED: AtomicBool = AtomicBool::new(false);
     if CALLED.swap(true, Relaxed) {
         return Vec::new();

@@ -26,27 +26,27 @@ const TYPE_AT: u32 = 54;
 
 /// An open socket.
 #[derive(Debug)]
-pub struct NdSocket(FrameSocket);
+pub(crate) struct NdSocket(FrameSocket);
 
 impl NdSocket {
     /// For the interface called `name`; `Unsupported` if it is not Ethernet.
-    pub fn open(name: &str) -> io::Result<Self> {
+    pub(crate) fn open(name: &str) -> io::Result<Self> {
         // It must not even receive all IPv6 packets of this host.
         FrameSocket::open(name, ETH_P_IPV6, attach).map(Self)
     }
 
     /// The interface's own Ethernet address.
-    pub fn mac(&self) -> Mac {
+    pub(crate) fn mac(&self) -> Mac {
         self.0.mac()
     }
 
     /// Sends `frame` through the interface.
-    pub fn send(&self, frame: &[u8]) -> io::Result<()> {
+    pub(crate) fn send(&self, frame: &[u8]) -> io::Result<()> {
         self.0.send(frame)
     }
 
     /// The next received claim; `None`: no more for now.
-    pub fn heard(&self) -> Option<Claim> {
+    pub(crate) fn heard(&self) -> Option<Claim> {
         self.0.heard(claim)
     }
 }

@@ -12,9 +12,9 @@ use ipnet::IpNet;
 use rustix::net::netdevice;
 
 /// Ethernet and compatible hardware (ARPHRD_ETHER, include/uapi/linux/if_arp.h).
-pub const HARDWARE_ETHERNET: u16 = 1;
+pub(crate) const HARDWARE_ETHERNET: u16 = 1;
 /// The loopback interface, whose frames have an Ethernet header too.
-pub const HARDWARE_LOOPBACK: u16 = 772;
+pub(crate) const HARDWARE_LOOPBACK: u16 = 772;
 
 /// The properties of one interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct Interface {
 }
 
 /// This thread's network namespace, and its inode.
-pub fn namespace() -> io::Result<(File, u64)> {
+pub(crate) fn namespace() -> io::Result<(File, u64)> {
     let file = File::open("/proc/thread-self/ns/net")?;
     let inode = file.metadata()?.ino();
     Ok((file, inode))
@@ -48,7 +48,7 @@ pub fn interface(name: &str) -> io::Result<Interface> {
 }
 
 /// The Ethernet address of interface `name`.
-pub fn hardware_address(name: &str) -> io::Result<[u8; 6]> {
+pub(crate) fn hardware_address(name: &str) -> io::Result<[u8; 6]> {
     let socket = socket()?;
     let mut request = named(name)?;
     ioctl(&socket, libc::SIOCGIFHWADDR, &mut request)?;
@@ -58,13 +58,13 @@ pub fn hardware_address(name: &str) -> io::Result<[u8; 6]> {
 }
 
 /// The name of the interface with this index.
-pub fn name(index: u32) -> io::Result<String> {
+pub(crate) fn name(index: u32) -> io::Result<String> {
     let name = netdevice::index_to_name(socket()?, index)?;
     Ok(name.to_string())
 }
 
 /// Whether interface `name` has a carrier (IFF_RUNNING, netdevice(7)).
-pub fn has_carrier(name: &str) -> io::Result<bool> {
+pub(crate) fn has_carrier(name: &str) -> io::Result<bool> {
     let socket = socket()?;
     let mut request = named(name)?;
     ioctl(&socket, libc::SIOCGIFFLAGS, &mut request)?;
@@ -74,12 +74,12 @@ pub fn has_carrier(name: &str) -> io::Result<bool> {
 }
 
 /// Every address of every interface of this namespace.
-pub fn addresses() -> io::Result<Vec<(String, IpAddr)>> {
+pub(crate) fn addresses() -> io::Result<Vec<(String, IpAddr)>> {
     Ok(networks()?.into_iter().map(|(name, network)| (name, network.addr())).collect())
 }
 
 /// As [`addresses`], each with the length of its network's prefix.
-pub fn networks() -> io::Result<Vec<(String, IpNet)>> {
+pub(crate) fn networks() -> io::Result<Vec<(String, IpNet)>> {
     let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: getifaddrs(3) writes one pointer, to a list that is freed below.
     if unsafe { libc::getifaddrs(&mut first) } != 0 {
@@ -132,7 +132,7 @@ unsafe fn ip(address: *const libc::sockaddr) -> Option<IpAddr> {
 }
 
 /// The source address of a packet from this host to `to`.
-pub fn source_towards(to: IpAddr) -> Option<IpAddr> {
+pub(crate) fn source_towards(to: IpAddr) -> Option<IpAddr> {
     let any: IpAddr = if to.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).ok()?;
     // Connecting a UDP socket looks up the route and sends nothing. The port is that of the discard service.
@@ -141,7 +141,7 @@ pub fn source_towards(to: IpAddr) -> Option<IpAddr> {
 }
 
 /// Whether the interface merges segments in a way that cannot be undone (large receive offload, ETHTOOL_GFLAGS).
-pub fn merges_for_good(name: &str) -> io::Result<bool> {
+pub(crate) fn merges_for_good(name: &str) -> io::Result<bool> {
     let socket = socket()?;
     let mut value = EthtoolValue { command: ETHTOOL_GFLAGS, data: 0 };
     let mut request = named(name)?;

@@ -2,18 +2,18 @@
 //! netlink-packet crates write and read the messages; docs/decisions/014-libraries.md says which parts of them.
 
 mod address;
-pub mod conntrack;
+pub(crate) mod conntrack;
 mod link;
 mod route;
 mod translated;
 mod watch;
-pub mod xfrm;
+pub(crate) mod xfrm;
 
-pub use address::{add_to_loopback, added_to_loopback, remove_from_loopback};
-pub use link::{carrier_changes, merging};
-pub use route::{Route, is_local, leaves_by, neighbour, route};
-pub use translated::is_translated;
-pub use watch::{Changed, Watch};
+pub(crate) use address::{add_to_loopback, added_to_loopback, remove_from_loopback};
+pub(crate) use link::{carrier_changes, merging};
+pub(crate) use route::{Route, is_local, leaves_by, neighbour, route};
+pub(crate) use translated::is_translated;
+pub(crate) use watch::{Changed, Watch};
 
 use std::io;
 use std::iter;
@@ -34,7 +34,7 @@ const IFLA_XDP: u16 = 43;
 const BUFFER_BYTES: usize = 64 * 1024;
 
 /// The id of the XDP program of an interface.
-pub fn xdp_program(ifindex: u32) -> io::Result<Option<u32>> {
+pub(crate) fn xdp_program(ifindex: u32) -> io::Result<Option<u32>> {
     let mut program = None;
     ask(None, libc::RTM_GETLINK, 0, &[&link::header(ifindex)], |message| {
         for xdp in link::attributes(message).filter(|it| it.kind() == IFLA_XDP) {
@@ -48,7 +48,7 @@ pub fn xdp_program(ifindex: u32) -> io::Result<Option<u32>> {
 }
 
 /// Kinds of the classifiers at the ingress of an interface, attached through netlink: `bpf`, `flower` ...
-pub fn ingress_filters(ifindex: u32) -> io::Result<Vec<String>> {
+pub(crate) fn ingress_filters(ifindex: u32) -> io::Result<Vec<String>> {
     let parent = TcHandle { minor: TcHandle::MIN_INGRESS, ..TcHandle::CLSACT };
     let header = TcHeader { index: ifindex as i32, parent, ..TcHeader::default() };
     let mut kinds = Vec::new();

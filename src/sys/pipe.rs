@@ -15,14 +15,14 @@ const SECOND_BEST: usize = 256 * 1024;
 
 /// A pipe with a count of its bytes.
 #[derive(Debug)]
-pub struct Pipe {
+pub(crate) struct Pipe {
     read_end: OwnedFd,
     write_end: OwnedFd,
     held: usize,
 }
 
 impl Pipe {
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let (read_end, write_end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         // A smaller pipe works as well, only with more turns.
         let _ = rustix::pipe::fcntl_setpipe_size(&write_end, PIPE_BYTES)
@@ -31,27 +31,27 @@ impl Pipe {
     }
 
     /// Bytes that were taken from one socket and not yet given to the other.
-    pub fn held(&self) -> usize {
+    pub(crate) fn held(&self) -> usize {
         self.held
     }
 
     /// Takes the bytes of `socket`. `Ok(0)` is its EOF. Call it only while the pipe is empty, so that `WouldBlock` can
     /// only mean that the socket is empty.
-    pub fn fill_from(&mut self, socket: impl AsFd) -> io::Result<usize> {
+    pub(crate) fn fill_from(&mut self, socket: impl AsFd) -> io::Result<usize> {
         let taken = retry_on_intr(|| splice(&socket, None, &self.write_end, None, PIPE_BYTES, flags()))?;
         self.held += taken;
         Ok(taken)
     }
 
     /// Gives `socket` as many bytes as it accepts.
-    pub fn drain_to(&mut self, socket: impl AsFd) -> io::Result<usize> {
+    pub(crate) fn drain_to(&mut self, socket: impl AsFd) -> io::Result<usize> {
         let given = retry_on_intr(|| splice(&self.read_end, None, &socket, None, self.held, flags()))?;
         self.held -= given;
         Ok(given)
     }
 
     /// Takes out all bytes.
-    pub fn read_out(&mut self) -> io::Result<Vec<u8>> {
+    pub(crate) fn read_out(&mut self) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; self.held];
         let mut read = 0;
         while self.held > 0 {

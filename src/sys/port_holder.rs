@@ -7,7 +7,7 @@ use super::sock_diag::{self, ListeningSocket};
 use crate::addr::VipAddr;
 
 /// Whether a socket listens on `address` itself.
-pub fn is_taken(address: VipAddr) -> bool {
+pub(crate) fn is_taken(address: VipAddr) -> bool {
     sock_diag::listeners().unwrap_or_default().iter().any(|it| VipAddr::new(it.address) == address)
 }
 
@@ -20,7 +20,7 @@ pub struct PortHolder {
 
 impl PortHolder {
     /// The socket that listens on the port of `address`, on that address or on all.
-    pub fn find(address: VipAddr) -> Self {
+    pub(crate) fn find(address: VipAddr) -> Self {
         let on_port = sock_diag::listeners().unwrap_or_default().into_iter();
         let mut on_port: Vec<_> = on_port.filter(|it| it.address.port() == address.port()).collect();
         // A listener on the address itself excludes Baton also where Baton could share the port.
@@ -34,7 +34,7 @@ impl PortHolder {
     }
 
     /// The socket with this cookie.
-    pub fn of_cookie(cookie: u64) -> Self {
+    pub(crate) fn of_cookie(cookie: u64) -> Self {
         Self::of(sock_diag::listeners().unwrap_or_default().into_iter().find(|it| it.cookie == cookie))
     }
 
@@ -43,12 +43,12 @@ impl PortHolder {
     }
 
     /// The program's name. `None`: Baton may not see its process.
-    pub fn name(&self) -> Option<&str> {
+    pub(crate) fn name(&self) -> Option<&str> {
         self.process.as_ref().map(|process| process.name.as_str())
     }
 
     /// It listens on all addresses, and not on one of them alone.
-    pub fn is_everywhere(&self) -> bool {
+    pub(crate) fn is_everywhere(&self) -> bool {
         self.socket.is_some_and(|socket| socket.address.ip().is_unspecified())
     }
 }

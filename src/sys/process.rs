@@ -18,17 +18,17 @@ pub fn raise_file_limit() -> u64 {
 }
 
 /// The soft limit of file descriptors now.
-pub fn file_limit() -> u64 {
+pub(crate) fn file_limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
 /// The hard limit of file descriptors.
-pub fn file_limit_max() -> u64 {
+pub(crate) fn file_limit_max() -> u64 {
     getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX)
 }
 
 /// Whether this process may use capability `number` now (capabilities(7), `CapEff` of proc(5) status).
-pub fn holds_capability(number: u32) -> bool {
+pub(crate) fn holds_capability(number: u32) -> bool {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let held = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     held.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).is_some_and(|held| held & 1 << number != 0)
@@ -36,12 +36,12 @@ pub fn holds_capability(number: u32) -> bool {
 
 /// Whether a process of this name runs in this network namespace (proc(5): comm, stat and ns/net). A process that this
 /// one may not look into counts, so that without rights none is taken for ended; a zombie does not count.
-pub fn runs_any(name: &str) -> bool {
+pub(crate) fn runs_any(name: &str) -> bool {
     !arguments_of(name).is_empty()
 }
 
 /// The command lines of all processes that [`runs_any`] would find.
-pub fn arguments_of(name: &str) -> Vec<Vec<String>> {
+pub(crate) fn arguments_of(name: &str) -> Vec<Vec<String>> {
     let own = std::fs::read_link("/proc/thread-self/ns/net").ok();
     let found = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter(|entry| {
         let read = |file: &str| std::fs::read_to_string(entry.path().join(file)).unwrap_or_default();
@@ -66,14 +66,14 @@ pub fn arguments_of(name: &str) -> Vec<Vec<String>> {
 
 /// A process, as proc(5) shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
+pub(crate) struct Holder {
     pub pid: u32,
     /// Its `comm`: at most 15 bytes of its program's name.
     pub name: String,
 }
 
 /// A process that has the socket with this inode. `None`: Baton may look into no such process.
-pub fn holder(inode: u32) -> Option<Holder> {
+pub(crate) fn holder(inode: u32) -> Option<Holder> {
     let link = std::path::PathBuf::from(format!("socket:[{inode}]"));
     let has_it = |entry: &std::fs::DirEntry| {
         let files = std::fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
@@ -88,12 +88,12 @@ pub fn holder(inode: u32) -> Option<Holder> {
 }
 
 /// Number of cores that the process may run on.
-pub fn cores() -> usize {
+pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
 /// Sends a signal. It is no error if the process has ended.
-pub fn signal(pid: u32, signal: Signal) {
+pub(crate) fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, signal);
     }

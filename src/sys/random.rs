@@ -5,7 +5,7 @@ use std::io;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 /// Bytes for a secret (getrandom(2)).
-pub fn secret<const N: usize>() -> io::Result<[u8; N]> {
+pub(crate) fn secret<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     let mut filled = 0;
     while filled < N {

@@ -35,7 +35,7 @@ pub fn sequence_numbers(fd: impl AsFd) -> io::Result<SequenceNumbers> {
 }
 
 /// As [`sequence_numbers`], with half the calls, for a connection with these addresses that has sent nothing yet.
-pub fn beginning(fd: impl AsFd, local: SocketAddr, remote: SocketAddr) -> io::Result<SequenceNumbers> {
+pub(crate) fn beginning(fd: impl AsFd, local: SocketAddr, remote: SocketAddr) -> io::Result<SequenceNumbers> {
     let (sent, received) = numbers(fd.as_fd())?;
     Ok(SequenceNumbers { local, remote, acked: sent, sent, received })
 }

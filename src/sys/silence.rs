@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// Bytes that were written and not acknowledged: SIOCOUTQ (tcp(7)).
-pub fn unacknowledged(socket: impl AsFd) -> io::Result<usize> {
+pub(crate) fn unacknowledged(socket: impl AsFd) -> io::Result<usize> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: SIOCOUTQ, which is TIOCOUTQ, writes one int, and `bytes` is one that outlives the call.
     let result = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &mut bytes) };

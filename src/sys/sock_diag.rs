@@ -16,7 +16,7 @@ const NO_COOKIE: [u8; 8] = [0xff; 8];
 
 /// The state of a connection on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Connection {
+pub(crate) enum Connection {
     /// A process has its socket, or is about to accept it.
     Open,
     /// No process has it any more: the kernel sends the rest of the written bytes, and FIN.
@@ -28,7 +28,7 @@ pub enum Connection {
 
 /// A TCP socket that listens in this network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ListeningSocket {
+pub(crate) struct ListeningSocket {
     /// Its address; the unspecified one stands for all of its family, and IPv6's maybe for IPv4's as well.
     pub address: SocketAddr,
     /// Of its file, by which [`super::process::holder`] finds the process.
@@ -38,7 +38,7 @@ pub struct ListeningSocket {
 }
 
 /// Every TCP socket that listens in this thread's network namespace.
-pub fn listeners() -> io::Result<Vec<ListeningSocket>> {
+pub(crate) fn listeners() -> io::Result<Vec<ListeningSocket>> {
     let mut found = Vec::new();
     for (family, socket_id) in [(libc::AF_INET, SocketId::new_v4()), (libc::AF_INET6, SocketId::new_v6())] {
         let request = InetRequest {
@@ -63,12 +63,12 @@ pub fn listeners() -> io::Result<Vec<ListeningSocket>> {
 
 /// Whether a TCP socket of this host has this connection: established, in its handshake, or closing. A listening socket
 /// does not count.
-pub fn has_connection(local: SocketAddr, remote: SocketAddr) -> io::Result<bool> {
+pub(crate) fn has_connection(local: SocketAddr, remote: SocketAddr) -> io::Result<bool> {
     Ok(connection(local, remote)?.is_some())
 }
 
 /// The state of a connection on this host. `None`: there is no socket, or only a listening one.
-pub fn connection(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<Connection>> {
+pub(crate) fn connection(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<Connection>> {
     let request = InetRequest {
         family: if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 } as u8,
         protocol: libc::IPPROTO_TCP as u8,

@@ -47,7 +47,7 @@ pub fn listen(address: VipAddr, timeouts: &SocketTimeouts) -> io::Result<OwnedFd
 
 /// As [`listen`], but leaves the port of `address` to others: the sockets of all `workers` listen on a dummy address, at a port that
 /// the kernel chooses, and get connections only by a BPF program that names one of them (bpf_sk_assign, bpf-helpers(7)).
-pub fn listen_nowhere(address: VipAddr, timeouts: &SocketTimeouts, workers: usize) -> io::Result<Vec<OwnedFd>> {
+pub(crate) fn listen_nowhere(address: VipAddr, timeouts: &SocketTimeouts, workers: usize) -> io::Result<Vec<OwnedFd>> {
     let nowhere: IpAddr = if address.ip().is_ipv4() { NOWHERE_V4.into() } else { NOWHERE_V6.into() };
     let mut place = VipAddr::new(SocketAddr::new(nowhere, 0));
     let mut group = Vec::new();
@@ -61,14 +61,14 @@ pub fn listen_nowhere(address: VipAddr, timeouts: &SocketTimeouts, workers: usiz
 }
 
 /// Whether [`listen_nowhere`] made this listening socket.
-pub fn listens_nowhere(socket: impl AsFd) -> bool {
+pub(crate) fn listens_nowhere(socket: impl AsFd) -> bool {
     let nowhere = [IpAddr::V4(NOWHERE_V4), IpAddr::V6(NOWHERE_V6)];
     listening_address(socket).is_some_and(|address| nowhere.contains(&address.ip()))
 }
 
 /// Fails with `AddrInUse` if another process serves `address`. SO_REUSEPORT alone would let two instances of one user
 /// share it unnoticed, each with half of the connections.
-pub fn ensure_unused(address: VipAddr) -> io::Result<()> {
+pub(crate) fn ensure_unused(address: VipAddr) -> io::Result<()> {
     unbound(address)?.bind(&address.socket_addr().into())
 }
 
@@ -86,14 +86,14 @@ fn unbound(address: VipAddr) -> io::Result<Socket> {
 }
 
 /// Sets keepalive and TCP_USER_TIMEOUT. On a listener, future accepted sockets have them too.
-pub fn set_timeouts(socket: impl AsFd, timeouts: &SocketTimeouts) -> io::Result<()> {
+pub(crate) fn set_timeouts(socket: impl AsFd, timeouts: &SocketTimeouts) -> io::Result<()> {
     let socket = socket.as_fd();
     set_keepalive(socket, timeouts)?;
     set_user_timeout(socket, timeouts.user_timeout)
 }
 
 /// Sets keepalive alone.
-pub fn set_keepalive(socket: impl AsFd, timeouts: &SocketTimeouts) -> io::Result<()> {
+pub(crate) fn set_keepalive(socket: impl AsFd, timeouts: &SocketTimeouts) -> io::Result<()> {
     let socket = socket.as_fd();
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, timeouts.keepalive_idle)?;
@@ -102,13 +102,13 @@ pub fn set_keepalive(socket: impl AsFd, timeouts: &SocketTimeouts) -> io::Result
 }
 
 /// Sets TCP_USER_TIMEOUT (tcp(7)), in whole milliseconds.
-pub fn set_user_timeout(socket: impl AsFd, user_timeout: Duration) -> io::Result<()> {
+pub(crate) fn set_user_timeout(socket: impl AsFd, user_timeout: Duration) -> io::Result<()> {
     let milliseconds = u32::try_from(user_timeout.as_millis()).unwrap_or(i32::MAX as u32).min(i32::MAX as u32);
     Ok(sockopt::set_tcp_user_timeout(socket, milliseconds)?)
 }
 
 /// Reads TCP_USER_TIMEOUT; zero: none.
-pub fn user_timeout(socket: impl AsFd) -> io::Result<Duration> {
+pub(crate) fn user_timeout(socket: impl AsFd) -> io::Result<Duration> {
     Ok(Duration::from_millis(sockopt::tcp_user_timeout(socket)?.into()))
 }
 
@@ -127,7 +127,7 @@ pub fn connect(address: BackendAddr) -> io::Result<OwnedFd> {
 
 /// The requested near end of a connection; `None` leaves the choice to the kernel.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct From {
+pub(crate) struct From {
     pub ip: Option<IpAddr>,
     pub port: Option<u16>,
     /// The longest segment that the far end shall send (TCP_MAXSEG), if the route does not limit it to less anyway.
@@ -136,7 +136,7 @@ pub struct From {
 
 /// Why a connect could not begin.
 #[derive(Debug, thiserror::Error)]
-pub enum NoStart {
+pub(crate) enum NoStart {
     /// The port is not available; others may be.
     #[error("the source port cannot be had: {0}")]
     Port(#[source] io::Error),
@@ -156,7 +156,7 @@ impl std::convert::From<NoStart> for io::Error {
 }
 
 /// As [`connect`], but from the requested near end, even if that is in TIME_WAIT towards `address`.
-pub fn connect_from(address: BackendAddr, from: From) -> Result<OwnedFd, NoStart> {
+pub(crate) fn connect_from(address: BackendAddr, from: From) -> Result<OwnedFd, NoStart> {
     let address = address.socket_addr();
     let socket = leg_socket(address, from).map_err(NoStart::Other)?;
     if from.ip.is_some() || from.port.is_some() {
@@ -198,18 +198,18 @@ fn leg_socket(address: SocketAddr, from: From) -> io::Result<OwnedFd> {
 }
 
 /// The longest segment that the far end of a connection accepts, by its own announcement or by the path's limit.
-pub fn segment_max(socket: impl AsFd) -> io::Result<u32> {
+pub(crate) fn segment_max(socket: impl AsFd) -> io::Result<u32> {
     // The kernel has subtracted the length of timestamps (net/ipv4/tcp_output.c, tcp_current_mss).
     Ok(socket2::SockRef::from(&socket.as_fd()).tcp_mss()? + TIMESTAMPS_LENGTH)
 }
 
 /// Sends a delayed ACK now.
-pub fn acknowledge_now(socket: impl AsFd) {
+pub(crate) fn acknowledge_now(socket: impl AsFd) {
     let _ = sockopt::set_tcp_quickack(socket, true);
 }
 
 /// Returns and clears the pending error of a socket: SO_ERROR.
-pub fn take_error(socket: impl AsFd) -> Option<io::Error> {
+pub(crate) fn take_error(socket: impl AsFd) -> Option<io::Error> {
     match sockopt::socket_error(socket) {
         Ok(Ok(())) => None,
         Ok(Err(error)) | Err(error) => Some(error.into()),
@@ -217,28 +217,28 @@ pub fn take_error(socket: impl AsFd) -> Option<io::Error> {
 }
 
 /// The local end of a connected socket.
-pub fn local_addr(socket: impl AsFd) -> io::Result<LocalAddr> {
+pub(crate) fn local_addr(socket: impl AsFd) -> io::Result<LocalAddr> {
     Ok(LocalAddr::new(plain(net::getsockname(socket)?)?))
 }
 
 /// The far end of a connected socket.
-pub fn peer_addr(socket: impl AsFd) -> io::Result<SocketAddr> {
+pub(crate) fn peer_addr(socket: impl AsFd) -> io::Result<SocketAddr> {
     let address = net::getpeername(socket)?.ok_or(io::ErrorKind::NotConnected)?;
     plain(address)
 }
 
 /// Identifies a socket, however many descriptors it has.
-pub fn identity(socket: impl AsFd) -> io::Result<u64> {
+pub(crate) fn identity(socket: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::fstat(socket)?.st_ino)
 }
 
 /// The kernel's number of a socket, which no other socket of this boot has (SO_COOKIE, socket(7)).
-pub fn cookie(socket: impl AsFd) -> io::Result<u64> {
+pub(crate) fn cookie(socket: impl AsFd) -> io::Result<u64> {
     Ok(sockopt::socket_cookie(socket)?)
 }
 
 /// The address on which a TCP socket listens; `None` if `fd` is something else.
-pub fn listening_address(fd: impl AsFd) -> Option<VipAddr> {
+pub(crate) fn listening_address(fd: impl AsFd) -> Option<VipAddr> {
     let is_stream = sockopt::socket_type(&fd).ok()? == net::SocketType::STREAM;
     if !is_stream || !sockopt::socket_acceptconn(&fd).ok()? {
         return None;
@@ -248,7 +248,7 @@ pub fn listening_address(fd: impl AsFd) -> Option<VipAddr> {
 
 /// Lets another socket bind the source port while this connection is in TIME_WAIT: both sockets must set SO_REUSEADDR.
 /// Returns the port.
-pub fn share_port(socket: impl AsFd) -> io::Result<u16> {
+pub(crate) fn share_port(socket: impl AsFd) -> io::Result<u16> {
     let socket = socket.as_fd();
     sockopt::set_socket_reuseaddr(socket, true)?;
     Ok(local_addr(socket)?.port())
@@ -272,7 +272,7 @@ pub fn write(socket: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
 }
 
 /// Sends FIN after the written bytes; reading goes on.
-pub fn finish_writing(socket: impl AsFd) -> io::Result<()> {
+pub(crate) fn finish_writing(socket: impl AsFd) -> io::Result<()> {
     Ok(net::shutdown(socket, net::Shutdown::Write)?)
 }
 
@@ -285,7 +285,7 @@ pub fn reset(socket: OwnedFd) {
 
 /// Resets the connection even if other processes have descriptors of it: connect(2) with AF_UNSPEC, for which the
 /// kernel sends RST where one is due (net/ipv4/tcp.c, tcp_disconnect).
-pub fn disconnect(socket: impl AsFd) {
+pub(crate) fn disconnect(socket: impl AsFd) {
     let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
     let _ = net::connect_unspec(&socket);
 }

@@ -13,18 +13,18 @@ use crate::addr::BackendAddr;
 const DEFAULT_RANGE: RangeInclusive<u16> = 32768..=60999;
 
 /// Ports for outgoing connections in this network namespace, without those that an administrator has reserved.
-pub fn local_ports() -> Vec<u16> {
+pub(crate) fn local_ports() -> Vec<u16> {
     let read = |name: &str| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default();
     free_ports(&read("ip_local_port_range"), &read("ip_local_reserved_ports"))
 }
 
 /// The first and the last of those ports.
-pub fn local_port_range() -> RangeInclusive<u16> {
+pub(crate) fn local_port_range() -> RangeInclusive<u16> {
     parse_ends(&fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default())
 }
 
 /// The source address that the kernel's routes choose towards `backend`. Sends nothing.
-pub fn by_route(backend: BackendAddr) -> io::Result<IpAddr> {
+pub(crate) fn by_route(backend: BackendAddr) -> io::Result<IpAddr> {
     let any: SocketAddr = match backend.ip() {
         IpAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
         IpAddr::V6(_) => ([0u16; 8], 0).into(),
@@ -36,7 +36,7 @@ pub fn by_route(backend: BackendAddr) -> io::Result<IpAddr> {
 
 /// Lets bind(2) choose an address and leave the port to connect(2), which can use one for many destinations:
 /// IP_BIND_ADDRESS_NO_PORT (ip(7)).
-pub fn leave_port_to_connect(socket: impl AsFd) -> io::Result<()> {
+pub(crate) fn leave_port_to_connect(socket: impl AsFd) -> io::Result<()> {
     let on: libc::c_int = 1;
     // SAFETY: the option takes one int, and `on` is one that outlives the call.
     let result = unsafe {

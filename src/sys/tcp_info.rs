@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// Signs of life of the far host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PeerSigns {
+pub(crate) struct PeerSigns {
     /// Doublings of the retransmission timeout since the last acknowledgement.
     pub backoff: u8,
     /// Segments sent and not acknowledged.
@@ -19,7 +19,7 @@ pub struct PeerSigns {
 
 /// Whether the far end accepts the bytes sent to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Delivery {
+pub(crate) enum Delivery {
     /// All was acknowledged.
     Done,
     /// Bytes are in flight, without any sign of a fault. Bytes acknowledged so far.
@@ -29,7 +29,7 @@ pub enum Delivery {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stuck {
+pub(crate) struct Stuck {
     pub by: StuckBy,
     /// Time since the last segment from the far host.
     pub silence: Duration,
@@ -39,7 +39,7 @@ pub struct Stuck {
 
 /// What keeps the bytes in the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StuckBy {
+pub(crate) enum StuckBy {
     /// The far host has no room: it has left so many window probes in a row unanswered.
     Probes(u8),
     /// It has no room, and the kernel repeats a segment in flight instead of window probes.
@@ -88,14 +88,14 @@ const TCP_CLOSE: u8 = 7;
 const RECOVERY: u8 = 3;
 
 /// Reads the signs of life from a connected TCP socket.
-pub fn peer_signs(socket: impl AsFd) -> io::Result<PeerSigns> {
+pub(crate) fn peer_signs(socket: impl AsFd) -> io::Result<PeerSigns> {
     let info = read(socket)?;
     let since_data = Duration::from_millis(info.words[LAST_DATA_CAME].into());
     Ok(PeerSigns { backoff: info.bytes[BACKOFF], unacked: info.words[UNACKED], since_data })
 }
 
 /// Reads the state of the bytes written to a connected TCP socket.
-pub fn delivery(socket: impl AsFd) -> io::Result<Delivery> {
+pub(crate) fn delivery(socket: impl AsFd) -> io::Result<Delivery> {
     let info = read(socket)?;
     let (unacked, unsent) = (info.words[UNACKED], info.counts[UNSENT_BYTES]);
     let is_lossy = info.bytes[CONGESTION_STATE] >= RECOVERY || info.bytes[RETRANSMITS] > 0 || info.bytes[BACKOFF] > 0;
@@ -111,29 +111,29 @@ pub fn delivery(socket: impl AsFd) -> io::Result<Delivery> {
 }
 
 /// Bytes that were written and never sent; FIN counts as one.
-pub fn unsent(socket: impl AsFd) -> io::Result<u32> {
+pub(crate) fn unsent(socket: impl AsFd) -> io::Result<u32> {
     Ok(read(socket)?.counts[UNSENT_BYTES])
 }
 
 /// Bytes that were received and acknowledged; FIN counts as one.
-pub fn bytes_received(socket: impl AsFd) -> io::Result<u64> {
+pub(crate) fn bytes_received(socket: impl AsFd) -> io::Result<u64> {
     Ok(read(socket)?.bytes_received)
 }
 
 /// Number of received segments.
-pub fn segments_in(socket: impl AsFd) -> io::Result<u32> {
+pub(crate) fn segments_in(socket: impl AsFd) -> io::Result<u32> {
     Ok(read(socket)?.counts[SEGMENTS_IN])
 }
 
 /// Whether the far end's FIN has arrived, given the number of bytes read until the end: the kernel counts a FIN as one
 /// received byte (net/ipv4/tcp_input.c, tcp_rcv_nxt_update). It still knows this after a reset, when a read returns EOF
 /// in both cases once another call has taken the error.
-pub fn fin_came(socket: impl AsFd, bytes_read: u64) -> bool {
+pub(crate) fn fin_came(socket: impl AsFd, bytes_read: u64) -> bool {
     read(socket).is_ok_and(|info| info.bytes_received == bytes_read + 1)
 }
 
 /// Whether the connection is over, so that its socket can only be read and closed.
-pub fn is_closed(socket: impl AsFd) -> io::Result<bool> {
+pub(crate) fn is_closed(socket: impl AsFd) -> io::Result<bool> {
     Ok(read(socket)?.bytes[STATE] == TCP_CLOSE)
 }
 

@@ -19,9 +19,9 @@ use crate::model::health::{Cause, HealthState};
 use crate::model::histogram::{LatencyHistogram, LatencySnapshot};
 use crate::model::ids::{BackendId, FrontendId};
 use crate::ports::strangers::Strangers;
-pub use crate::ports::suspicion::Suspicion;
-pub use named::NamedBackend;
-pub use service::Service;
+pub(crate) use crate::ports::suspicion::Suspicion;
+pub(crate) use named::NamedBackend;
+pub(crate) use service::Service;
 use service::ServiceMemory;
 
 /// One worker's counters for one backend, in cache lines of their own.
@@ -127,7 +127,7 @@ pub struct HealthView {
 
 impl BackendEntry {
     /// The names of its frontend and of itself, as status shows them.
-    pub fn full_name(&self) -> (String, String) {
+    pub(crate) fn full_name(&self) -> (String, String) {
         (self.frontend.name.to_string(), self.label().into_owned())
     }
 
@@ -137,7 +137,7 @@ impl BackendEntry {
 
     /// Whether its process has sent bytes since `since_ns`, and has acknowledged bytes since then, unless none had to be
     /// repeated to it.
-    pub fn is_lively(&self, since_ns: u64) -> bool {
+    pub(crate) fn is_lively(&self, since_ns: u64) -> bool {
         let is_since = |at_ns: &AtomicU64| at_ns.load(Relaxed) >= since_ns;
         is_since(&self.spoke_ns) && (is_since(&self.taken_ns) || !is_since(&self.untaken_ns))
     }
@@ -151,7 +151,7 @@ impl BackendEntry {
         self.weight.load(Relaxed)
     }
 
-    pub fn max_connections(&self) -> Option<u32> {
+    pub(crate) fn max_connections(&self) -> Option<u32> {
         Some(self.max_connections.load(Relaxed)).filter(|max| *max != 0)
     }
 
@@ -161,7 +161,7 @@ impl BackendEntry {
         self.max_connections.store(max_connections.unwrap_or(0), Relaxed);
     }
 
-    pub fn preference(&self) -> Preference {
+    pub(crate) fn preference(&self) -> Preference {
         Preference::from_u8(self.preference.load(Relaxed))
     }
 
@@ -171,18 +171,18 @@ impl BackendEntry {
     }
 
     /// Lets its share grow from `start_ns` on for `ramp_ns`.
-    pub fn set_ramp(&self, start_ns: u64, ramp_ns: u64) {
+    pub(crate) fn set_ramp(&self, start_ns: u64, ramp_ns: u64) {
         self.ramp_ns.store(ramp_ns, Relaxed);
         self.ramp_start_ns.store(start_ns, Relaxed);
     }
 
     /// The values of the last [`BackendEntry::set_ramp`].
-    pub fn ramp(&self) -> (u64, u64) {
+    pub(crate) fn ramp(&self) -> (u64, u64) {
         (self.ramp_start_ns.load(Relaxed), self.ramp_ns.load(Relaxed))
     }
 
     /// Its share now, in 1/1024 of its weight.
-    pub fn share(&self, now_ns: u64) -> u32 {
+    pub(crate) fn share(&self, now_ns: u64) -> u32 {
         balance::ramp(self.ramp_start_ns.load(Relaxed), self.ramp_ns.load(Relaxed), now_ns)
     }
 
@@ -200,7 +200,7 @@ impl BackendEntry {
     }
 
     /// Whether its cap is reached.
-    pub fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.max_connections().is_some_and(|max| self.load() >= max)
     }
 
@@ -215,13 +215,13 @@ impl BackendEntry {
     }
 
     /// Counts a flow of another process in, whatever the cap.
-    pub fn count_in(&self) {
+    pub(crate) fn count_in(&self) {
         self.active.fetch_add(1, Relaxed);
         self.other_process.arrive();
     }
 
     /// Counts a flow in again that was counted out before its end, whatever the cap.
-    pub fn count_again(&self) {
+    pub(crate) fn count_again(&self) {
         self.active.fetch_add(1, Relaxed);
     }
 
@@ -231,7 +231,7 @@ impl BackendEntry {
     }
 
     /// Connect latencies of all workers.
-    pub fn connect_latency(&self) -> LatencySnapshot {
+    pub(crate) fn connect_latency(&self) -> LatencySnapshot {
         let mut sum = LatencySnapshot::default();
         self.lanes.iter().for_each(|lane| sum.add(&lane.connect.snapshot()));
         // In whole microseconds, however many lanes are added: a counter must not fall in its last digit.
@@ -258,7 +258,7 @@ struct Lists {
 }
 
 impl Registry {
-    pub fn new(workers: usize) -> Self {
+    pub(crate) fn new(workers: usize) -> Self {
         Self { workers, lists: ArcSwap::default(), next_id: Mutex::new(0), strangers: Strangers::default() }
     }
 
@@ -324,7 +324,7 @@ impl Registry {
     }
 
     /// Forgets a backend, unless a flow uses it again.
-    pub fn forget_backend(&self, id: BackendId) -> bool {
+    pub(crate) fn forget_backend(&self, id: BackendId) -> bool {
         let _guard = self.next_id.lock().unwrap_or_else(PoisonError::into_inner);
         if self.find_backend(id).is_some_and(|entry| entry.load() > 0) {
             return false;
@@ -337,7 +337,7 @@ impl Registry {
     }
 
     /// Forgets a frontend without flows.
-    pub fn forget_frontend(&self, id: FrontendId) {
+    pub(crate) fn forget_frontend(&self, id: FrontendId) {
         let _guard = self.next_id.lock().unwrap_or_else(PoisonError::into_inner);
         self.update(|lists| lists.frontends.retain(|entry| entry.id != id));
     }
@@ -354,12 +354,12 @@ impl Registry {
         self.lists.load().backends.iter().find(|entry| entry.id == id).cloned()
     }
 
-    pub fn find_frontend(&self, id: FrontendId) -> Option<Arc<FrontendEntry>> {
+    pub(crate) fn find_frontend(&self, id: FrontendId) -> Option<Arc<FrontendEntry>> {
         self.lists.load().frontends.iter().find(|entry| entry.id == id).cloned()
     }
 
     /// No flow of another process counts here any more.
-    pub fn forget_other_process(&self) {
+    pub(crate) fn forget_other_process(&self) {
         let lists = self.lists.load();
         lists.frontends.iter().for_each(|entry| entry.other_process.forget());
         lists.backends.iter().for_each(|entry| entry.other_process.forget());

@@ -15,14 +15,14 @@ pub struct LoopBeats {
 
 /// One loop's handle. Once it is dropped, no more turns are expected.
 #[derive(Debug)]
-pub struct LoopBeat {
+pub(crate) struct LoopBeat {
     /// Monotonic ns.
     last_ns: Arc<AtomicU64>,
 }
 
 impl LoopBeats {
     /// From now on a loop called `name` must turn many times a second.
-    pub fn begin(&self, name: &'static str) -> LoopBeat {
+    pub(crate) fn begin(&self, name: &'static str) -> LoopBeat {
         let last_ns = Arc::new(AtomicU64::new(now_ns()));
         let mut loops = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
         loops.retain(|(_, beat)| beat.strong_count() > 0);
@@ -31,7 +31,7 @@ impl LoopBeats {
     }
 
     /// The loops that have not turned for `longer_than`, and for how long.
-    pub fn stuck(&self, now_ns: u64, longer_than: Duration) -> Vec<(&'static str, Duration)> {
+    pub(crate) fn stuck(&self, now_ns: u64, longer_than: Duration) -> Vec<(&'static str, Duration)> {
         let loops = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
         let silence = |(name, beat): &(&'static str, Weak<AtomicU64>)| {
             let last_ns = beat.upgrade()?.load(Relaxed);
@@ -43,7 +43,7 @@ impl LoopBeats {
 
 impl LoopBeat {
     /// Reports a turn.
-    pub fn turn(&self) {
+    pub(crate) fn turn(&self) {
         self.last_ns.store(now_ns(), Relaxed);
     }
 }

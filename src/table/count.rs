@@ -35,7 +35,7 @@ impl Tally {
     }
 
     /// Sets the earlier process's count, in place of an earlier value of it.
-    pub fn carry(&self, before: u64) {
+    pub(crate) fn carry(&self, before: u64) {
         self.before.fetch_max(before, Relaxed);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 use arc_swap::ArcSwap;
 
 use super::count::Tally;
-pub use crate::model::fleet::MemberView;
+pub(crate) use crate::model::fleet::MemberView;
 use crate::model::fleet::evacuate::Places;
 
 /// The fleet for status and metrics, in cache lines of its own. Unused without peers.
@@ -39,7 +39,7 @@ pub struct FleetCensus {
 
 impl FleetCensus {
     /// All counters by name, for an upgrade.
-    pub fn tallies(&self) -> Vec<(String, &Tally)> {
+    pub(crate) fn tallies(&self) -> Vec<(String, &Tally)> {
         let Self { reset, inherited, dropped, challenged, failovers, no_standby: _ } = self;
         let all = [
             ("reset", reset),
@@ -53,7 +53,7 @@ impl FleetCensus {
 }
 
 impl FleetView {
-    pub fn members(&self) -> Arc<Vec<MemberView>> {
+    pub(crate) fn members(&self) -> Arc<Vec<MemberView>> {
         self.members.load_full()
     }
 
@@ -68,32 +68,32 @@ impl FleetView {
     }
 
     /// Whether at least one other instance is heard.
-    pub fn hears_one(&self) -> bool {
+    pub(crate) fn hears_one(&self) -> bool {
         self.members.load().iter().any(MemberView::is_heard)
     }
 
     /// Since when that is so, or last was, in monotonic ns; 0: never.
-    pub fn heard_since_ns(&self) -> u64 {
+    pub(crate) fn heard_since_ns(&self) -> u64 {
         self.heard_since_ns.load(Relaxed)
     }
 
     /// How often each peer was sent a new snapshot, earlier processes included.
-    pub fn resyncs(&self) -> BTreeMap<String, u64> {
+    pub(crate) fn resyncs(&self) -> BTreeMap<String, u64> {
         let mut all = BTreeMap::clone(&self.resyncs_before.load());
         all.extend(self.members().iter().map(|it| (it.name.0.to_string(), it.resyncs)));
         all
     }
 
     /// Sets an earlier process's snapshots per peer, in place of an earlier value.
-    pub fn carry_resyncs(&self, before: BTreeMap<String, u64>) {
+    pub(crate) fn carry_resyncs(&self, before: BTreeMap<String, u64>) {
         self.resyncs_before.store(Arc::new(before));
     }
 
-    pub fn places(&self) -> Arc<Places> {
+    pub(crate) fn places(&self) -> Arc<Places> {
         self.places.load_full()
     }
 
-    pub fn show_places(&self, places: Places) {
+    pub(crate) fn show_places(&self, places: Places) {
         self.places.store(Arc::new(places));
     }
 }

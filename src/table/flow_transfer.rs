@@ -73,7 +73,7 @@ pub enum FirstFin {
 
 impl FlowTransfer {
     /// Sockets that travel with it.
-    pub fn sockets(&self) -> usize {
+    pub(crate) fn sockets(&self) -> usize {
         match self.stage {
             Stage::Header | Stage::Connecting => 1,
             Stage::Relaying(_) => 2,

@@ -25,7 +25,7 @@ const ID_BLOCK: u64 = 1024;
 /// so that no id is given twice, and few are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum IdShare {
+pub(crate) enum IdShare {
     All,
     Even,
     Odd,
@@ -46,9 +46,9 @@ pub enum FlowState {
 }
 
 impl FlowState {
-    pub const ALL: [FlowState; 4] = [Self::Accepted, Self::Connecting, Self::Proxied, Self::Offloaded];
+    pub(crate) const ALL: [FlowState; 4] = [Self::Accepted, Self::Connecting, Self::Proxied, Self::Offloaded];
 
-    pub fn label(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Accepted => "accepted",
             Self::Connecting => "connecting",
@@ -58,7 +58,7 @@ impl FlowState {
     }
 
     /// Both legs are established.
-    pub fn is_served(self) -> bool {
+    pub(crate) fn is_served(self) -> bool {
         matches!(self, Self::Proxied | Self::Offloaded)
     }
 }
@@ -166,35 +166,35 @@ impl FlowTable {
     }
 
     /// The first id that was not given out yet.
-    pub fn next_id(&self) -> u64 {
+    pub(crate) fn next_id(&self) -> u64 {
         self.next_id.load(SeqCst)
     }
 
     /// The upper 16 bits of every id from now on: they identify this instance among its peers.
-    pub fn set_tag(&self, tag: u16) {
+    pub(crate) fn set_tag(&self, tag: u16) {
         self.tag.store(tag, Relaxed);
     }
 
-    pub fn tag(&self) -> u16 {
+    pub(crate) fn tag(&self) -> u16 {
         self.tag.load(Relaxed)
     }
 
     /// From now on gives out no id below `first`: those belong to another process.
-    pub fn begin_ids_at(&self, first: u64) {
+    pub(crate) fn begin_ids_at(&self, first: u64) {
         let blocks = first.saturating_sub(1).div_ceil(ID_BLOCK);
         self.next_id.fetch_max(1 + blocks * ID_BLOCK, SeqCst);
     }
 
     /// As [`FlowTable::begin_ids_at`], for ids that other instances hold and this one has forgotten: workers also drop
     /// the rest of blocks that they began below it.
-    pub fn keep_ids_above(&self, highest: u64) {
+    pub(crate) fn keep_ids_above(&self, highest: u64) {
         if self.floor.load(Relaxed) <= highest && self.floor.fetch_max(highest + 1, SeqCst) <= highest {
             self.begin_ids_at(highest + 1);
         }
     }
 
     /// Gives out only ids of `share`, beginning at [`FlowTable::next_id`], which must be read after this call.
-    pub fn share_ids(&self, share: IdShare) {
+    pub(crate) fn share_ids(&self, share: IdShare) {
         self.share.store(share as u8, SeqCst);
     }
 
@@ -212,7 +212,7 @@ impl FlowTable {
     }
 
     /// An id for a flow of another process or instance that cannot keep its own.
-    pub fn single_id(&self) -> FlowId {
+    pub(crate) fn single_id(&self) -> FlowId {
         FlowId::of(self.tag(), self.take_block().start)
     }
 
@@ -241,19 +241,19 @@ impl FlowTable {
 
     /// The flow `id`, if it exists.
     #[cfg(test)]
-    pub fn find(&self, id: FlowId) -> Option<FlowView> {
+    pub(crate) fn find(&self, id: FlowId) -> Option<FlowView> {
         self.iter().find(|flow| flow.id == id)
     }
 
     /// Whether `flow` still exists; costs one look at its slot.
-    pub fn lives(&self, flow: &FlowView) -> bool {
+    pub(crate) fn lives(&self, flow: &FlowView) -> bool {
         let (row, place) = (flow.key.index() as usize / ROW, flow.key.index() as usize % ROW);
         let row = self.shards[flow.worker].rows[row].get();
         row.and_then(|row| row[place].copy()).is_some_and(|copied| copied.identity[0] == flow.id.0)
     }
 
     /// The id of the flow in the owner's slot for `key`.
-    pub fn id_at(&self, writer: &ShardWriter, key: FlowKey) -> Option<FlowId> {
+    pub(crate) fn id_at(&self, writer: &ShardWriter, key: FlowKey) -> Option<FlowId> {
         self.slot(writer, key).copy().map(|copied| FlowId(copied.identity[0]))
     }
 
@@ -273,7 +273,7 @@ impl ShardWriter {
     }
 
     /// Enters a flow of another process under its own id, or returns `None` as [`ShardWriter::insert`] does.
-    pub fn insert_known(&mut self, table: &FlowTable, id: FlowId, origin: &FlowOrigin) -> Option<FlowKey> {
+    pub(crate) fn insert_known(&mut self, table: &FlowTable, id: FlowId, origin: &FlowOrigin) -> Option<FlowKey> {
         let index = self.take_index(table)?;
         Some(self.occupy(table, index, id, origin))
     }
@@ -294,7 +294,7 @@ impl ShardWriter {
     }
 
     /// Gives a flow another origin: that of its PROXY header.
-    pub fn rename(&mut self, table: &FlowTable, key: FlowKey, id: FlowId, origin: &FlowOrigin) {
+    pub(crate) fn rename(&mut self, table: &FlowTable, key: FlowKey, id: FlowId, origin: &FlowOrigin) {
         let slot = table.slot(self, key);
         let live = std::array::from_fn(|word| slot.word(word));
         slot.vacate();
@@ -320,7 +320,7 @@ impl ShardWriter {
     }
 
     /// An id for a connection that never becomes a flow.
-    pub fn take_id(&mut self, table: &FlowTable) -> FlowId {
+    pub(crate) fn take_id(&mut self, table: &FlowTable) -> FlowId {
         if self.ids.is_empty() || self.ids.start < table.floor.load(Relaxed) {
             self.ids = table.take_block();
         }

@@ -289,7 +289,7 @@ impl Journal {
     }
 
     /// The last events with a number of at least `since`, oldest first; ended flows only if requested.
-    pub fn since(&self, since: u64, with_flows: bool) -> Vec<Event> {
+    pub(crate) fn since(&self, since: u64, with_flows: bool) -> Vec<Event> {
         let rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = with_flows.then_some(&rings.ended).into_iter().flatten();
         let mut events: Vec<_> =

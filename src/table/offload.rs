@@ -11,7 +11,7 @@ use super::flows::FlowTable;
 use crate::model::stays::Stays;
 
 /// Why no flow is offloaded: an operator's choice.
-pub const OFF: &str = "offload.mode is \"off\"";
+pub(crate) const OFF: &str = "offload.mode is \"off\"";
 
 /// Counters of offloads, and the state of the offload engine. In cache lines of their own, because workers read the
 /// fields beside them at each event.
@@ -73,16 +73,16 @@ impl Default for OffloadCensus {
 }
 
 impl OffloadCensus {
-    pub fn count_stayed(&self, why: Stays) {
+    pub(crate) fn count_stayed(&self, why: Stays) {
         self.stayed[why as usize].add(1);
     }
 
-    pub fn stayed(&self, why: Stays) -> u64 {
+    pub(crate) fn stayed(&self, why: Stays) -> u64 {
         self.stayed[why as usize].value()
     }
 
     /// All counters by name, for an upgrade. It does not compile with a new field that is not named here.
-    pub fn tallies(&self) -> Vec<(String, &Tally)> {
+    pub(crate) fn tallies(&self) -> Vec<(String, &Tally)> {
         let Self {
             offloaded,
             stayed,
@@ -108,7 +108,7 @@ impl OffloadCensus {
         others.map(|(name, tally)| (name.to_owned(), tally)).into_iter().chain(stayed).collect()
     }
 
-    pub fn view(&self) -> Arc<OffloadView> {
+    pub(crate) fn view(&self) -> Arc<OffloadView> {
         self.view.load_full()
     }
 
@@ -118,17 +118,17 @@ impl OffloadCensus {
     }
 
     /// Sets whether the configuration forbids offload.
-    pub fn set_off(&self, off: bool) {
+    pub(crate) fn set_off(&self, off: bool) {
         self.is_off.store(off, Relaxed);
         self.show(OffloadView { why_not: None, ..(*self.view()).clone() });
     }
 
     /// Whether offload has stopped, because flows were reset right after it.
-    pub fn is_stopped(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         self.stopped.load(Relaxed)
     }
 
-    pub fn set_stopped(&self, stopped: bool) {
+    pub(crate) fn set_stopped(&self, stopped: bool) {
         self.stopped.store(stopped, Relaxed);
     }
 
@@ -138,17 +138,17 @@ impl OffloadCensus {
     }
 
     /// Of `flows` those that end with this process: all except those that the offload engine carries.
-    pub fn flows_with_sockets(&self, flows: &FlowTable) -> usize {
+    pub(crate) fn flows_with_sockets(&self, flows: &FlowTable) -> usize {
         flows.len().saturating_sub(self.without_sockets())
     }
 }
 
 /// Counts one offloaded flow, as long as the hold exists.
 #[derive(Debug)]
-pub struct SocketlessHold(Part<OffloadCensus>);
+pub(crate) struct SocketlessHold(Part<OffloadCensus>);
 
 impl SocketlessHold {
-    pub fn count_in(census: Part<OffloadCensus>) -> Self {
+    pub(crate) fn count_in(census: Part<OffloadCensus>) -> Self {
         census.without_sockets.fetch_add(1, Relaxed);
         Self(census)
     }

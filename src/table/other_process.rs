@@ -18,17 +18,17 @@ impl OtherProcess {
     }
 
     /// A flow went to another process.
-    pub fn leave(&self) {
+    pub(crate) fn leave(&self) {
         self.expect(1);
     }
 
     /// A flow came. It need not have been expected.
-    pub fn arrive(&self) {
+    pub(crate) fn arrive(&self) {
         let _ = self.0.fetch_update(Relaxed, Relaxed, |flows| flows.checked_sub(1));
     }
 
     /// The upgrade has succeeded or failed.
-    pub fn forget(&self) {
+    pub(crate) fn forget(&self) {
         self.0.store(0, Relaxed);
     }
 }

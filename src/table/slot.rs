@@ -16,14 +16,14 @@
 use super::sync::{AtomicU64, Ordering::*, fence};
 
 /// Words of identity, which stay the same while a flow exists: id, accept time, client, VIP, frontend.
-pub const IDENTITY_WORDS: usize = 8;
+pub(crate) const IDENTITY_WORDS: usize = 8;
 
 /// Words that the owner changes while the flow exists; see `flows::Field`.
-pub const LIVE_WORDS: usize = 8;
+pub(crate) const LIVE_WORDS: usize = 8;
 
 /// A reader's copy of one flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copied<const IDENTITY: usize = IDENTITY_WORDS, const LIVE: usize = LIVE_WORDS> {
+pub(crate) struct Copied<const IDENTITY: usize = IDENTITY_WORDS, const LIVE: usize = LIVE_WORDS> {
     /// Odd; differs for each occupation of the slot.
     pub sequence: u64,
     pub identity: [u64; IDENTITY],
@@ -50,7 +50,7 @@ impl<const IDENTITY: usize, const LIVE: usize> Default for Slot<IDENTITY, LIVE> 
 
 impl<const IDENTITY: usize, const LIVE: usize> Slot<IDENTITY, LIVE> {
     /// Fills a free slot. Only the owner may call this.
-    pub fn occupy(&self, identity: &[u64; IDENTITY], live: &[u64; LIVE]) {
+    pub(crate) fn occupy(&self, identity: &[u64; IDENTITY], live: &[u64; LIVE]) {
         let sequence = self.sequence.load(Relaxed);
         debug_assert!(sequence.is_multiple_of(2), "the slot is already occupied");
         // Readers that see any of the fields below must also see that the slot was vacated before.
@@ -65,7 +65,7 @@ impl<const IDENTITY: usize, const LIVE: usize> Slot<IDENTITY, LIVE> {
     }
 
     /// Frees an occupied slot. Only the owner may call this.
-    pub fn vacate(&self) {
+    pub(crate) fn vacate(&self) {
         let sequence = self.sequence.load(Relaxed);
         debug_assert!(!sequence.is_multiple_of(2), "the slot is already free");
         self.sequence.store(sequence + 1, Release);
@@ -77,19 +77,19 @@ impl<const IDENTITY: usize, const LIVE: usize> Slot<IDENTITY, LIVE> {
     }
 
     /// Adds to one changing word. Only the owner may call this.
-    pub fn add(&self, word: usize, by: u64) {
+    pub(crate) fn add(&self, word: usize, by: u64) {
         self.live[word].store(self.live[word].load(Relaxed).wrapping_add(by), Relaxed);
     }
 
     /// The present value of one changing word.
-    pub fn word(&self, word: usize) -> u64 {
+    pub(crate) fn word(&self, word: usize) -> u64 {
         self.live[word].load(Relaxed)
     }
 
     /// A copy of the flow in this slot, or `None` if the slot is free or was reused meanwhile.
     ///
     /// A flow that exists during the whole call is always found.
-    pub fn copy(&self) -> Option<Copied<IDENTITY, LIVE>> {
+    pub(crate) fn copy(&self) -> Option<Copied<IDENTITY, LIVE>> {
         let sequence = self.sequence.load(Acquire);
         if sequence.is_multiple_of(2) {
             return None;

@@ -49,14 +49,14 @@ pub struct BackendTotals {
 
 impl Totals {
     /// The totals of the whole table.
-    pub fn of_table(table: &Table) -> Self {
+    pub(crate) fn of_table(table: &Table) -> Self {
         let tallies = tallies(table).into_iter().map(|(name, tally)| (name, tally.value()));
         let tallies = tallies.filter(|(_, count)| *count > 0).collect();
         Self { tallies, resyncs: table.fleet.resyncs(), ..Self::of(&table.registry) }
     }
 
     /// The totals of frontends and backends alone.
-    pub fn of(registry: &Registry) -> Self {
+    pub(crate) fn of(registry: &Registry) -> Self {
         Self {
             frontends: registry.frontends().iter().map(|entry| of_frontend(entry)).collect(),
             backends: registry.backends().iter().filter(|it| !it.is_former()).map(|entry| of_backend(entry)).collect(),
@@ -65,7 +65,7 @@ impl Totals {
     }
 
     /// As [`Totals::carry_into`], with the totals of the other parts.
-    pub fn carry_into_table(&self, table: &Table) {
+    pub(crate) fn carry_into_table(&self, table: &Table) {
         let mut before: BTreeMap<_, u64> = BTreeMap::new();
         for (name, count) in &self.tallies {
             *before.entry(of_fewer_workers(name, table.workers.len())).or_default() += count;
@@ -79,7 +79,7 @@ impl Totals {
 
     /// Sets all of this as an earlier process's counts, in place of earlier values. Names that `registry` does not know
     /// are left out. Only one thread may call this.
-    pub fn carry_into(&self, registry: &Registry) {
+    pub(crate) fn carry_into(&self, registry: &Registry) {
         for entry in registry.frontends() {
             let same = |totals: &&FrontendTotals| *totals.name == *entry.name;
             if let (Some(totals), Some(lane)) = (self.frontends.iter().find(same), entry.lanes.last()) {

@@ -31,7 +31,7 @@ pub struct WorkerState {
 
 impl WorkerState {
     /// All counters by name, for an upgrade. It does not compile with a new field that is not named here.
-    pub fn tallies(&self) -> [(&'static str, &Tally); 3] {
+    pub(crate) fn tallies(&self) -> [(&'static str, &Tally); 3] {
         let Self {
             accept_errors,
             accept_shed,
@@ -51,7 +51,7 @@ impl WorkerState {
         self.busy_since_ns.store(now_ns, Relaxed);
     }
 
-    pub fn mark_waiting(&self) {
+    pub(crate) fn mark_waiting(&self) {
         self.busy_since_ns.store(0, Relaxed);
     }
 
@@ -59,12 +59,12 @@ impl WorkerState {
         self.alive.store(alive, Relaxed);
     }
 
-    pub fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         self.alive.load(Relaxed)
     }
 
     /// How long, in ns, the current turn has lasted at `now_ns`; 0 while waiting.
-    pub fn stuck_for_ns(&self, now_ns: u64) -> u64 {
+    pub(crate) fn stuck_for_ns(&self, now_ns: u64) -> u64 {
         match self.busy_since_ns.load(Relaxed) {
             0 => 0,
             since => now_ns.saturating_sub(since),

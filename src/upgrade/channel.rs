@@ -96,7 +96,7 @@ impl Channel {
     }
 
     /// Sends Abort. True: the other process will read it, after all earlier messages.
-    pub fn abort(&self, reason: &str) -> bool {
+    pub(crate) fn abort(&self, reason: &str) -> bool {
         let message = Message::Abort(Reasons(vec![reason.to_owned()]));
         let grown = fd_passing::set_send_buffer(&self.socket, 2 * SEND_BUFFER_BYTES);
         grown.is_ok() && self.send(&message, &[], Duration::ZERO).is_ok()

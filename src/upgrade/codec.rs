@@ -17,7 +17,7 @@ use crate::sys::fd_passing::FDS_MAX;
 pub const HEADER_BYTES: usize = 20;
 
 /// Limit for the bytes of one body: a batch stops growing long before.
-pub const BODY_MAX: usize = 8 << 20;
+pub(crate) const BODY_MAX: usize = 8 << 20;
 
 const MAGIC: [u8; 4] = *b"BTNH";
 const FRAME: u16 = 1;
@@ -82,7 +82,7 @@ impl Header {
     }
 
     /// Bytes of the body.
-    pub fn length(&self) -> usize {
+    pub(crate) fn length(&self) -> usize {
         self.length
     }
 

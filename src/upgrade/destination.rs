@@ -20,7 +20,7 @@ use super::message::{
 use crate::table::flow_transfer::FlowTransfer;
 
 /// The actions of the new process; `app` implements them.
-pub trait NewProcess {
+pub(crate) trait NewProcess {
     /// Accepts from now on.
     fn begin(&mut self);
 
@@ -40,14 +40,14 @@ pub trait NewProcess {
 
 /// A flow and its sockets.
 #[derive(Debug)]
-pub struct Arrived {
+pub(crate) struct Arrived {
     pub transfer: FlowTransfer,
     pub sockets: Vec<OwnedFd>,
 }
 
 /// The offer of the old process.
 #[derive(Debug)]
-pub struct Offer {
+pub(crate) struct Offer {
     pub welcome: Welcome,
     pub doors: Vec<(Door, OwnedFd)>,
     pub state: State,
@@ -55,7 +55,7 @@ pub struct Offer {
 
 /// Why there was no offer. The old process continues.
 #[derive(Debug, thiserror::Error)]
-pub enum NoOffer {
+pub(crate) enum NoOffer {
     #[error(transparent)]
     Channel(#[from] ChannelError),
     #[error("the old process gave up: {}", .0.join("; "))]
@@ -68,7 +68,7 @@ pub enum NoOffer {
 
 /// The result of the upgrade.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// The old process has given everything and is gone.
     Complete,
     /// The old process died during the upgrade: this process is the instance, with the flows that it was given.
@@ -78,7 +78,7 @@ pub enum Outcome {
 }
 
 /// Sends Hello and receives the old process's offer. Serves nothing yet.
-pub fn meet(channel: &Channel, hello: Hello, limit: Duration) -> Result<Offer, NoOffer> {
+pub(crate) fn meet(channel: &Channel, hello: Hello, limit: Duration) -> Result<Offer, NoOffer> {
     channel.send(&Message::Hello(hello), &[], limit)?;
     let welcome = match next(channel, limit)? {
         (Message::Welcome(welcome), _) => welcome,
@@ -103,14 +103,14 @@ pub fn meet(channel: &Channel, hello: Hello, limit: Duration) -> Result<Offer, N
 }
 
 /// Tells the old process why this process cannot take over.
-pub fn refuse(channel: &Channel, reasons: Vec<String>, limit: Duration) {
+pub(crate) fn refuse(channel: &Channel, reasons: Vec<String>, limit: Duration) {
     // The old process also notices when this process ends.
     let _ = channel.send(&Message::Refuse(Reasons(reasons)), &[], limit);
 }
 
 /// Runs the upgrade from Ready to its end. The old process may be silent for `patience`. Blocks; call it on a thread of
 /// its own.
-pub fn take<T: NewProcess>(channel: &Channel, new_process: &mut T, patience: Duration) -> Outcome {
+pub(crate) fn take<T: NewProcess>(channel: &Channel, new_process: &mut T, patience: Duration) -> Outcome {
     let mut destination = Destination { channel, new_process, patience, staged: None, begun: false, finished: false };
     destination.say(&Message::Ready);
     loop {

@@ -35,7 +35,7 @@ use crate::table::totals::Totals;
 
 /// The lowest and the highest version of the protocol that this release supports: at least one that the release before
 /// supports too, so that an upgrade can be undone.
-pub const PROTOCOL: (u32, u32) = (1, 1);
+pub(crate) const PROTOCOL: (u32, u32) = (1, 1);
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Message {
@@ -186,7 +186,7 @@ impl Hello {
     }
 
     /// The highest version that it and this release support.
-    pub fn common_protocol(&self) -> Option<u32> {
+    pub(crate) fn common_protocol(&self) -> Option<u32> {
         let highest = self.protocol_max.min(PROTOCOL.1);
         (highest >= self.protocol_min.max(PROTOCOL.0)).then_some(highest)
     }
@@ -238,7 +238,7 @@ impl Kind {
 }
 
 impl Message {
-    pub fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> Kind {
         match self {
             Self::Hello(_) => Kind::Hello,
             Self::Welcome(_) => Kind::Welcome,

@@ -23,7 +23,7 @@ use crate::sys::fd_passing::FDS_MAX;
 use crate::table::flow_transfer::FlowTransfer;
 
 /// The actions of the old process; `app` implements them.
-pub trait OldProcess {
+pub(crate) trait OldProcess {
     type MovingFlow: Load;
 
     /// Every listening socket, with those of the admin servers.
@@ -68,7 +68,7 @@ pub trait OldProcess {
 }
 
 /// A flow that was taken out of service.
-pub trait Load {
+pub(crate) trait Load {
     fn transfer(&self) -> &FlowTransfer;
 
     /// In the order that the transfer states.
@@ -76,7 +76,7 @@ pub trait Load {
 }
 
 #[derive(Debug)]
-pub struct TakenFlows<P> {
+pub(crate) struct TakenFlows<P> {
     pub moving: Vec<P>,
     /// Whether all flows have been looked at once.
     pub whole_round: bool,
@@ -84,7 +84,7 @@ pub struct TakenFlows<P> {
 
 /// Limits for the duration of each step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deadlines {
+pub(crate) struct Deadlines {
     /// From the start of the new process until it has read its configuration and sends Hello.
     pub hello: Duration,
     /// Until it has built everything.
@@ -104,7 +104,7 @@ impl Default for Deadlines {
 
 /// The progress of an upgrade.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SourceProgress {
+pub(crate) struct SourceProgress {
     pub step: SourceStep,
     /// Number of flows at the beginning, or more if more have moved.
     pub flows: u64,
@@ -164,7 +164,7 @@ impl SourceStep {
 /// Why an upgrade failed, or succeeded only in part.
 #[derive(Debug, thiserror::Error)]
 #[error("failed while {}: {why}", step.label())]
-pub struct UpgradeFailure {
+pub(crate) struct UpgradeFailure {
     pub step: SourceStep,
     pub why: Why,
     pub progress: SourceProgress,
@@ -172,7 +172,7 @@ pub struct UpgradeFailure {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum Why {
+pub(crate) enum Why {
     #[error(transparent)]
     Channel(#[from] ChannelError),
     #[error("it refused: {}", .0.join("; "))]
@@ -189,7 +189,7 @@ pub enum Why {
 
 /// The state of the new process after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Other {
+pub(crate) enum Other {
     /// It no longer runs.
     Dead,
     /// It serves so many flows until their end, and then exits.
@@ -199,7 +199,7 @@ pub enum Other {
 }
 
 /// Gives everything to the new process. Blocks; call it on a thread of its own.
-pub fn give<G: OldProcess>(
+pub(crate) fn give<G: OldProcess>(
     channel: &Channel,
     old_process: &mut G,
     deadlines: &Deadlines,
@@ -485,7 +485,7 @@ impl<G: OldProcess> Source<'_, G> {
 }
 
 /// Waits for the new process's Left after a failure that left it with flows.
-pub fn farewell(channel: &Channel, limit: Duration) -> Other {
+pub(crate) fn farewell(channel: &Channel, limit: Duration) -> Other {
     let deadline_ns = now_ns() + limit.as_nanos() as u64;
     loop {
         let left_ns = deadline_ns.saturating_sub(now_ns());

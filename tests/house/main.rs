@@ -11,5 +11,6 @@ mod readme;
 mod seeds;
 mod sources;
 mod told;
+mod visibility;
 mod walls;
 mod words;

@@ -173,7 +173,7 @@ fn what_sets_a_flag_is_found() {
 
 /// The methods of a port that set a flag: by their names, or because they store into an atomic one.
 fn setters(code: &str) -> Vec<&str> {
-    let methods = code.split("pub fn ").skip(1);
+    let methods = code.split("pub fn ").flat_map(|part| part.split("pub(crate) fn ")).skip(1);
     let named = methods.filter_map(|method| Some((words(method).next()?, method)));
     let stores = |method: &str| [".store(true", ".swap(true"].iter().any(|call| method.contains(call));
     named.filter(|(name, method)| name.starts_with("set_") || stores(method)).map(|(name, _)| name).collect()

@@ -33,7 +33,7 @@ struct Gathering<'a> {
 
 impl Status {
     /// The status at `now_ns`. It may walk the table: call it on a blocking thread.
-    pub fn gather(admin: &Admin, now_ns: u64) -> Self {
+    pub(crate) fn gather(admin: &Admin, now_ns: u64) -> Self {
         let counts = admin.census().counts(&admin.table.flows);
         let samples = admin.samples();
         let sample = Sample::take(&admin.table.registry, now_ns);
@@ -67,7 +67,7 @@ impl Status {
 }
 
 /// One backend, without rates.
-pub fn backend_status(entry: &BackendEntry, now_ns: u64) -> BackendStatus {
+pub(crate) fn backend_status(entry: &BackendEntry, now_ns: u64) -> BackendStatus {
     let health = entry.health();
     // The counters belong to the name, whatever its address.
     let lanes = if entry.is_former() { &[] } else { &*entry.lanes };
@@ -104,7 +104,7 @@ pub fn backend_status(entry: &BackendEntry, now_ns: u64) -> BackendStatus {
 }
 
 /// The fleet's state, without any wait.
-pub fn peers_report(admin: &Admin) -> PeersReport {
+pub(crate) fn peers_report(admin: &Admin) -> PeersReport {
     let (config, fleet) = (admin.config.load(), &admin.ports.fleet);
     let settings = config.peers.as_ref().filter(|_| fleet.is_enabled());
     PeersReport {

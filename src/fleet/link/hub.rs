@@ -57,7 +57,7 @@ const FAREWELL_MAX: Duration = Duration::from_millis(500);
 
 /// The parts of the table that the peer link may touch.
 #[derive(Debug)]
-pub struct PeerLinkParts {
+pub(crate) struct PeerLinkParts {
     pub fleet: Part<Fleet>,
     pub fleet_view: Part<FleetView>,
     /// To avoid ids that a peer still knows.
@@ -70,7 +70,7 @@ pub struct PeerLinkParts {
 
 /// The running link. Dropping it leaves it running until the runtime ends.
 #[derive(Clone, Debug)]
-pub struct PeerHub {
+pub(crate) struct PeerHub {
     orders: mpsc::Sender<HubOrder>,
 }
 
@@ -82,7 +82,7 @@ enum HubOrder {
 
 impl PeerHub {
     /// Says farewell to all peers, ends all links and stops listening. Own flows are still recorded.
-    pub async fn leave(&self, farewell: Farewell) {
+    pub(crate) async fn leave(&self, farewell: Farewell) {
         let (done, left) = oneshot::channel();
         if self.orders.send(HubOrder::Leave { farewell, done }).await.is_ok() {
             let _ = timeout(2 * FAREWELL_MAX, left).await;
@@ -90,14 +90,14 @@ impl PeerHub {
     }
 
     /// Links up again after [`PeerHub::leave`].
-    pub async fn come_back(&self) {
+    pub(crate) async fn come_back(&self) {
         let _ = self.orders.send(HubOrder::Return).await;
     }
 }
 
 /// Links up with the peers of `config`, which must have a `[peers]` section, and follows its reloads. Needs a tokio
 /// runtime.
-pub fn start(
+pub(crate) fn start(
     table: PeerLinkParts,
     mut config: watch::Receiver<Arc<Config>>,
     remotes: mpsc::Sender<Remote>,

@@ -20,7 +20,7 @@ const HANDSHAKE_BYTES: usize = 48;
 
 /// Why a link failed or ended.
 #[derive(Debug, thiserror::Error)]
-pub enum LinkError {
+pub(crate) enum LinkError {
     #[error(transparent)]
     Io(#[from] io::Error),
     #[error("it closed the connection")]
@@ -55,14 +55,14 @@ pub enum LinkError {
 }
 
 /// Encrypts and writes messages.
-pub struct Sealer {
+pub(crate) struct Sealer {
     version: Version,
     state: Arc<StatelessTransportState>,
     nonce: u64,
 }
 
 /// Reads and decrypts messages.
-pub struct Opener {
+pub(crate) struct Opener {
     version: Version,
     state: Arc<StatelessTransportState>,
     nonce: u64,
@@ -70,10 +70,13 @@ pub struct Opener {
 }
 
 /// Both halves of a connection on which the other end has proven that it has the key.
-pub type Secured = (Sealer, Opener);
+pub(crate) type Secured = (Sealer, Opener);
 
 /// The handshake of the end that made the connection.
-pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, key: &PeerKey) -> Result<Secured, LinkError> {
+pub(crate) async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut S,
+    key: &PeerKey,
+) -> Result<Secured, LinkError> {
     stream.write_all(&VERSIONS.preamble()).await?;
     let (theirs, version) = preamble(stream).await?;
     let mut handshake = handshake(key, VERSIONS.preamble(), theirs.preamble(), true)?;
@@ -85,7 +88,7 @@ pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, key: &Pe
 }
 
 /// The handshake of the end that accepted the connection, with that of `keys` which the other end has.
-pub async fn accept<'a, S: AsyncRead + AsyncWrite + Unpin>(
+pub(crate) async fn accept<'a, S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     keys: &'a [PeerKey],
 ) -> Result<(Secured, &'a PeerKey), LinkError> {
@@ -155,7 +158,7 @@ async fn receive<S: AsyncRead + Unpin>(stream: &mut S) -> Result<[u8; HANDSHAKE_
 }
 
 /// An end of file is a regular end of the link, not a network error.
-pub fn closed(error: io::Error) -> LinkError {
+pub(crate) fn closed(error: io::Error) -> LinkError {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => LinkError::Closed,
         _ => LinkError::Io(error),
@@ -164,7 +167,7 @@ pub fn closed(error: io::Error) -> LinkError {
 
 impl Sealer {
     /// Adds the frame of `message` to `out`.
-    pub fn write(&mut self, message: &Message, out: &mut Vec<u8>) -> Result<(), LinkError> {
+    pub(crate) fn write(&mut self, message: &Message, out: &mut Vec<u8>) -> Result<(), LinkError> {
         self.seal(&wire::encode(message, self.version)?, out)
     }
 
@@ -183,7 +186,7 @@ impl Sealer {
 
 impl Opener {
     /// Decrypts `frame`, which comes without its length, and returns its message.
-    pub fn read(&mut self, frame: &[u8]) -> Result<Message, LinkError> {
+    pub(crate) fn read(&mut self, frame: &[u8]) -> Result<Message, LinkError> {
         let version = self.version;
         Ok(wire::decode(self.open(frame)?, version)?)
     }

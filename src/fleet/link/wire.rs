@@ -12,15 +12,15 @@
 
 use crate::model::fleet::Message;
 
-pub const PREAMBLE_BYTES: usize = 8;
+pub(crate) const PREAMBLE_BYTES: usize = 8;
 
 /// Bytes of a frame behind its length.
-pub const FRAME_MAX: usize = u16::MAX as usize;
+pub(crate) const FRAME_MAX: usize = u16::MAX as usize;
 /// Bytes that sealing adds.
-pub const SEAL_BYTES: usize = 16;
+pub(crate) const SEAL_BYTES: usize = 16;
 
 /// The lowest and the highest version that this release supports.
-pub const VERSIONS: Versions = Versions { lowest: Version::One as u16, highest: Version::One as u16 };
+pub(crate) const VERSIONS: Versions = Versions { lowest: Version::One as u16, highest: Version::One as u16 };
 
 /// The version of one link. Each has its own arm in [`encode`] and [`decode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub enum FrameError {
 pub struct FrameTooLong(pub usize);
 
 impl Versions {
-    pub fn preamble(self) -> [u8; PREAMBLE_BYTES] {
+    pub(crate) fn preamble(self) -> [u8; PREAMBLE_BYTES] {
         let mut bytes = [0; PREAMBLE_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..6].copy_from_slice(&self.lowest.to_be_bytes());

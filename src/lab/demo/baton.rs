@@ -17,7 +17,7 @@ use super::process::{Reaper, StandInProcess};
 use crate::addr::VipAddr;
 
 #[derive(Debug, thiserror::Error)]
-pub enum DemoStartError {
+pub(crate) enum DemoStartError {
     #[error("writing {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
     #[error("starting Baton: {0}")]
@@ -26,7 +26,7 @@ pub enum DemoStartError {
 
 /// Why an order was not carried out.
 #[derive(Debug, thiserror::Error)]
-pub enum DemoOrderError {
+pub(crate) enum DemoOrderError {
     #[error("starting baton {verb}: {source}")]
     Spawn { verb: &'static str, source: io::Error },
     #[error("baton {verb}: no answer within {} s", ORDER_TIMEOUT.as_secs())]

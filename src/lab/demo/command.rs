@@ -16,7 +16,7 @@ use crate::lab::pause::pause;
 use crate::model::duration;
 
 #[derive(clap::Args, Clone, Debug)]
-pub struct DemoArgs {
+pub(crate) struct DemoArgs {
     /// Ends after this time, such as 90s; without it with q, SIGINT or SIGTERM.
     #[arg(long = "for", value_name = "DURATION", value_parser = duration::parse)]
     pub run_for: Option<Duration>,
@@ -38,7 +38,7 @@ pub struct DemoArgs {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum DemoError {
+pub(crate) enum DemoError {
     #[error("starting: {0}")]
     Start(#[from] io::Error),
     #[error(transparent)]
@@ -52,7 +52,7 @@ pub enum DemoError {
 }
 
 /// Runs `baton demo` to its end.
-pub fn run(args: DemoArgs) -> ExitCode {
+pub(crate) fn run(args: DemoArgs) -> ExitCode {
     if let Some(dir) = &args.guard {
         return guard::run(dir);
     }

@@ -18,7 +18,7 @@ pub struct Guard {
 
 impl Guard {
     /// Starts `program demo --guard dir`.
-    pub fn start(program: &Path, dir: &Path) -> io::Result<Self> {
+    pub(crate) fn start(program: &Path, dir: &Path) -> io::Result<Self> {
         let process = Command::new(program)
             .args([OsStr::new("demo"), OsStr::new("--guard"), dir.as_os_str()])
             .stdin(Stdio::piped())
@@ -30,7 +30,7 @@ impl Guard {
     }
 
     /// Has `child` killed when the demo is gone.
-    pub fn take(&mut self, child: &Child) -> io::Result<()> {
+    pub(crate) fn take(&mut self, child: &Child) -> io::Result<()> {
         match &mut self.process.stdin {
             Some(pipe) => writeln!(pipe, "{}", child.id()),
             None => Ok(()),

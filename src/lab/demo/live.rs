@@ -12,7 +12,7 @@ use super::stage::{DemoStage, StageError, StandInAction};
 use super::view::ViewWatcher;
 
 #[derive(Debug, thiserror::Error)]
-pub enum LiveError {
+pub(crate) enum LiveError {
     #[error("the terminal: {0}")]
     Terminal(#[from] io::Error),
     #[error(transparent)]

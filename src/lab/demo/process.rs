@@ -41,7 +41,7 @@ pub enum Condition {
 }
 
 impl Condition {
-    pub fn label(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Running => "running",
             Self::NotReady => "not ready",
@@ -82,7 +82,7 @@ impl StandInProcess {
         Ok(Self { recipe, address, condition: Condition::Running, child: Some(child) })
     }
 
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.recipe.name
     }
 
@@ -196,11 +196,11 @@ async fn spawn(
 
 /// A child that is killed and reaped when dropped. SIGKILL ends a stopped process too.
 #[derive(Debug)]
-pub struct Reaper(pub Child);
+pub(crate) struct Reaper(pub Child);
 
 impl Reaper {
     /// Valid until this is dropped: a process that was not reaped keeps its number.
-    pub fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         Pid::from_child(&self.0)
     }
 }

@@ -20,7 +20,7 @@ use crate::lab::kubelet::{Kubelet, KubeletSettings, Observed, Summary};
 use crate::lab::tls::{self, TlsFileError};
 
 #[derive(Debug, thiserror::Error)]
-pub enum StageError {
+pub(crate) enum StageError {
     #[error("a directory for the demo's files: {0}")]
     Dir(#[source] io::Error),
     #[error("the guard process: {0}")]
@@ -44,7 +44,7 @@ pub enum StageError {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum ActError {
+pub(crate) enum ActError {
     #[error(transparent)]
     Process(#[from] ProcessError),
     #[error(transparent)]

@@ -14,7 +14,7 @@ use crate::model::health::HealthState;
 use crate::sys::clock::now_ns;
 
 #[derive(Debug, thiserror::Error)]
-pub enum TourError {
+pub(crate) enum TourError {
     #[error(transparent)]
     DemoStage(#[from] StageError),
     #[error(transparent)]

@@ -2,7 +2,7 @@
 
 /// `NAMESPACE/PREFIX`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeaseName {
+pub(crate) struct LeaseName {
     pub namespace: String,
     pub prefix: String,
 }

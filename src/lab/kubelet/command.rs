@@ -17,7 +17,7 @@ use crate::lab::tls::{self, TlsFileError};
 use crate::model::duration;
 
 #[derive(clap::Args, Clone, Debug)]
-pub struct KubeletArgs {
+pub(crate) struct KubeletArgs {
     /// The address to connect to.
     #[arg(long)]
     pub server: SocketAddr,
@@ -58,7 +58,7 @@ pub struct KubeletArgs {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum KubeletError {
+pub(crate) enum KubeletError {
     #[error(transparent)]
     Tls(#[from] TlsFileError),
     #[error("--server-name {name:?} is neither a DNS name nor an address")]
@@ -70,7 +70,7 @@ pub enum KubeletError {
 }
 
 /// Runs `baton kubelet` until its time is over.
-pub fn run(args: KubeletArgs) -> ExitCode {
+pub(crate) fn run(args: KubeletArgs) -> ExitCode {
     let ended = settings(&args).and_then(|settings| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(live(&args, settings))

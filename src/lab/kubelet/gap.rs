@@ -5,34 +5,34 @@
 /// A gap runs from the start or the last success to the next success, or to the time of the call: for a client that
 /// never succeeds again the gap grows.
 #[derive(Clone, Copy, Debug)]
-pub struct GapMeter {
+pub(crate) struct GapMeter {
     last_ns: u64,
     longest_ns: u64,
 }
 
 impl GapMeter {
-    pub fn new(start_ns: u64) -> Self {
+    pub(crate) fn new(start_ns: u64) -> Self {
         Self { last_ns: start_ns, longest_ns: 0 }
     }
 
     /// A renewal succeeded.
-    pub fn success(&mut self, now_ns: u64) {
+    pub(crate) fn success(&mut self, now_ns: u64) {
         self.longest_ns = self.longest_ns.max(now_ns.saturating_sub(self.last_ns));
         self.last_ns = self.last_ns.max(now_ns);
     }
 
     /// Time since the last success.
-    pub fn open_ns(&self, now_ns: u64) -> u64 {
+    pub(crate) fn open_ns(&self, now_ns: u64) -> u64 {
         now_ns.saturating_sub(self.last_ns)
     }
 
     /// The longest gap, the open one included.
-    pub fn longest_ns(&self, now_ns: u64) -> u64 {
+    pub(crate) fn longest_ns(&self, now_ns: u64) -> u64 {
         self.longest_ns.max(self.open_ns(now_ns))
     }
 
     /// Drops the longest gap and keeps the open one: a gap that ends from now on belongs to the next fault.
-    pub fn begin_window(&mut self) {
+    pub(crate) fn begin_window(&mut self) {
         self.longest_ns = 0;
     }
 }

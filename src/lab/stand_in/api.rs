@@ -14,11 +14,11 @@ use tokio::sync::watch;
 use super::watch_body::WatchBody;
 use crate::lab::lease::{Lease, NAME_HEADER, NODES_NAMESPACE};
 
-pub type ApiReply = Response<Either<Full<Bytes>, WatchBody>>;
+pub(crate) type ApiReply = Response<Either<Full<Bytes>, WatchBody>>;
 
 /// The state of one stand-in.
 #[derive(Debug)]
-pub struct StandIn {
+pub(crate) struct StandIn {
     name: String,
     name_header: HeaderValue,
     ready: AtomicBool,
@@ -36,7 +36,7 @@ struct HeldWatch {
 }
 
 impl StandIn {
-    pub fn new(name: String, watch_period: Duration) -> Self {
+    pub(crate) fn new(name: String, watch_period: Duration) -> Self {
         let name_header = HeaderValue::from_str(&name).unwrap_or(HeaderValue::from_static("unnamed"));
         Self {
             name,
@@ -48,23 +48,23 @@ impl StandIn {
         }
     }
 
-    pub fn set_ready(&self, ready: bool) {
+    pub(crate) fn set_ready(&self, ready: bool) {
         self.ready.store(ready, Relaxed);
     }
 
     /// Ends watches and lets connections finish.
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.stopping.send_replace(true);
     }
 
-    pub fn stopping(&self) -> watch::Receiver<bool> {
+    pub(crate) fn stopping(&self) -> watch::Receiver<bool> {
         self.stopping.subscribe()
     }
 
     /// Answers one request. GET /readyz, /livez and /whoami; GET, PUT, PATCH and DELETE of a lease, and POST of one to
     /// its namespace; GET of any path under /api/v1/ with watch=true; POST /standin/readyz?ready=false or true. All
     /// other requests get 404.
-    pub async fn answer<B>(&self, request: Request<B>) -> ApiReply
+    pub(crate) async fn answer<B>(&self, request: Request<B>) -> ApiReply
     where
         B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
     {
@@ -184,7 +184,7 @@ where
 }
 
 /// Returns once the stand-in stops, or has gone.
-pub async fn stop_ordered(stopping: &mut watch::Receiver<bool>) {
+pub(crate) async fn stop_ordered(stopping: &mut watch::Receiver<bool>) {
     let _ = stopping.wait_for(|stop| *stop).await;
 }
 

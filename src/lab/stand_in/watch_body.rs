@@ -12,14 +12,14 @@ use super::api::stop_ordered;
 
 /// A body that a task of its own feeds.
 #[derive(Debug)]
-pub struct WatchBody {
+pub(crate) struct WatchBody {
     events: mpsc::Receiver<Bytes>,
 }
 
 impl WatchBody {
     /// Sends an event at once and then every `period`, until the body is dropped or `stopping` is true. With a period
     /// of zero it sends nothing.
-    pub fn start(period: Duration, stopping: watch::Receiver<bool>) -> Self {
+    pub(crate) fn start(period: Duration, stopping: watch::Receiver<bool>) -> Self {
         let (sender, events) = mpsc::channel(1);
         tokio::spawn(feed(period, stopping, sender));
         Self { events }

@@ -7,7 +7,7 @@ const ETIMEDOUT: i32 = 110;
 
 /// Why one connect attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ConnectFailure {
+pub(crate) enum ConnectFailure {
     Refused,
     TimedOut,
     Unreachable,
@@ -18,7 +18,7 @@ pub enum ConnectFailure {
 }
 
 impl ConnectFailure {
-    pub const ALL: [ConnectFailure; 7] = [
+    pub(crate) const ALL: [ConnectFailure; 7] = [
         Self::Refused,
         Self::TimedOut,
         Self::Unreachable,
@@ -28,7 +28,7 @@ impl ConnectFailure {
         Self::Other,
     ];
 
-    pub fn label(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Refused => "refused",
             Self::TimedOut => "timed_out",
@@ -41,7 +41,7 @@ impl ConnectFailure {
     }
 
     /// Whether the backend is the cause, and not this host.
-    pub fn blames_backend(self) -> bool {
+    pub(crate) fn blames_backend(self) -> bool {
         !matches!(self, Self::OutOfFiles | Self::OutOfPorts)
     }
 
@@ -58,12 +58,12 @@ impl ConnectFailure {
 
 /// How one connect attempt failed, with its errno, or 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FailedConnect {
+pub(crate) struct FailedConnect {
     pub failure: ConnectFailure,
     pub errno: i32,
 }
 
 impl FailedConnect {
     /// An attempt that got no answer in time.
-    pub const TIMED_OUT: Self = Self { failure: ConnectFailure::TimedOut, errno: ETIMEDOUT };
+    pub(crate) const TIMED_OUT: Self = Self { failure: ConnectFailure::TimedOut, errno: ETIMEDOUT };
 }

@@ -36,7 +36,7 @@ pub struct Heard {
 
 /// A beat that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub(crate) struct Wanted {
     pub beat: Beat,
     /// To all addresses of each peer.
     pub to: Vec<(InstanceName, Vec<IpAddr>)>,

@@ -21,7 +21,7 @@ use super::{Farewell, InstanceName, Liveness, MemberView};
 
 /// Where the frontends' addresses are on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Places {
+pub(crate) struct Places {
     /// Of all frontends, wherever they are.
     pub frontends: Vec<IpAddr>,
     /// On an interface, or put on `lo` by somebody other than Baton: neighbours or routers send packets here.
@@ -32,7 +32,7 @@ pub struct Places {
 
 /// The situation at one moment.
 #[derive(Clone, Copy, Debug)]
-pub struct Situation<'a> {
+pub(crate) struct Situation<'a> {
     pub now_ns: u64,
     pub peers: &'a [MemberView],
     pub places: &'a Places,
@@ -44,7 +44,7 @@ pub struct Situation<'a> {
 
 /// An operator's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub(crate) struct Wish {
     /// `None`: to any live peer.
     pub to: Option<InstanceName>,
     /// When the flows that are left are reset.
@@ -53,7 +53,7 @@ pub struct Wish {
 
 /// The orders to carry out, in this sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EvacuateOrder {
+pub(crate) enum EvacuateOrder {
     /// Add the addresses to `lo` before they leave their interfaces: no packet of a flow may find them missing.
     Keep,
     /// Say that this host should not have the VIP.
@@ -69,7 +69,7 @@ pub enum EvacuateOrder {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EvacuateStep {
+pub(crate) enum EvacuateStep {
     Telling,
     LettingGo,
     Emptying,
@@ -83,7 +83,7 @@ pub enum EvacuateStep {
 
 /// Why this host keeps its addresses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub(crate) enum Failure {
     #[error("there is no peer {asked}; there is {}", .known.join(", "))]
     Unknown { asked: InstanceName, known: Vec<String> },
     #[error("{peer} is {}, so it cannot get the VIP", .liveness.label())]
@@ -113,7 +113,7 @@ pub enum Failure {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Evacuation {
+pub(crate) struct Evacuation {
     wish: Wish,
     step: EvacuateStep,
     began_ns: u64,
@@ -153,7 +153,7 @@ const QUEUED_NS: u64 = 100_000_000;
 
 impl Evacuation {
     /// Begins, unless the situation already shows that the evacuation would fail.
-    pub fn begin(wish: Wish, look: &Situation<'_>) -> Result<Self, Failure> {
+    pub(crate) fn begin(wish: Wish, look: &Situation<'_>) -> Result<Self, Failure> {
         heirs(&wish, look.peers)?;
         let taken = |vip: &IpAddr| living(look.peers).any(|peer| peer.vips.contains(vip));
         let (routed, moving) = look.places.here.iter().copied().partition(taken);
@@ -180,53 +180,53 @@ impl Evacuation {
         Ok(evacuation)
     }
 
-    pub fn step(&self) -> EvacuateStep {
+    pub(crate) fn step(&self) -> EvacuateStep {
         self.step
     }
 
     /// Addresses that leave this host, or its routes.
-    pub fn vips(&self) -> impl Iterator<Item = IpAddr> {
+    pub(crate) fn vips(&self) -> impl Iterator<Item = IpAddr> {
         self.moving.iter().chain(&self.routed).copied()
     }
 
     /// The frontends' addresses that somebody had at the beginning.
-    pub fn watched(&self) -> impl Iterator<Item = IpAddr> {
+    pub(crate) fn watched(&self) -> impl Iterator<Item = IpAddr> {
         self.watched.iter().copied()
     }
 
     /// Why the evacuation failed. `None` in [`EvacuateStep::Here`]: the operator cancelled it.
-    pub fn failure(&self) -> Option<&Failure> {
+    pub(crate) fn failure(&self) -> Option<&Failure> {
         self.failure.as_ref()
     }
 
     /// Peers that did not confirm everything at the end.
-    pub fn unconfirmed(&self) -> &[InstanceName] {
+    pub(crate) fn unconfirmed(&self) -> &[InstanceName] {
         &self.unconfirmed
     }
 
-    pub fn deadline_ns(&self) -> u64 {
+    pub(crate) fn deadline_ns(&self) -> u64 {
         self.began_ns.saturating_add(self.wish.deadline_ns)
     }
 
-    pub fn poll_order(&mut self) -> Option<EvacuateOrder> {
+    pub(crate) fn poll_order(&mut self) -> Option<EvacuateOrder> {
         self.orders.pop_front()
     }
 
     /// The operator wants the VIP to be able to come back. Flows that were reset stay reset.
-    pub fn cancel(&mut self) {
+    pub(crate) fn cancel(&mut self) {
         if self.step != EvacuateStep::Here {
             self.take_back(None);
         }
     }
 
     /// An order could not be carried out.
-    pub fn fail(&mut self, failure: Failure) {
+    pub(crate) fn fail(&mut self, failure: Failure) {
         if self.step != EvacuateStep::Here {
             self.take_back(Some(failure));
         }
     }
 
-    pub fn handle_look(&mut self, look: &Situation<'_>) {
+    pub(crate) fn handle_look(&mut self, look: &Situation<'_>) {
         if look.accepted != self.accepted {
             (self.accepted, self.came_ns) = (look.accepted, look.now_ns);
         }

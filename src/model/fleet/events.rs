@@ -155,7 +155,7 @@ pub struct MemberView {
 
 impl MemberView {
     /// Whether this instance hears it, and not only since the first moments, in which its flows are still on their way.
-    pub fn is_heard(&self) -> bool {
+    pub(crate) fn is_heard(&self) -> bool {
         self.liveness == Liveness::Alive && self.synced || self.liveness == Liveness::Unlinked
     }
 }
@@ -163,7 +163,7 @@ impl MemberView {
 impl Asked {
     /// A packet from the client.
     #[cfg(test)]
-    pub fn up(ends: &Ends) -> Self {
+    pub(crate) fn up(ends: &Ends) -> Self {
         Self { from: ends.client.socket_addr(), to: ends.vip.socket_addr() }
     }
 }

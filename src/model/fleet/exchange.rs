@@ -56,7 +56,7 @@ pub struct Member {
 
 /// Events for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Notice {
+pub(crate) enum Notice {
     Linked {
         peer: InstanceName,
         version: String,
@@ -156,7 +156,7 @@ impl Exchange {
 
     /// Sets the members of the fleet besides this instance. A peer that is no longer a member is forgotten with its
     /// flows.
-    pub fn set_members(&mut self, members: &[Member], now_ns: u64) {
+    pub(crate) fn set_members(&mut self, members: &[Member], now_ns: u64) {
         // A reload reaches all instances: if all of them waited for a new peer before they are ready, no instance would
         // serve.
         let health_state = if self.is_ready() { PeerReport::Settled } else { PeerReport::Awaited { since_ns: now_ns } };
@@ -200,17 +200,17 @@ impl Exchange {
     }
 
     /// Of two instances the one with the lower name connects.
-    pub fn dials(&self, name: &InstanceName) -> bool {
+    pub(crate) fn dials(&self, name: &InstanceName) -> bool {
         self.own.name < *name
     }
 
-    pub fn hello(&self) -> Hello {
+    pub(crate) fn hello(&self) -> Hello {
         let Own { name, epoch, slot, version, .. } = &self.own;
         Hello { name: name.clone(), epoch: *epoch, slot: *slot, version: version.clone() }
     }
 
     /// Takes in changes of own flows.
-    pub fn handle_local(&mut self, locals: impl IntoIterator<Item = Local>, now_ns: u64) {
+    pub(crate) fn handle_local(&mut self, locals: impl IntoIterator<Item = Local>, now_ns: u64) {
         self.mirror.apply(locals, now_ns);
     }
 
@@ -272,7 +272,7 @@ impl Exchange {
     }
 
     /// A link could not be made.
-    pub fn handle_failure(&mut self, peer: &InstanceName, why: &str) {
+    pub(crate) fn handle_failure(&mut self, peer: &InstanceName, why: &str) {
         let Some(session) = self.sessions.get_mut(peer).filter(|session| session.link.is_none()) else { return };
         if session.why_not.as_deref() != Some(why) {
             session.why_not = Some(why.to_owned());
@@ -320,7 +320,7 @@ impl Exchange {
         }
     }
 
-    pub fn handle_command(&mut self, command: PeerCommand, now_ns: u64) {
+    pub(crate) fn handle_command(&mut self, command: PeerCommand, now_ns: u64) {
         match command {
             PeerCommand::Claim { owner, flows } => {
                 self.mirror.claims(&flows, now_ns);
@@ -350,7 +350,7 @@ impl Exchange {
 
     /// The beats to send now, if they are due. A peer that this instance was never linked with gets none: it could not
     /// decrypt them.
-    pub fn poll_beat(&mut self, now_ns: u64) -> Option<BeatTo> {
+    pub(crate) fn poll_beat(&mut self, now_ns: u64) -> Option<BeatTo> {
         if now_ns < self.beat_due_ns {
             return None;
         }
@@ -379,16 +379,16 @@ impl Exchange {
     }
 
     /// The secrets that seal the peers' beats, with their owners.
-    pub fn beat_keys(&self) -> impl Iterator<Item = (&InstanceName, &BeatKey)> {
+    pub(crate) fn beat_keys(&self) -> impl Iterator<Item = (&InstanceName, &BeatKey)> {
         self.sessions.values().filter_map(|session| Some((&session.name, session.beat_key()?)))
     }
 
-    pub fn own_beat_key(&self) -> &BeatKey {
+    pub(crate) fn own_beat_key(&self) -> &BeatKey {
         &self.own.beat_key
     }
 
     /// A beat of `from`, sealed with the secret that it sent on the link.
-    pub fn handle_beat(&mut self, from: &InstanceName, beat: Beat, now_ns: u64) {
+    pub(crate) fn handle_beat(&mut self, from: &InstanceName, beat: Beat, now_ns: u64) {
         let is_new = self.sessions.get_mut(from).is_some_and(|session| session.beat(beat.number, now_ns));
         if !is_new {
             return;
@@ -402,7 +402,7 @@ impl Exchange {
     }
 
     /// Queues a farewell to all peers.
-    pub fn farewell(&mut self, farewell: Farewell) {
+    pub(crate) fn farewell(&mut self, farewell: Farewell) {
         for session in self.sessions.values_mut() {
             session.say(Message::Farewell(farewell));
         }
@@ -447,7 +447,7 @@ impl Exchange {
     }
 
     /// This instance takes in no messages at the moment, so the peers' silence proves nothing.
-    pub fn is_deaf(&mut self, now_ns: u64) {
+    pub(crate) fn is_deaf(&mut self, now_ns: u64) {
         let absence_ns = now_ns.saturating_sub(self.looked_ns);
         self.looked_ns = now_ns;
         self.sessions.values_mut().for_each(|session| session.was_not_listened_to(absence_ns));
@@ -463,11 +463,11 @@ impl Exchange {
     }
 
     /// Number of events that [`Exchange::poll_remote`] would return.
-    pub fn remotes(&self) -> usize {
+    pub(crate) fn remotes(&self) -> usize {
         self.remotes.len()
     }
 
-    pub fn poll_notice(&mut self) -> Option<Notice> {
+    pub(crate) fn poll_notice(&mut self) -> Option<Notice> {
         self.notices.pop_front()
     }
 
@@ -482,24 +482,24 @@ impl Exchange {
 
     /// Limits the log, so that peers fall out of it.
     #[cfg(test)]
-    pub fn keep_changes(&mut self, max: usize) {
+    pub(crate) fn keep_changes(&mut self, max: usize) {
         self.mirror.log_max = max;
     }
 
     /// Whether this instance may take a VIP.
-    pub fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         self.sessions.values().all(|session| session.health_state == PeerReport::Settled)
     }
 
     /// Whether every linked peer has all changes up to now.
     #[cfg(test)]
-    pub fn all_is_told(&self) -> bool {
+    pub(crate) fn all_is_told(&self) -> bool {
         self.sessions.values().all(|session| session.link.is_none() || session.has_all(self.mirror.end()))
     }
 
     /// The highest of this instance's own flow ids, without tag, that any peer has reported: the peer holds such a
     /// flow, and this instance may have forgotten it.
-    pub fn own_ids_told(&self) -> u64 {
+    pub(crate) fn own_ids_told(&self) -> u64 {
         self.own_ids_told
     }
 
@@ -513,17 +513,17 @@ impl Exchange {
     }
 
     /// The addresses that may move between the instances, as a reload has them.
-    pub fn set_vips(&mut self, vips: Vec<IpAddr>) {
+    pub(crate) fn set_vips(&mut self, vips: Vec<IpAddr>) {
         self.own.vips = vips;
     }
 
     /// How long readiness waits for each, as a reload has it.
-    pub fn set_sync_deadline(&mut self, sync_deadline_ns: u64) {
+    pub(crate) fn set_sync_deadline(&mut self, sync_deadline_ns: u64) {
         self.own.sync_deadline_ns = sync_deadline_ns;
     }
 
     /// This instance begins another epoch: it was about to be replaced, and continues after all. Its links are gone.
-    pub fn begin_again(&mut self, epoch: Epoch) {
+    pub(crate) fn begin_again(&mut self, epoch: Epoch) {
         self.own.epoch = epoch;
     }
 

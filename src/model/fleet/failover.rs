@@ -48,7 +48,7 @@ use flows::KnownFlows;
 use members::Members;
 use port_ranges::PortRanges;
 use rounds::Rounds;
-pub use rounds::{Challenge, Wake};
+pub(crate) use rounds::{Challenge, Wake};
 use rules::Rules;
 use timer::Timer;
 use unknown_packet::UnknownPackets;
@@ -57,7 +57,7 @@ use untold::UntoldFlows;
 
 /// An operator's choices, and properties of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub(crate) struct Settings {
     pub me: InstanceName,
     /// The part of `ports` that is this instance's own.
     pub slot: u8,
@@ -77,7 +77,7 @@ pub struct Settings {
 
 /// Actions to take, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
+pub(crate) enum Action {
     /// For the offload engine.
     Standby(StandbyRequest),
     Send(PeerCommand),
@@ -99,7 +99,7 @@ pub enum Action {
 
 /// Events for the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Note {
+pub(crate) enum Note {
     /// So many flows of a live owner are reset: their backend is on this host, and so is the address of their backend
     /// leg.
     Stuck {
@@ -133,7 +133,7 @@ pub enum Note {
 /// Passes each event to the parts that it concerns, and each result to the next part. No part holds another: if the
 /// decision of one part depends on another part, that part is an argument. See the module.
 #[derive(Debug)]
-pub struct Failover {
+pub(crate) struct Failover {
     agenda: Agenda,
     members: Members,
     port_ranges: PortRanges,
@@ -162,7 +162,7 @@ enum Earlier {
 const CHECKED_MAX: usize = 64;
 
 impl Failover {
-    pub fn new(settings: Settings) -> Self {
+    pub(crate) fn new(settings: Settings) -> Self {
         let mut flows = KnownFlows::default();
         settings.peers.iter().for_each(|(name, _)| flows.joined(name.clone()));
         Self {
@@ -180,16 +180,16 @@ impl Failover {
         }
     }
 
-    pub fn poll_action(&mut self) -> Option<Action> {
+    pub(crate) fn poll_action(&mut self) -> Option<Action> {
         self.agenda.poll()
     }
 
     /// When to call [`Failover::handle_timeout`].
-    pub fn poll_timeout(&self) -> Option<u64> {
+    pub(crate) fn poll_timeout(&self) -> Option<u64> {
         self.agenda.next_ns()
     }
 
-    pub fn handle_remote(&mut self, now_ns: u64, remote: Remote) {
+    pub(crate) fn handle_remote(&mut self, now_ns: u64, remote: Remote) {
         match remote {
             Remote::Joined { owner, link } => self.joined(owner, link),
             Remote::Gone { owner } => self.gone(&owner),
@@ -210,7 +210,7 @@ impl Failover {
         self.handled(now_ns);
     }
 
-    pub fn handle_standby(&mut self, now_ns: u64, answer: StandbyAnswer) {
+    pub(crate) fn handle_standby(&mut self, now_ns: u64, answer: StandbyAnswer) {
         let Self { flows: known, members, agenda, .. } = self;
         match answer {
             StandbyAnswer::Touched(flows) => self.claims.claim(now_ns, flows, known, members, agenda),
@@ -233,7 +233,7 @@ impl Failover {
     }
 
     /// Every end of the round has been challenged.
-    pub fn handle_challenged(&mut self, now_ns: u64, round: u64) {
+    pub(crate) fn handle_challenged(&mut self, now_ns: u64, round: u64) {
         self.rounds.challenged(now_ns, round, &mut self.agenda);
     }
 
@@ -243,7 +243,7 @@ impl Failover {
     }
 
     /// All addresses of this host.
-    pub fn handle_addresses(&mut self, now_ns: u64, addresses: &[IpAddr]) {
+    pub(crate) fn handle_addresses(&mut self, now_ns: u64, addresses: &[IpAddr]) {
         self.agenda.send(PeerCommand::Addresses(addresses.to_vec()));
         let moved = self.members.move_addresses(addresses);
         moved.went.into_iter().for_each(|ip| self.agenda.note(Note::AddressWent(ip)));
@@ -257,7 +257,7 @@ impl Failover {
 
     /// The configuration was reloaded. This instance's own name and slot stay; the link reports which members come and
     /// go.
-    pub fn handle_settings(&mut self, now_ns: u64, settings: Settings) {
+    pub(crate) fn handle_settings(&mut self, now_ns: u64, settings: Settings) {
         let added = self.members.configure(settings);
         self.port_ranges.configure(&self.members.vips());
         self.rules.configure(&self.members, &mut self.agenda);
@@ -269,7 +269,7 @@ impl Failover {
     }
 
     /// All peers have told their flows, or were waited for long enough.
-    pub fn handle_ready(&mut self) {
+    pub(crate) fn handle_ready(&mut self) {
         if self.earlier == Earlier::Awaited {
             self.earlier = Earlier::Ready;
         }
@@ -277,7 +277,7 @@ impl Failover {
         self.check();
     }
 
-    pub fn handle_timeout(&mut self, now_ns: u64) {
+    pub(crate) fn handle_timeout(&mut self, now_ns: u64) {
         while let Some(timer) = self.agenda.take_due(now_ns) {
             let Self { flows, members, agenda, .. } = self;
             match timer {
@@ -309,12 +309,12 @@ impl Failover {
 
     /// Number of other instances' flows that this instance knows.
     #[cfg(test)]
-    pub fn known(&self) -> usize {
+    pub(crate) fn known(&self) -> usize {
         self.flows.len()
     }
 
     /// Whether each peer is alive and linked.
-    pub fn hears_all(&self) -> bool {
+    pub(crate) fn hears_all(&self) -> bool {
         self.members.peers().all(|(_, peer)| peer.is_heard())
     }
 

@@ -18,7 +18,7 @@ pub struct FleetId {
 }
 
 impl FleetId {
-    pub fn of(flow: FlowId, ends: &Ends) -> Self {
+    pub(crate) fn of(flow: FlowId, ends: &Ends) -> Self {
         let all =
             [ends.client.socket_addr(), ends.vip.socket_addr(), ends.local.socket_addr(), ends.backend.socket_addr()];
         // FNV-1a: the same in every release, because two releases may run beside each other.

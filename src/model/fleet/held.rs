@@ -8,7 +8,7 @@ use crate::model::ends::{Ends, Key};
 
 /// Requests of the failover to the offload engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StandbyRequest {
+pub(crate) enum StandbyRequest {
     /// Carry the packets of this flow, which is offloaded and has a record of another instance. If sent again: the
     /// flow's positions have moved on.
     Hold(Box<FlowRecord>),
@@ -47,7 +47,7 @@ pub enum StandbyRequest {
 
 /// A flow of another instance, and the time when that instance accepted it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AcceptedFlow {
+pub(crate) struct AcceptedFlow {
     pub ends: Ends,
     /// As in its record.
     pub accepted_unix_ms: u64,
@@ -55,7 +55,7 @@ pub struct AcceptedFlow {
 
 /// The source ports of one instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PeerPortRange {
+pub(crate) struct PeerPortRange {
     pub ports: PortRange,
     /// Its addresses, one of each family that it has. Empty: it is this instance, or it is dead.
     pub at: Vec<IpAddr>,
@@ -63,7 +63,7 @@ pub struct PeerPortRange {
 
 /// Answers of the offload engine to the failover.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StandbyAnswer {
+pub(crate) enum StandbyAnswer {
     /// Packets of these held flows' clients have come.
     Touched(Vec<FleetId>),
     /// The failover wanted to hold these, but they are this instance's own.

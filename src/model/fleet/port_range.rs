@@ -14,7 +14,7 @@ pub struct PortRange {
 }
 
 /// Part `slot` of `range`, below [`SLOTS`]; `None`: the range has fewer ports than there are parts.
-pub fn port_range(range: RangeInclusive<u16>, slot: u8) -> Option<PortRange> {
+pub(crate) fn port_range(range: RangeInclusive<u16>, slot: u8) -> Option<PortRange> {
     let size = (u32::from(*range.end()) + 1).saturating_sub(u32::from(*range.start())) / u32::from(SLOTS);
     let first = u32::from(*range.start()) + size * u32::from(slot);
     let last = (first + size).checked_sub(1)?;
@@ -22,7 +22,7 @@ pub fn port_range(range: RangeInclusive<u16>, slot: u8) -> Option<PortRange> {
 }
 
 impl PortRange {
-    pub fn contains(self, port: u16) -> bool {
+    pub(crate) fn contains(self, port: u16) -> bool {
         (self.first..=self.last).contains(&port)
     }
 }

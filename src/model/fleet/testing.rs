@@ -9,7 +9,7 @@ use crate::model::ids::FlowId;
 use crate::model::splice::Rewrite;
 
 /// A proxied flow; two records with different ids have no end in common.
-pub fn record(id: u64) -> FlowRecord {
+pub(crate) fn record(id: u64) -> FlowRecord {
     let at = |net: u8, port: u16| {
         SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, net, (id >> 24) as u8, (id >> 16) as u8)), port)
     };
@@ -31,7 +31,7 @@ pub fn record(id: u64) -> FlowRecord {
 }
 
 /// A passage whose numbers all come from `seed`.
-pub fn passage(seed: u32) -> Passage {
+pub(crate) fn passage(seed: u32) -> Passage {
     let way = |from: u32| RewriteState {
         rewrite: Rewrite {
             seq: from,

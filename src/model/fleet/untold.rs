@@ -24,7 +24,7 @@ const REMEMBERED_MAX: usize = 16_384;
 
 /// Ends that may need another reset later, for as long as they may wait.
 #[derive(Debug, Default)]
-pub struct Remembered {
+pub(crate) struct Remembered {
     /// With the time when each was reported, oldest first.
     order: VecDeque<(Abandoned, u64)>,
     known: HashSet<Abandoned>,
@@ -32,7 +32,7 @@ pub struct Remembered {
 
 impl Remembered {
     /// False: it is in the list already.
-    pub fn remember(&mut self, one: Abandoned, now_ns: u64) -> bool {
+    pub(crate) fn remember(&mut self, one: Abandoned, now_ns: u64) -> bool {
         if !self.known.insert(one) {
             return false;
         }
@@ -46,7 +46,7 @@ impl Remembered {
     }
 
     /// The ends that may still wait.
-    pub fn all(&self, now_ns: u64) -> impl Iterator<Item = Abandoned> + '_ {
+    pub(crate) fn all(&self, now_ns: u64) -> impl Iterator<Item = Abandoned> + '_ {
         self.order.iter().filter(move |(_, since_ns)| !is_past(*since_ns, now_ns)).map(|(one, _)| *one)
     }
 

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// The limits of flapping.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DampingPolicy {
+pub(crate) struct DampingPolicy {
     pub half_life_ns: u64,
     /// Above this the backend is held back ...
     pub suppress: f64,

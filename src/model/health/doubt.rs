@@ -17,7 +17,7 @@
 
 /// Who else this host hears. Times are monotonic nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Surroundings {
+pub(crate) struct Surroundings {
     /// Whether peers, or the carrier itself, should be heard and are not.
     pub are_dark: bool,
     /// When another backend or a client was last heard; 0: never.
@@ -28,7 +28,7 @@ pub struct Surroundings {
 
 /// The judgement on a silent probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Silence {
+pub(crate) enum Silence {
     /// It counts: the backend may be dead. Its flows are left alone while nobody is heard.
     Counts,
     /// Neither it nor earlier ones count: the network has not settled.
@@ -50,7 +50,7 @@ const SETTLE_MAX_NS: u64 = 3 * SETTLE_NS;
 
 /// See the module. One for each backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Doubt {
+pub(crate) struct Doubt {
     state: DoubtState,
     /// When the first probe began before the network had settled, since the last answer, or since nobody was heard.
     unsettled_ns: Option<u64>,
@@ -70,12 +70,12 @@ enum DoubtState {
 
 impl Doubt {
     /// A probe was answered, by any answer.
-    pub fn handle_answer(&mut self) {
+    pub(crate) fn handle_answer(&mut self) {
         *self = Self::default();
     }
 
     /// A probe that began at `began_ns` got no answer.
-    pub fn handle_silence(&mut self, began_ns: u64, around: Surroundings) -> Silence {
+    pub(crate) fn handle_silence(&mut self, began_ns: u64, around: Surroundings) -> Silence {
         match self.state {
             DoubtState::Trusted if around.are_dark => self.state = DoubtState::Deaf { since_ns: began_ns },
             DoubtState::Proven { .. } if around.are_dark && around.heard_ns.saturating_add(FRESH_NS) <= began_ns => {
@@ -94,7 +94,7 @@ impl Doubt {
     }
 
     /// Checks again while nobody is heard. True: somebody is by now, as for [`Silence::Anew`].
-    pub fn look(&mut self, around: Surroundings) -> bool {
+    pub(crate) fn look(&mut self, around: Surroundings) -> bool {
         match self.state {
             DoubtState::Deaf { since_ns } if !around.are_dark || around.heard_ns > since_ns => {
                 let since_ns = if around.are_dark { around.heard_ns } else { around.back_ns };
@@ -115,7 +115,7 @@ impl Doubt {
     }
 
     /// Whether nobody is heard, so that the backend may be well.
-    pub fn is_deaf(&self) -> bool {
+    pub(crate) fn is_deaf(&self) -> bool {
         matches!(self.state, DoubtState::Deaf { .. })
     }
 }

@@ -37,16 +37,16 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use super::damping::DampingPolicy;
+pub(crate) use super::damping::DampingPolicy;
 use super::damping::Penalty;
 use super::{Cause, Dismissal, HealthState, Order};
 use crate::model::balance::Preference;
 use crate::model::end_reason::EndReason;
-pub use saved::Saved;
+pub(crate) use saved::Saved;
 
 /// The settings of one backend's health.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Policy {
+pub(crate) struct Policy {
     pub interval_ns: u64,
     /// From the start of one probe to the start of the next, while something is changing.
     pub fast_interval_ns: u64,
@@ -63,7 +63,7 @@ pub struct Policy {
 
 /// How one probe ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ProbeOutcome {
+pub(crate) enum ProbeOutcome {
     Passed,
     /// It answered with this status.
     NotReady {
@@ -78,7 +78,7 @@ pub enum ProbeOutcome {
 
 impl ProbeOutcome {
     /// The `outcome` label of metrics.
-    pub fn label(&self) -> &'static str {
+    pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::Passed => "passed",
             Self::NotReady { .. } => "not_ready",
@@ -101,7 +101,7 @@ impl fmt::Display for ProbeOutcome {
 
 /// The actions for the owner of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum HealthAction {
+pub(crate) enum HealthAction {
     /// The health state changed, or who decides it: tell people.
     Changed { from: HealthState, to: HealthState, cause: Cause },
     /// Reset every flow of the backend. Comes again after each probe while the reason stands, because a flow may have
@@ -113,7 +113,7 @@ pub enum HealthAction {
 
 /// Whether a new backend is used before its first probe has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Arrival {
+pub(crate) enum Arrival {
     /// It was there when the process started.
     AtStart,
     /// A reload added it.
@@ -122,7 +122,7 @@ pub enum Arrival {
 
 /// The health of one backend. Times are monotonic nanoseconds and never go back.
 #[derive(Debug)]
-pub struct Machine {
+pub(crate) struct Machine {
     policy: Policy,
     verdict: ProbeVerdict,
     /// The cause of the verdict.
@@ -202,7 +202,7 @@ struct ProbePlan {
 }
 
 impl Machine {
-    pub fn new(policy: Policy, arrival: Arrival, now_ns: u64) -> Self {
+    pub(crate) fn new(policy: Policy, arrival: Arrival, now_ns: u64) -> Self {
         let health_state = match arrival {
             Arrival::AtStart => HealthState::Ready,
             Arrival::ByReload => HealthState::Ejected,
@@ -228,13 +228,13 @@ impl Machine {
     }
 
     /// A probe begins.
-    pub fn handle_probe_started(&mut self, now_ns: u64) {
+    pub(crate) fn handle_probe_started(&mut self, now_ns: u64) {
         self.probe = ProbePlan { running: true, started_ns: Some(now_ns), due_ns: u64::MAX, suspected: false };
     }
 
     /// The probe ended. `flows_moved`: a flow of this backend got bytes from it since the probe began.
     /// `random` is for the jitter.
-    pub fn handle_outcome(&mut self, now_ns: u64, outcome: ProbeOutcome, flows_moved: bool, random: u64) {
+    pub(crate) fn handle_outcome(&mut self, now_ns: u64, outcome: ProbeOutcome, flows_moved: bool, random: u64) {
         let conclusive = !matches!(outcome, ProbeOutcome::Inconclusive { .. });
         if conclusive {
             self.count(outcome, flows_moved, now_ns);
@@ -249,7 +249,7 @@ impl Machine {
     }
 
     /// The data plane saw something odd: probe at once, but not more often than every `fast_interval`.
-    pub fn handle_suspicion(&mut self, now_ns: u64) {
+    pub(crate) fn handle_suspicion(&mut self, now_ns: u64) {
         match (self.probe.running, self.probe.started_ns) {
             (true, _) => self.probe.suspected = true,
             (false, None) => {}
@@ -260,7 +260,7 @@ impl Machine {
         }
     }
 
-    pub fn handle_order(&mut self, now_ns: u64, order: Order) {
+    pub(crate) fn handle_order(&mut self, now_ns: u64, order: Order) {
         self.order = match order {
             Order::Drain => Some(HealthState::Draining),
             Order::Eject => Some(HealthState::Ejected),
@@ -270,14 +270,14 @@ impl Machine {
     }
 
     /// It gets no flows any more, and keeps what it has until the drain deadline.
-    pub fn handle_removed(&mut self, now_ns: u64, dismissal: Dismissal) {
+    pub(crate) fn handle_removed(&mut self, now_ns: u64, dismissal: Dismissal) {
         let (with_frontend, readdressed) = (dismissal == Dismissal::Frontend, dismissal == Dismissal::Address);
         self.removal = Some(RemovalState { with_frontend, readdressed });
         self.refresh(now_ns);
     }
 
     /// One that was removed need not wait for its drain deadline.
-    pub fn handle_expired(&mut self, now_ns: u64) {
+    pub(crate) fn handle_expired(&mut self, now_ns: u64) {
         if let Some(deadline) = &mut self.deadline {
             deadline.armed_at_ns = now_ns.saturating_sub(self.policy.drain_timeout_ns);
         }
@@ -285,14 +285,14 @@ impl Machine {
     }
 
     /// A reload brought it back before its last flow ended. An operator's order stays in force.
-    pub fn handle_restored(&mut self, now_ns: u64) {
+    pub(crate) fn handle_restored(&mut self, now_ns: u64) {
         self.removal = None;
         self.refresh(now_ns);
     }
 
     /// It has another address, or is probed in another way, so earlier results are no evidence any more. The health state
     /// stays until the next outcome, which comes at once and decides alone.
-    pub fn handle_moved(&mut self, now_ns: u64) {
+    pub(crate) fn handle_moved(&mut self, now_ns: u64) {
         self.streak = Streak::default();
         self.fresh = true;
         self.probe.running = false;
@@ -302,7 +302,7 @@ impl Machine {
 
     /// This host had lost its own network, and has it back, so earlier results are no evidence. Unlike a new address, that
     /// says nothing for the backend either, so the health state needs its `rise` or `fall` as ever.
-    pub fn handle_network_back(&mut self, now_ns: u64) {
+    pub(crate) fn handle_network_back(&mut self, now_ns: u64) {
         self.streak = Streak::default();
         self.probe.running = false;
         self.probe.due_ns = now_ns;
@@ -310,13 +310,13 @@ impl Machine {
     }
 
     /// The probe ended while this host's network had not settled: neither it nor earlier results are evidence.
-    pub fn handle_unsettled(&mut self, now_ns: u64, random: u64) {
+    pub(crate) fn handle_unsettled(&mut self, now_ns: u64, random: u64) {
         self.streak = Streak::default();
         self.plan_next(now_ns, false, random);
         self.refresh(now_ns);
     }
 
-    pub fn handle_policy(&mut self, now_ns: u64, policy: Policy) {
+    pub(crate) fn handle_policy(&mut self, now_ns: u64, policy: Policy) {
         self.policy = policy;
         if let Some(started_ns) = self.probe.started_ns.filter(|_| !self.probe.running) {
             let latest = started_ns.saturating_add(policy.interval_ns).max(now_ns);
@@ -327,38 +327,38 @@ impl Machine {
     }
 
     /// Whether a backend of the same frontend is ready.
-    pub fn handle_another_ready(&mut self, now_ns: u64, another_is_ready: bool) {
+    pub(crate) fn handle_another_ready(&mut self, now_ns: u64, another_is_ready: bool) {
         self.another_is_ready = another_is_ready;
         self.refresh(now_ns);
     }
 
     /// [`Machine::next_timeout_ns`] has come.
     #[cfg(test)]
-    pub fn handle_timeout(&mut self, now_ns: u64) {
+    pub(crate) fn handle_timeout(&mut self, now_ns: u64) {
         self.refresh(now_ns);
     }
 
     /// The next thing to do; apply [`Machine::preference`] before the actions, so that no new flow follows a reset.
-    pub fn poll_action(&mut self) -> Option<HealthAction> {
+    pub(crate) fn poll_action(&mut self) -> Option<HealthAction> {
         self.actions.pop_front()
     }
 
     /// When the next probe should start; `None` while one runs.
-    pub fn next_probe_ns(&self) -> Option<u64> {
+    pub(crate) fn next_probe_ns(&self) -> Option<u64> {
         (!self.probe.running).then_some(self.probe.due_ns)
     }
 
     /// When `handle_timeout` should be called.
-    pub fn next_timeout_ns(&self) -> Option<u64> {
+    pub(crate) fn next_timeout_ns(&self) -> Option<u64> {
         self.drain_deadline_ns().filter(|_| self.resetting.is_none())
     }
 
-    pub fn health_state(&self) -> HealthState {
+    pub(crate) fn health_state(&self) -> HealthState {
         self.effective().0
     }
 
     /// Why it stands as it stands.
-    pub fn cause(&self) -> Cause {
+    pub(crate) fn cause(&self) -> Cause {
         match self.effective().1 {
             Say::Operator if self.order == Some(HealthState::Ejected) => Cause::OrderedEject,
             Say::Operator => Cause::OrderedDrain,
@@ -370,11 +370,11 @@ impl Machine {
     }
 
     /// Since when, in monotonic ns.
-    pub fn since_ns(&self) -> u64 {
+    pub(crate) fn since_ns(&self) -> u64 {
         self.since_ns
     }
 
-    pub fn preference(&self) -> Preference {
+    pub(crate) fn preference(&self) -> Preference {
         match self.effective() {
             (HealthState::Ready, _) => Preference::Ready,
             (HealthState::Draining, Say::Operator) => Preference::OrderedAway,
@@ -384,7 +384,7 @@ impl Machine {
     }
 
     /// The order in force, in a word.
-    pub fn order(&self) -> Option<&'static str> {
+    pub(crate) fn order(&self) -> Option<&'static str> {
         match (self.removal, self.order) {
             (Some(_), _) => Some("removed"),
             (None, Some(HealthState::Ejected)) => Some("eject"),
@@ -394,12 +394,12 @@ impl Machine {
     }
 
     /// When its remaining flows are reset, if they are to be.
-    pub fn drain_deadline_ns(&self) -> Option<u64> {
+    pub(crate) fn drain_deadline_ns(&self) -> Option<u64> {
         self.deadline.map(|deadline| deadline.armed_at_ns.saturating_add(self.policy.drain_timeout_ns))
     }
 
     /// Proven ready by a probe: others may send their flows here.
-    pub fn is_proven_ready(&self) -> bool {
+    pub(crate) fn is_proven_ready(&self) -> bool {
         self.health_state() == HealthState::Ready && self.verdict == ProbeVerdict::Ready
     }
 

@@ -15,7 +15,7 @@ const STAND_INS_MAX: u16 = 16 * 1024;
 
 /// The state of a direction when its entries were made.
 #[derive(Clone, Copy, Debug)]
-pub struct InFlightStart {
+pub(crate) struct InFlightStart {
     /// The receiver's acknowledgement, without the bytes that the proxy had read.
     pub base: u32,
     /// The position behind the last byte in the sending leg's socket.
@@ -27,7 +27,7 @@ pub struct InFlightStart {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub struct InFlight {
+pub(crate) struct InFlight {
     base: u32,
     written: u32,
     fin: bool,
@@ -46,7 +46,7 @@ pub struct InFlight {
 
 /// The news for an entry about the sending leg's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SlippedIn {
+pub(crate) enum SlippedIn {
     /// The socket has all bytes up to this position.
     Sent(u32),
     /// As `Sent`, with FIN, which counts as one.
@@ -55,7 +55,7 @@ pub enum SlippedIn {
 
 /// The counters of the entry for the receiver's packets, and of the entry for the sender's.
 #[derive(Clone, Copy, Debug)]
-pub struct SeenByEntries {
+pub(crate) struct SeenByEntries {
     /// The receiver's last acknowledgement.
     pub acked: u32,
     /// The same in the numbers of the sending leg.
@@ -65,50 +65,50 @@ pub struct SeenByEntries {
 }
 
 impl InFlight {
-    pub fn new(start: InFlightStart) -> Self {
+    pub(crate) fn new(start: InFlightStart) -> Self {
         let InFlightStart { base, position, between, segment_max } = start;
         Self { base, position, between, told: base, segment_max, shown: position, ..Self::default() }
     }
 
     /// The receiving leg's socket has accepted so many bytes.
-    pub fn wrote(&mut self, bytes: u32) {
+    pub(crate) fn wrote(&mut self, bytes: u32) {
         self.written = self.written.wrapping_add(bytes);
         self.segments = self.segments.saturating_add(bytes.div_ceil(self.segment_max.max(1)));
     }
 
     /// The sending leg's socket returned FIN, which was passed on.
-    pub fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         self.fin = true;
         self.segments = self.segments.saturating_add(1);
     }
 
-    pub fn is_finished(&self) -> bool {
+    pub(crate) fn is_finished(&self) -> bool {
         self.fin
     }
 
     /// The position that the receiver must acknowledge before the socket may be closed.
-    pub fn end(&self) -> u32 {
+    pub(crate) fn end(&self) -> u32 {
         self.base.wrapping_add(self.written).wrapping_add(u32::from(self.fin))
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.written == 0 && !self.fin
     }
 
     /// Whether the sending leg's socket holds only bytes of the flow, and no zeros in their place.
-    pub fn reads_own_bytes(&self) -> bool {
+    pub(crate) fn reads_own_bytes(&self) -> bool {
         self.passed_by == 0
     }
 
     /// The position that the sending leg's socket expects next, while `held` bytes wait to be written.
-    pub fn expected(&self, held: usize) -> u32 {
+    pub(crate) fn expected(&self, held: usize) -> u32 {
         let slipped_in = self.written.wrapping_add(held as u32).wrapping_sub(self.between);
         self.position.wrapping_add(slipped_in).wrapping_add(u32::from(self.fin)).wrapping_add(self.passed_by)
     }
 
     /// The news for the entry, if more bytes have come into the sending leg's socket since the last call: the program
     /// has not seen these, and would take their acknowledgement for a forged one.
-    pub fn show(&mut self, held: usize) -> Option<SlippedIn> {
+    pub(crate) fn show(&mut self, held: usize) -> Option<SlippedIn> {
         let position = self.expected(held);
         let own = position.wrapping_sub(self.passed_by);
         if own == self.shown {
@@ -119,13 +119,13 @@ impl InFlight {
     }
 
     /// Whether the receiving leg's socket will soon repeat a segment unless it gets an acknowledgement.
-    pub fn is_urgent(&self) -> bool {
+    pub(crate) fn is_urgent(&self) -> bool {
         self.segments > 1 && self.told != self.end()
     }
 
     /// The receiver has acknowledged up to `acked`. Returns the acknowledgement for the receiving leg's socket, if it
     /// is news: no more than went through that socket.
-    pub fn acknowledge(&mut self, acked: u32) -> Option<u32> {
+    pub(crate) fn acknowledge(&mut self, acked: u32) -> Option<u32> {
         let whole = self.end().wrapping_sub(self.told);
         let news = acked.wrapping_sub(self.told);
         let is_news = news.wrapping_sub(1) < 1 << 31 && whole > 0;
@@ -136,18 +136,18 @@ impl InFlight {
     }
 
     /// Whether the receiving leg's socket knows that all its bytes have arrived.
-    pub fn is_told(&self) -> bool {
+    pub(crate) fn is_told(&self) -> bool {
         self.told == self.end()
     }
 
     /// The last acknowledgement that the receiving leg's socket got.
-    pub fn told(&self) -> u32 {
+    pub(crate) fn told(&self) -> u32 {
         self.told
     }
 
     /// Bytes up to `taken` have passed the sending leg's socket; it gets a part of them as zeros that nobody reads.
     /// Returns how many; `None`: none.
-    pub fn stand_in(&mut self, taken: u32) -> Option<u16> {
+    pub(crate) fn stand_in(&mut self, taken: u32) -> Option<u16> {
         let behind = taken.wrapping_sub(self.expected(0));
         if behind == 0 || behind > 1 << 31 {
             return None;
@@ -158,7 +158,7 @@ impl InFlight {
     }
 
     /// Whether the receiver has all bytes. An end that acknowledges more than was sent is not the receiver.
-    pub fn has_arrived(&self, seen: SeenByEntries) -> bool {
+    pub(crate) fn has_arrived(&self, seen: SeenByEntries) -> bool {
         let beyond = seen.taken.wrapping_sub(seen.sent);
         let acked = seen.acked.wrapping_sub(self.end()) < 1 << 31;
         self.is_empty() || (acked && (beyond == 0 || beyond > 1 << 31))

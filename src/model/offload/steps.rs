@@ -38,7 +38,7 @@ const SILENT_ROUNDS: u8 = ROUNDS + 1;
 
 /// The step of one flow's offload. `L`: data that exists only while the flow has sockets.
 #[derive(Debug)]
-pub enum OffloadStep<L> {
+pub(crate) enum OffloadStep<L> {
     /// Packets may still be on their way into the sockets.
     Entered { closing: L, since_ns: u64 },
     /// No packet can reach the sockets any more, but their bytes are not all acknowledged.
@@ -53,7 +53,7 @@ pub enum OffloadStep<L> {
 
 /// The actions for the owner of a flow with sockets.
 #[derive(Debug, PartialEq, Eq)]
-pub enum SettleAction<L> {
+pub(crate) enum SettleAction<L> {
     /// Pass on the held bytes and those in the sockets. If a leg breaks, drop the actions after this one, and call
     /// [`OffloadStep::handle_broken`].
     Pass,
@@ -77,7 +77,7 @@ pub enum SettleAction<L> {
 
 /// The entries' view of the bytes that went through a flow's sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PassedOn {
+pub(crate) enum PassedOn {
     /// Both ends have acknowledged all bytes.
     Arrived,
     /// Not all bytes are acknowledged, or not all are written.
@@ -90,7 +90,7 @@ pub enum PassedOn {
 
 /// The action for a flow whose packets show that it has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub(crate) enum Ending {
     /// Tell the worker, and reset both ends: an RST may be lost behind this host, and an idle end would never know.
     Reset,
     /// Tell the worker, and call [`OffloadStep::handle_over`].
@@ -99,7 +99,7 @@ pub enum Ending {
 
 /// The action at a time that was set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DueAction {
+pub(crate) enum DueAction {
     Nothing,
     /// Challenge both ends.
     Challenge,
@@ -111,7 +111,7 @@ pub enum DueAction {
 
 /// The action for ends that have sent nothing since the reset of their flow began. For client and backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SilenceAction {
+pub(crate) enum SilenceAction {
     /// Challenge these once more; the others no longer need their entries.
     Challenge([bool; 2]),
     /// Remove the entries. These ends are told later, without entries.
@@ -120,25 +120,25 @@ pub enum SilenceAction {
 
 /// The content of an entry of an earlier process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LeftEntry {
+pub(crate) struct LeftEntry {
     pub committed: bool,
     /// Whether it forwards packets, and answers none of them.
     pub splices: bool,
 }
 
 /// Whether a flow of an earlier process goes on; if not, both its ends are reset.
-pub fn goes_on(up: Option<LeftEntry>, down: Option<LeftEntry>) -> bool {
+pub(crate) fn goes_on(up: Option<LeftEntry>, down: Option<LeftEntry>) -> bool {
     matches!((up, down), (Some(up), Some(down)) if up.committed && down.committed && up.splices)
 }
 
 impl<L> OffloadStep<L> {
     /// Both entries have been written, without the mark.
-    pub fn enter(closing: L, now_ns: u64) -> (Self, Vec<SettleAction<L>>) {
+    pub(crate) fn enter(closing: L, now_ns: u64) -> (Self, Vec<SettleAction<L>>) {
         (Self::Entered { closing, since_ns: now_ns }, vec![SettleAction::Pass, SettleAction::AwaitBarrier])
     }
 
     /// No packet is left that read the map before the entries were made.
-    pub fn handle_barrier_over(&mut self) -> Vec<SettleAction<L>> {
+    pub(crate) fn handle_barrier_over(&mut self) -> Vec<SettleAction<L>> {
         match std::mem::replace(self, Self::Over) {
             Self::Entered { closing, since_ns } => {
                 *self = Self::Filling { closing, since_ns };
@@ -155,7 +155,7 @@ impl<L> OffloadStep<L> {
 
     /// The state of the entries. The flow is given up once one of its ends has owed an acknowledgement for longer than
     /// `patience_ns`.
-    pub fn handle_look(&mut self, passed_on: PassedOn, now_ns: u64, patience_ns: u64) -> Vec<SettleAction<L>> {
+    pub(crate) fn handle_look(&mut self, passed_on: PassedOn, now_ns: u64, patience_ns: u64) -> Vec<SettleAction<L>> {
         let Self::Filling { since_ns, .. } = self else { return Vec::new() };
         let is_overdue = now_ns.saturating_sub(*since_ns) > patience_ns;
         match passed_on {
@@ -177,7 +177,7 @@ impl<L> OffloadStep<L> {
     }
 
     /// A leg broke after the entries were written: the flow cannot go on either way.
-    pub fn handle_broken(&self, by_client: bool, timed_out: bool) -> Vec<SettleAction<L>> {
+    pub(crate) fn handle_broken(&self, by_client: bool, timed_out: bool) -> Vec<SettleAction<L>> {
         vec![SettleAction::End(match (by_client, timed_out) {
             (true, true) => EndReason::ClientTimedOut,
             (false, true) => EndReason::BackendTimedOut,
@@ -187,12 +187,12 @@ impl<L> OffloadStep<L> {
     }
 
     /// Whether both entries have the mark now.
-    pub fn handle_marked(&self, marked: bool) -> Vec<SettleAction<L>> {
+    pub(crate) fn handle_marked(&self, marked: bool) -> Vec<SettleAction<L>> {
         vec![if marked { SettleAction::TellOffloaded } else { SettleAction::End(EndReason::Internal) }]
     }
 
     /// Packets of the flow show that it has ended; `is_finished`: by FINs that have arrived on both sides.
-    pub fn handle_ended(&self, is_finished: bool) -> Option<Ending> {
+    pub(crate) fn handle_ended(&self, is_finished: bool) -> Option<Ending> {
         match self {
             Self::Alone if is_finished => Some(Ending::Fade),
             // A flow with sockets is checked again when they are closed.
@@ -203,17 +203,17 @@ impl<L> OffloadStep<L> {
 
     /// Both ends must be reset. First make the entries answer RST: the ends' further packets must find these. Then
     /// reset the sockets that this returns, and challenge both ends.
-    pub fn handle_reset(&mut self, now_ns: u64) -> Option<L> {
+    pub(crate) fn handle_reset(&mut self, now_ns: u64) -> Option<L> {
         self.leave_for(Self::Resetting { rounds: 1, since_ns: now_ns })
     }
 
     /// It has ended by itself, and has no sockets.
-    pub fn handle_over(&mut self) {
+    pub(crate) fn handle_over(&mut self) {
         *self = Self::Over;
     }
 
     /// A time that was set for the flow has come, perhaps for an earlier step.
-    pub fn handle_due(&mut self) -> DueAction {
+    pub(crate) fn handle_due(&mut self) -> DueAction {
         match self {
             Self::Resetting { rounds, .. } if *rounds < ROUNDS => {
                 *rounds += 1;
@@ -226,7 +226,7 @@ impl<L> OffloadStep<L> {
     }
 
     /// The times of the last packets of client and backend; `None`: a silence of this end does not matter.
-    pub fn handle_silence(&mut self, last_ns: [Option<u64>; 2]) -> Option<SilenceAction> {
+    pub(crate) fn handle_silence(&mut self, last_ns: [Option<u64>; 2]) -> Option<SilenceAction> {
         let Self::Resetting { rounds, since_ns } = self else { return None };
         *rounds = rounds.saturating_add(1);
         let silent = last_ns.map(|last_ns| last_ns.is_some_and(|last_ns| last_ns < *since_ns));
@@ -236,23 +236,23 @@ impl<L> OffloadStep<L> {
         })
     }
 
-    pub fn has_sockets(&self) -> bool {
+    pub(crate) fn has_sockets(&self) -> bool {
         self.closing().is_some()
     }
 
     /// Whether its end was reported or ordered.
-    pub fn is_ending(&self) -> bool {
+    pub(crate) fn is_ending(&self) -> bool {
         matches!(self, Self::Over | Self::Resetting { .. })
     }
 
-    pub fn closing(&self) -> Option<&L> {
+    pub(crate) fn closing(&self) -> Option<&L> {
         match self {
             Self::Entered { closing, .. } | Self::Filling { closing, .. } => Some(closing),
             Self::Alone | Self::Resetting { .. } | Self::Over => None,
         }
     }
 
-    pub fn closing_mut(&mut self) -> Option<&mut L> {
+    pub(crate) fn closing_mut(&mut self) -> Option<&mut L> {
         match self {
             Self::Entered { closing, .. } | Self::Filling { closing, .. } => Some(closing),
             Self::Alone | Self::Resetting { .. } | Self::Over => None,

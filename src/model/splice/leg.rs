@@ -82,7 +82,7 @@ impl LegState {
     }
 
     /// The same leg with this number of unread bytes.
-    pub fn with_unread(&self, bytes: u32) -> Self {
+    pub(crate) fn with_unread(&self, bytes: u32) -> Self {
         Self { rcv_nxt: self.copied_seq.wrapping_add(bytes), ..*self }
     }
 
@@ -92,7 +92,7 @@ impl LegState {
     }
 
     /// Bytes of an IP and a TCP header without options on this leg.
-    pub fn headers(&self) -> u32 {
+    pub(crate) fn headers(&self) -> u32 {
         if self.ipv6 { 60 } else { 40 }
     }
 

@@ -74,7 +74,7 @@ impl Obstacle {
 
     /// One word, for lists and metrics.
     #[allow(dead_code, reason = "for tests of the program")]
-    pub fn label(&self) -> &'static str {
+    pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::NotEstablished(_) => "half_closed",
             Self::Families => "families",

@@ -19,7 +19,7 @@ const FLAG_DOWN: u16 = 1;
 const FLAG_CLEAR_ECN: u16 = 2;
 const FLAG_LOCAL: u16 = 4;
 /// The sockets are closed.
-pub const FLAG_COMMITTED: u16 = 8;
+pub(crate) const FLAG_COMMITTED: u16 = 8;
 const FLAG_STANDBY: u16 = 16;
 const FLAG_BY_LO: u16 = 64;
 
@@ -46,7 +46,7 @@ impl Key {
 }
 
 impl Entry {
-    pub fn encode(&self) -> RawEntry {
+    pub(crate) fn encode(&self) -> RawEntry {
         let mut raw = Writer { bytes: [0; ENTRY_SIZE], at: 0 };
         raw.ends(&self.onward);
         for word in [self.rewrite.seq, self.rewrite.ack, self.rewrite.tsval, self.rewrite.tsecr] {

@@ -23,7 +23,7 @@ const STEP: usize = 4096;
 
 /// Resets both ends of every flow pinned in `directory`, from this thread's network namespace; returns the number of
 /// directions. It takes a second if there are any. Entries of another layout cannot be read, and stay.
-pub fn dismiss(directory: &Path) -> io::Result<usize> {
+pub(crate) fn dismiss(directory: &Path) -> io::Result<usize> {
     let pins = Pins::at(directory);
     if pins.meta()?.is_none_or(|meta| meta.layout != LAYOUT) {
         return Ok(0);

@@ -10,10 +10,10 @@ use crate::sys::bpf::Map;
 
 /// A second handle on the map of flows.
 #[derive(Debug)]
-pub struct FlowMap(Map);
+pub(crate) struct FlowMap(Map);
 
 impl Program {
-    pub fn flow_map(&self) -> io::Result<FlowMap> {
+    pub(crate) fn flow_map(&self) -> io::Result<FlowMap> {
         self.flows.try_clone().map(FlowMap)
     }
 }

@@ -41,32 +41,32 @@ impl Program {
     }
 
     /// Both, or neither.
-    pub fn entries(&self, [one, other]: [Key; 2]) -> Result<[Option<Entry>; 2], Unread> {
+    pub(crate) fn entries(&self, [one, other]: [Key; 2]) -> Result<[Option<Entry>; 2], Unread> {
         Ok([self.entry(&one)?, self.entry(&other)?])
     }
 
     /// Removes one entry. An entry that cannot be read stays.
-    pub fn take_out(&self, key: &Key) -> Result<Option<Entry>, Unread> {
+    pub(crate) fn take_out(&self, key: &Key) -> Result<Option<Entry>, Unread> {
         let mut raw = [0; ENTRY_SIZE];
         let found = self.flows.take_out(&key.encode(), &mut raw).map_err(|error| self.failed.note(&error))?;
         Ok(found.then(|| Entry::decode(&raw)))
     }
 
-    pub fn note(&self, flow: FlowId) -> Result<Option<UserNote>, Unread> {
+    pub(crate) fn note(&self, flow: FlowId) -> Result<Option<UserNote>, Unread> {
         let mut note = UserNote::default();
         let found = self.notes.look_up(&flow.0.to_ne_bytes(), &mut note).map_err(|error| self.failed.note(&error))?;
         Ok(found.then_some(note))
     }
 
     /// Reads that failed since the last call, and the error of the last one; `None`: none failed.
-    pub fn unread(&self) -> Option<(u64, io::Error)> {
+    pub(crate) fn unread(&self) -> Option<(u64, io::Error)> {
         let count = self.failed.count.swap(0, Relaxed);
         (count > 0).then(|| (count, io::Error::from_raw_os_error(self.failed.errno.load(Relaxed))))
     }
 
     /// Makes every read of an entry fail, or none.
     #[cfg(test)]
-    pub fn set_unreadable(&mut self, unreadable: bool) {
+    pub(crate) fn set_unreadable(&mut self, unreadable: bool) {
         self.flows.set_unreadable(unreadable);
     }
 }

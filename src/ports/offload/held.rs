@@ -21,7 +21,7 @@ use crate::model::ends::Key;
 use crate::model::fleet::{StandbyAnswer, StandbyRequest};
 
 /// The packets that the offload engine carries at this moment, of all instances' flows.
-pub trait OffloadedKeys: std::fmt::Debug + Send + Sync {
+pub(crate) trait OffloadedKeys: std::fmt::Debug + Send + Sync {
     /// Whether such a packet is forwarded to the flow's other end. An error: that is not known.
     fn carries(&self, key: &Key) -> io::Result<bool>;
 }
@@ -41,36 +41,36 @@ impl StandbyQueues {
         self.requests.push(request);
     }
 
-    pub fn next_request(&self) -> Option<StandbyRequest> {
+    pub(crate) fn next_request(&self) -> Option<StandbyRequest> {
         self.requests.pop()
     }
 
-    pub fn answer(&self, answer: StandbyAnswer) {
+    pub(crate) fn answer(&self, answer: StandbyAnswer) {
         self.answers.push(answer);
         self.answered.notify_one();
     }
 
-    pub fn next_answer(&self) -> Option<StandbyAnswer> {
+    pub(crate) fn next_answer(&self) -> Option<StandbyAnswer> {
         self.answers.pop()
     }
 
     /// Returns when there may be answers.
-    pub async fn answered(&self) {
+    pub(crate) async fn answered(&self) {
         self.answered.notified().await;
     }
 
     /// Whether there is an offload engine that holds and forwards flows.
-    pub fn serves(&self) -> bool {
+    pub(crate) fn serves(&self) -> bool {
         self.offloaded.get().is_some()
     }
 
     /// The offload engine holds and forwards flows from now on.
-    pub fn serve(&self, offloaded: Box<dyn OffloadedKeys>) {
+    pub(crate) fn serve(&self, offloaded: Box<dyn OffloadedKeys>) {
         let _ = self.offloaded.set(offloaded);
     }
 
     /// As [`OffloadedKeys::carries`].
-    pub fn carries(&self, key: &Key) -> io::Result<bool> {
+    pub(crate) fn carries(&self, key: &Key) -> io::Result<bool> {
         self.offloaded.get().map_or(Ok(false), |offloaded| offloaded.carries(key))
     }
 }

@@ -8,19 +8,19 @@ use crate::sys::eventfd::EventFd;
 
 /// Wakes the offload engine, which finds the news in the queues.
 #[derive(Debug)]
-pub struct EngineWake {
+pub(crate) struct EngineWake {
     /// A wake is on its way already.
     woken: AtomicBool,
     fd: EventFd,
 }
 
 impl EngineWake {
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         Ok(Self { woken: AtomicBool::new(false), fd: EventFd::new()? })
     }
 
     /// Makes the offload engine look at its requests even if the queue is empty.
-    pub fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.fd.signal();
     }
 

@@ -30,7 +30,7 @@ impl Proxy {
     }
 
     /// The counters of the sources alone, at the very end.
-    pub fn save_sources(&self) -> (Vec<SavedSource>, u64) {
+    pub(crate) fn save_sources(&self) -> (Vec<SavedSource>, u64) {
         let name = |id| Some(self.table.registry.find_frontend(id)?.name.to_string());
         self.shared.sources.save(name, SOURCES_MAX, now_ns())
     }
@@ -49,7 +49,7 @@ impl Proxy {
     }
 
     /// Continues another process's counters of sources. `expect`: that process will give their flows to this one.
-    pub fn restore_sources(&self, config: &Config, saved: &[SavedSource], expect: bool) {
+    pub(crate) fn restore_sources(&self, config: &Config, saved: &[SavedSource], expect: bool) {
         for source in saved {
             let configured = config.frontends.iter().find(|frontend| *frontend.name == *source.frontend);
             let Some(frontend) = configured else { continue };

@@ -9,7 +9,7 @@ use crate::sys::silence::wait_for_all_cpus;
 /// One of the kernel's ways to wait for an RCU grace period: every packet that was looked up in a map before
 /// [`Barrier::wait`] has reached its socket when that returns. Takes milliseconds.
 #[derive(Debug)]
-pub enum Barrier {
+pub(crate) enum Barrier {
     /// membarrier(2). The kernel refuses it where CPUs run without a tick (nohz_full; kernel/sched/membarrier.c).
     Membarrier,
     /// An update of a map of maps waits for all programs that may still use the old map (kernel/bpf/syscall.c,
@@ -34,7 +34,7 @@ const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
 
 impl Barrier {
     /// The first way that this kernel supports. An error names both.
-    pub fn open() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         Self::of(wait_for_all_cpus, Self::update)
     }
 
@@ -59,7 +59,7 @@ impl Barrier {
         Ok(Self::Update { outer: Map::of(outer, 4, 4, 1), inner })
     }
 
-    pub fn wait(&self) -> io::Result<()> {
+    pub(crate) fn wait(&self) -> io::Result<()> {
         match self {
             Self::Membarrier => wait_for_all_cpus(),
             Self::Update { outer, inner } => outer.update(&[0; 4], &inner.as_raw_fd().to_ne_bytes(), Update::Any),

@@ -9,7 +9,7 @@ use super::Map;
 /// All values of an array map that was made with BPF_F_MMAPABLE, one after another, as words. BPF programs may write
 /// them at any time.
 #[derive(Debug)]
-pub struct SharedWords {
+pub(crate) struct SharedWords {
     words: *const AtomicU64,
     count: usize,
 }
@@ -21,7 +21,7 @@ unsafe impl Sync for SharedWords {}
 
 impl SharedWords {
     /// Fails if the map was not made with BPF_F_MMAPABLE.
-    pub fn of(map: &Map) -> io::Result<Self> {
+    pub(crate) fn of(map: &Map) -> io::Result<Self> {
         // The kernel keeps each element of an array at a multiple of eight bytes (kernel/bpf/arraymap.c).
         let count = map.value_size.div_ceil(8) * map.max_entries as usize;
         // SAFETY: a new mapping at an address of the kernel's choice, of a descriptor that is open.
@@ -41,7 +41,7 @@ impl SharedWords {
         Ok(Self { words: start.cast(), count })
     }
 
-    pub fn words(&self) -> &[AtomicU64] {
+    pub(crate) fn words(&self) -> &[AtomicU64] {
         // SAFETY: `of` has mapped so many words, at a page's start, and they stay mapped for as long as `self` lives.
         unsafe { std::slice::from_raw_parts(self.words, self.count) }
     }

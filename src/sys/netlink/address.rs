@@ -13,7 +13,7 @@ const LOOPBACK: u32 = 1;
 const BY_BATON: AddressProtocol = AddressProtocol::Other(0xba);
 
 /// Adds `ip` alone (/32, /128) to `lo`. Returns whether it was missing.
-pub fn add_to_loopback(ip: IpAddr) -> io::Result<bool> {
+pub(crate) fn add_to_loopback(ip: IpAddr) -> io::Result<bool> {
     let (header, attributes) = alone(ip);
     let request: &[&dyn Emitable] = &[&header, &attributes.as_slice(), &AddressAttribute::Protocol(BY_BATON)];
     match ask(None, libc::RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE, request, |_| {}) {
@@ -23,7 +23,7 @@ pub fn add_to_loopback(ip: IpAddr) -> io::Result<bool> {
 }
 
 /// Removes it. Returns whether it was there.
-pub fn remove_from_loopback(ip: IpAddr) -> io::Result<bool> {
+pub(crate) fn remove_from_loopback(ip: IpAddr) -> io::Result<bool> {
     let (header, attributes) = alone(ip);
     match ask(None, libc::RTM_DELADDR, NLM_F_ACK, &[&header, &attributes.as_slice()], |_| {}) {
         Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(false),
@@ -32,7 +32,7 @@ pub fn remove_from_loopback(ip: IpAddr) -> io::Result<bool> {
 }
 
 /// Addresses that [`add_to_loopback`] has added, also in an earlier process.
-pub fn added_to_loopback() -> io::Result<Vec<IpAddr>> {
+pub(crate) fn added_to_loopback() -> io::Result<Vec<IpAddr>> {
     let mut added = Vec::new();
     ask(None, libc::RTM_GETADDR, NLM_F_DUMP, &[&AddressHeader::default()], |message| {
         let Some((interface, all)) = read(message) else { return };

@@ -15,7 +15,7 @@ use super::{bytes, messages};
 
 /// The load of the table of this thread's network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TableLoad {
+pub(crate) struct TableLoad {
     pub entries: u64,
     /// Of the whole host.
     pub entries_max: u64,
@@ -23,7 +23,7 @@ pub struct TableLoad {
 
 /// The results of removals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Forgotten {
+pub(crate) struct Forgotten {
     pub removed: u64,
     /// Connections that were not tracked.
     pub unknown: u64,
@@ -33,10 +33,10 @@ pub struct Forgotten {
 
 /// A socket for removals. Needs CAP_NET_ADMIN.
 #[derive(Debug)]
-pub struct Tracking(OwnedFd);
+pub(crate) struct Tracking(OwnedFd);
 
 /// Connections of one call: their answers fit into any receive buffer.
-pub const BATCH: usize = 64;
+pub(crate) const BATCH: usize = 64;
 
 const COUNT: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
 const MAX: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
@@ -45,7 +45,7 @@ const MAX: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 const CT_DELETE: u16 = 1 << 8 | 2;
 
 /// `None`: this host tracks no connections.
-pub fn load() -> io::Result<Option<TableLoad>> {
+pub(crate) fn load() -> io::Result<Option<TableLoad>> {
     let number = |path| {
         let text = std::fs::read_to_string(path)?;
         text.trim().parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
@@ -58,12 +58,12 @@ pub fn load() -> io::Result<Option<TableLoad>> {
 }
 
 /// Whether connections may be tracked here. A request to ctnetlink would load conntrack where it is not loaded.
-pub fn is_there() -> bool {
+pub(crate) fn is_there() -> bool {
     std::path::Path::new(COUNT).exists()
 }
 
 impl Tracking {
-    pub fn open() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::NETFILTER))
             .map(Self)
@@ -72,7 +72,7 @@ impl Tracking {
 
     /// Removes at most [`BATCH`] TCP connections, given by source and destination of either direction's packets, in
     /// zone 0. When this returns, the kernel has removed them, and treats the next packet of each as untracked.
-    pub fn forget(&self, connections: &[(SocketAddr, SocketAddr)]) -> io::Result<Forgotten> {
+    pub(crate) fn forget(&self, connections: &[(SocketAddr, SocketAddr)]) -> io::Result<Forgotten> {
         let wanted = connections.len().min(BATCH);
         let mut request = Vec::new();
         for (number, (from, to)) in connections[..wanted].iter().enumerate() {

@@ -29,14 +29,14 @@ struct NetLink {
 
 /// Interfaces whose packets a card may have merged irreversibly (large receive offload): those that merge, and all that
 /// are built on one.
-pub fn merging() -> io::Result<HashSet<u32>> {
+pub(crate) fn merging() -> io::Result<HashSet<u32>> {
     let links = links()?;
     // An interface that does not support the request merges nothing.
     Ok(health_on(&links, |link| netdev::merges_for_good(&link.name).unwrap_or(false)))
 }
 
 /// Number of changes of an interface's carrier since it was made.
-pub fn carrier_changes(index: u32) -> io::Result<u32> {
+pub(crate) fn carrier_changes(index: u32) -> io::Result<u32> {
     let mut changes = None;
     ask(None, libc::RTM_GETLINK, 0, &[&header(index)], |message| {
         let attribute = attributes(message).find(|it| it.kind() == IFLA_CARRIER_CHANGES);

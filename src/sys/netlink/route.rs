@@ -12,7 +12,7 @@ use super::{ask, attributes};
 
 /// The kernel's route to one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Route {
+pub(crate) struct Route {
     /// Index of the interface that packets leave through.
     pub interface: u32,
     /// Whether the destination is this host.
@@ -22,18 +22,18 @@ pub struct Route {
 }
 
 /// Looks up the route in this thread's network namespace, for any source. An error: the destination cannot be reached.
-pub fn route(to: IpAddr) -> io::Result<Route> {
+pub(crate) fn route(to: IpAddr) -> io::Result<Route> {
     look_up(None, to)
 }
 
 /// [`Route::is_local`] of the route to `ip`: whether the kernel delivers packets to `ip` on this host. An error: as of [`route`].
-pub fn is_local(ip: IpAddr) -> io::Result<bool> {
+pub(crate) fn is_local(ip: IpAddr) -> io::Result<bool> {
     route(ip).map(|route| route.is_local)
 }
 
 /// The interface by which a packet from `from` to `to` would leave; both are of one family. If `from` is not an address
 /// of this host, it is ignored.
-pub fn leaves_by(from: IpAddr, to: IpAddr) -> io::Result<u32> {
+pub(crate) fn leaves_by(from: IpAddr, to: IpAddr) -> io::Result<u32> {
     if from.is_ipv4() != to.is_ipv4() {
         return Err(io::ErrorKind::InvalidInput.into());
     }
@@ -72,7 +72,7 @@ fn read(message: &[u8]) -> Option<Route> {
 }
 
 /// The Ethernet address of a neighbour, if the kernel has one.
-pub fn neighbour(interface: u32, of: IpAddr) -> io::Result<Option<[u8; 6]>> {
+pub(crate) fn neighbour(interface: u32, of: IpAddr) -> io::Result<Option<[u8; 6]>> {
     let header = NeighbourHeader { family: of.into(), ifindex: interface, ..NeighbourHeader::default() };
     let destination = NeighbourAttribute::Destination(of.into());
     let mut found = None;

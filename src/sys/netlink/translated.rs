@@ -21,7 +21,7 @@ const NETFILTER_HEADER_BYTES: usize = 4;
 /// Whether packets from `from` to `to`, of one family, belong to a TCP connection that the kernel translates: its
 /// replies do not go to `from`, or do not come from `to`. Needs CAP_NET_ADMIN; without connection tracking it is an
 /// error, or false.
-pub fn is_translated(from: SocketAddr, to: SocketAddr) -> io::Result<bool> {
+pub(crate) fn is_translated(from: SocketAddr, to: SocketAddr) -> io::Result<bool> {
     if !conntrack::is_there() {
         return Ok(false);
     }

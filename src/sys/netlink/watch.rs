@@ -14,7 +14,7 @@ use super::{address, messages};
 
 /// A change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Changed {
+pub(crate) enum Changed {
     /// An interface has an address, which may not be new.
     Came {
         interface: u32,
@@ -32,7 +32,7 @@ pub enum Changed {
 
 /// A socket for notifications of changes in its network namespace; readable while there are some.
 #[derive(Debug)]
-pub struct Watch(OwnedFd);
+pub(crate) struct Watch(OwnedFd);
 
 /// An interface that goes down takes its routes with it, without further notifications.
 const GROUPS: u32 = LINK | IPV4_ADDRESS | IPV4_ROUTE | IPV6_ADDRESS | IPV6_ROUTE;
@@ -43,7 +43,7 @@ const IPV6_ADDRESS: u32 = 0x100;
 const IPV6_ROUTE: u32 = 0x400;
 
 impl Watch {
-    pub fn open() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
         bind(&socket, &SocketAddrNetlink::new(0, GROUPS))?;
@@ -51,13 +51,13 @@ impl Watch {
     }
 
     /// Has the runtime watch the socket.
-    pub fn register(self) -> io::Result<AsyncFd<Self>> {
+    pub(crate) fn register(self) -> io::Result<AsyncFd<Self>> {
         // SAFETY: `as_fd` and `as_raw_fd` give the one descriptor that `self` owns, and nothing takes it out of `self`.
         unsafe { AsyncFd::register(self) }.map_err(io::Error::from)
     }
 
     /// Whether anything may have changed since the last time.
-    pub fn has_changed(&self) -> bool {
+    pub(crate) fn has_changed(&self) -> bool {
         let mut changed = false;
         loop {
             match self.take() {
@@ -70,7 +70,7 @@ impl Watch {
     }
 
     /// The changes that have arrived. `WouldBlock`: none.
-    pub fn take(&self) -> io::Result<Vec<Changed>> {
+    pub(crate) fn take(&self) -> io::Result<Vec<Changed>> {
         let mut buffer = vec![0; 32 * 1024];
         let length = match recv(&self.0, &mut buffer[..], RecvFlags::empty()) {
             Ok((length, _)) => length,

@@ -18,7 +18,7 @@ use super::{ask, attributes};
 
 /// One policy of this thread's network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct XfrmPolicy {
+pub(crate) struct XfrmPolicy {
     direction: PolicyDirection,
     from: Net,
     to: Net,
@@ -56,7 +56,7 @@ const IPPROTO_TCP: u8 = 6;
 
 /// Watches policies, and keeps those that exist. Needs CAP_NET_ADMIN.
 #[derive(Debug)]
-pub struct Policies {
+pub(crate) struct Policies {
     /// `None`: this kernel has no IPsec.
     watch: Option<OwnedFd>,
     known: Vec<XfrmPolicy>,
@@ -65,7 +65,7 @@ pub struct Policies {
 }
 
 impl Policies {
-    pub fn open() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let watch = match socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::XFRM)) {
             Ok(socket) => socket,
@@ -79,7 +79,7 @@ impl Policies {
 
     /// Reads the policies if they have changed. Returns whether they are others than before. An error: the earlier ones
     /// still count, and the next call tries again.
-    pub fn refresh(&mut self) -> io::Result<bool> {
+    pub(crate) fn refresh(&mut self) -> io::Result<bool> {
         let Some(watch) = &self.watch else { return Ok(false) };
         let mut buffer = [0; 4096];
         loop {
@@ -101,7 +101,7 @@ impl Policies {
     }
 
     /// Whether packets of a TCP connection between `own` and `far` must not pass unchanged.
-    pub fn cover(&self, own: SocketAddr, far: SocketAddr) -> bool {
+    pub(crate) fn cover(&self, own: SocketAddr, far: SocketAddr) -> bool {
         let demanded = |direction, from, to| {
             let matching = || self.known.iter().filter(|it| it.direction == direction && it.matches(from, to));
             let first = matching().map(|policy| policy.priority).min();
@@ -111,11 +111,11 @@ impl Policies {
         demanded(PolicyDirection::Out, own, far) || demanded(PolicyDirection::In, far, own)
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.known.len()
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
 }

@@ -18,7 +18,7 @@ use crate::model::ids::FrontendId;
 
 /// A backend under the name that the configuration gives it, at its present address.
 #[derive(Debug)]
-pub struct NamedBackend {
+pub(crate) struct NamedBackend {
     pub name: Arc<str>,
     frontend: FrontendId,
     current: ArcSwap<BackendEntry>,
@@ -26,19 +26,19 @@ pub struct NamedBackend {
 
 impl NamedBackend {
     /// The entry for new flows.
-    pub fn current(&self) -> Guard<Arc<BackendEntry>> {
+    pub(crate) fn current(&self) -> Guard<Arc<BackendEntry>> {
         self.current.load()
     }
 }
 
 impl BackendEntry {
     /// Whether it is not its name's current entry, or not yet: then it gets no new flows.
-    pub fn is_former(&self) -> bool {
+    pub(crate) fn is_former(&self) -> bool {
         self.former.load(Relaxed)
     }
 
     /// The label for status and metrics. No two entries of a frontend have the same.
-    pub fn label(&self) -> Cow<'_, str> {
+    pub(crate) fn label(&self) -> Cow<'_, str> {
         match self.is_former() {
             false => Cow::Borrowed(&*self.name),
             true => Cow::Owned(self.former_label()),
@@ -46,7 +46,7 @@ impl BackendEntry {
     }
 
     /// [`BackendEntry::label`] while it is a former one.
-    pub fn former_label(&self) -> String {
+    pub(crate) fn former_label(&self) -> String {
         match self.address() {
             Some(address) => format!("{} ({address})", self.name),
             None => format!("{} (no address)", self.name),
@@ -60,7 +60,7 @@ impl BackendEntry {
 
 impl Registry {
     /// The backend called `name` of `frontend`; if needed it makes one, untrusted and without address.
-    pub fn named(&self, frontend: &Arc<FrontendEntry>, name: &Arc<str>) -> Arc<NamedBackend> {
+    pub(crate) fn named(&self, frontend: &Arc<FrontendEntry>, name: &Arc<str>) -> Arc<NamedBackend> {
         let mut next_id = self.next_id.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = self.known_by_name(frontend.id, name) {
             return known;
@@ -76,7 +76,7 @@ impl Registry {
 
     /// The entry of the backend called `name` at `address`; makes it if needed. It becomes current at once if the name
     /// has no current entry, otherwise only with [`Registry::lead`].
-    pub fn backend_at(
+    pub(crate) fn backend_at(
         &self,
         frontend: &Arc<FrontendEntry>,
         name: &Arc<str>,
@@ -97,7 +97,7 @@ impl Registry {
 
     /// The same for a flow that exists already, which is counted in. `key`: the [`BackendEntry::hash_key`] of a new
     /// entry, which is then also added to [`Registry::strangers`], so that the health checker watches it.
-    pub fn hold_at(
+    pub(crate) fn hold_at(
         &self,
         frontend: &Arc<FrontendEntry>,
         name: &Arc<str>,
@@ -118,7 +118,7 @@ impl Registry {
     }
 
     /// Makes `entry` the current one of its name; the entry that was current becomes a former one.
-    pub fn lead(&self, entry: &Arc<BackendEntry>) {
+    pub(crate) fn lead(&self, entry: &Arc<BackendEntry>) {
         let _guard = self.next_id.lock().unwrap_or_else(PoisonError::into_inner);
         match self.known_by_name(entry.frontend.id, &entry.name) {
             Some(named) => {
@@ -136,7 +136,7 @@ impl Registry {
     }
 
     /// The former entries of the name of `entry`.
-    pub fn formers_of(&self, entry: &BackendEntry) -> Vec<Arc<BackendEntry>> {
+    pub(crate) fn formers_of(&self, entry: &BackendEntry) -> Vec<Arc<BackendEntry>> {
         let is_one = |it: &Arc<BackendEntry>| it.is_former() && it.is_called(entry.frontend.id, &entry.name);
         self.backends().into_iter().filter(is_one).collect()
     }

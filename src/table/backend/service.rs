@@ -23,9 +23,9 @@ pub enum Service {
 }
 
 impl Service {
-    pub const ALL: [Self; 4] = [Self::Ready, Self::Full, Self::Draining, Self::NoBackend];
+    pub(crate) const ALL: [Self; 4] = [Self::Ready, Self::Full, Self::Draining, Self::NoBackend];
 
-    pub fn label(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Ready => "ready",
             Self::Full => "full",
@@ -42,7 +42,7 @@ pub(super) struct ServiceMemory(Mutex<Option<(Service, u64)>>);
 impl Registry {
     /// The service of `frontend` at `now_ns`, and the monotonic ns since when it holds: as precise as the times of the
     /// calls; the health checker calls it after each probe.
-    pub fn service(&self, frontend: &FrontendEntry, now_ns: u64) -> (Service, u64) {
+    pub(crate) fn service(&self, frontend: &FrontendEntry, now_ns: u64) -> (Service, u64) {
         let backends = self.backends();
         let own: Vec<_> = backends.iter().filter(|it| it.frontend.id == frontend.id).collect();
         let service = best(&own);

@@ -12,16 +12,16 @@ use crate::table::offload::OFF;
 
 impl What {
     /// One sentence without a full stop.
-    pub fn sentence(&self) -> String {
+    pub(crate) fn sentence(&self) -> String {
         self.tell(false).1
     }
 
-    pub fn weight(&self) -> Weight {
+    pub(crate) fn weight(&self) -> Weight {
         self.tell(false).0
     }
 
     /// Writes its line to the log. [`super::Journal::record`] calls this, but not for ended flows.
-    pub fn log(&self) {
+    pub(crate) fn log(&self) {
         self.tell(true);
     }
 

@@ -16,7 +16,7 @@ use crate::model::splice::FlowDirection;
 
 /// One end of a dead connection, and the address that the challenge comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Challenge {
+pub(crate) struct Challenge {
     pub from: SocketAddr,
     pub to: SocketAddr,
     pub with: Flags,
@@ -24,7 +24,7 @@ pub struct Challenge {
 
 /// A client of a dead connection whose sequence numbers no instance knows, and the address that it knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wake {
+pub(crate) struct Wake {
     pub from: SocketAddr,
     pub to: SocketAddr,
 }

@@ -29,7 +29,7 @@ pub struct Saved {
 
 impl Saved {
     /// For a backend that was removed and is in the configuration again.
-    pub fn reinstated(mut self) -> Self {
+    pub(crate) fn reinstated(mut self) -> Self {
         if self.removal.take().is_some() {
             self.deadline = None;
         }
@@ -39,7 +39,7 @@ impl Saved {
 
 impl Machine {
     /// Everything except the settings and pending actions. Call it when no action is pending.
-    pub fn save(&self) -> Saved {
+    pub(crate) fn save(&self) -> Saved {
         let due_ns = match self.probe.running {
             // Its result will be lost, so the next probe starts when this one would have been repeated.
             true => self.probe.started_ns.unwrap_or(0).saturating_add(self.policy.fast_interval_ns),
@@ -65,7 +65,7 @@ impl Machine {
     }
 
     /// Continues from `saved`, with the settings of this process.
-    pub fn restore(policy: Policy, saved: Saved, now_ns: u64) -> Self {
+    pub(crate) fn restore(policy: Policy, saved: Saved, now_ns: u64) -> Self {
         let probe = ProbePlan {
             running: false,
             started_ns: saved.probe_started_ns,

@@ -1,7 +1,8 @@
 //! The control task: passes events to the machine `Failover`, asks it for actions, and carries them out.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::sync::watch;
 
-use super::addresses::Addresses;
+use super::addresses::{self, Addresses};
 use super::firewall::{Firewall, MARK};
 use super::untold::UntoldQueue;
 use super::wire::{ChallengeBatch, Wire};
@@ -19,7 +20,7 @@ use crate::model::ends::Key;
 use crate::model::fleet::failover::{Action, Failover, Note, Settings};
 use crate::model::fleet::{PeerCommand, Remote, StandbyRequest};
 use crate::sys::clock::now_ns;
-use crate::sys::netlink::{Changed, Watch};
+use crate::sys::netlink::{self, Changed, Watch};
 use crate::table::journal::What;
 
 /// How often the task checks whether kept addresses are needed and whether all peers are known.
@@ -48,6 +49,8 @@ pub(super) struct FailoverControl {
     /// Commands that the link has no room for yet.
     backlog: VecDeque<PeerCommand>,
     routes_moved: bool,
+    /// IPv6 addresses that came: this host's sockets may still have routes to their former host.
+    came: BTreeSet<IpAddr>,
     told_ready: bool,
     /// Whether the last look at the addresses failed.
     unseen: bool,
@@ -88,6 +91,7 @@ impl FailoverControl {
             links,
             backlog: VecDeque::new(),
             routes_moved: false,
+            came: BTreeSet::new(),
             told_ready: false,
             unseen: false,
             look_at_ns: 0,
@@ -189,6 +193,7 @@ impl FailoverControl {
         if std::mem::take(&mut self.routes_moved) && self.settings.carries {
             self.table.offload.ask_standby(StandbyRequest::RoutesMoved);
         }
+        self.renew_routes();
         let vips: Vec<_> = self.settings.vips.iter().map(|vip| vip.ip()).collect();
         let untold = self.untold.take_own(&self.table.late_resets, &vips, self.machine.hears_all(), now_ns);
         if !untold.is_empty() {
@@ -277,6 +282,19 @@ impl FailoverControl {
         }
     }
 
+    /// Has this host's own apiserver and clients send to an IPv6 address here from now on: when it comes, the kernel leaves
+    /// connected sockets the route that they have (net/ipv6/route.c, rt6_check), as it does not for IPv4. It has a local route
+    /// only after duplicate address detection.
+    fn renew_routes(&mut self) {
+        let before = self.came.len();
+        self.came.retain(|ip| !addresses::is_local(*ip));
+        if self.came.len() < before
+            && let Err(error) = netlink::renew_ipv6_routes()
+        {
+            tracing::warn!(%error, "cannot renew this host's IPv6 routes; flows with an end on this host may stall for seconds");
+        }
+    }
+
     fn note(&mut self, note: Note) {
         let census = &self.table.fleet_census;
         let what = match note {
@@ -294,9 +312,16 @@ impl FailoverControl {
             Note::Released { to, flows } => What::FlowsReleased { instance: to, flows },
             Note::AddressCame(address) => {
                 self.untold.came(&self.table.late_resets, address, now_ns());
+                if address.is_ipv6() && self.settings.carries {
+                    self.came.insert(address);
+                    self.renew_routes();
+                }
                 What::AddressCame { address }
             }
-            Note::AddressWent(address) => What::AddressWent { address },
+            Note::AddressWent(address) => {
+                self.came.remove(&address);
+                What::AddressWent { address }
+            }
         };
         self.table.journal.record(what);
     }

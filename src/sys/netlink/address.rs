@@ -1,7 +1,7 @@
 //! Addresses on the loopback interface: one that has left its interface stays this host's in this way.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use netlink_packet_core::{Emitable, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, Parseable};
 use netlink_packet_route::address::{AddressAttribute, AddressHeader, AddressHeaderFlags, AddressProtocol};
@@ -9,6 +9,8 @@ use netlink_packet_route::address::{AddressAttribute, AddressHeader, AddressHead
 use super::{ask, attributes};
 
 const LOOPBACK: u32 = 1;
+/// In the block whose packets every router discards (RFC 6666).
+const NOBODYS: Ipv6Addr = Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 0xba);
 /// The origin of the address (IFA_PROTO, since Linux 5.18): Baton. The kernel's own numbers are below 4.
 const BY_BATON: AddressProtocol = AddressProtocol::Other(0xba);
 
@@ -29,6 +31,14 @@ pub(crate) fn remove_from_loopback(ip: IpAddr) -> io::Result<bool> {
         Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(false),
         removed => removed.map(|()| true),
     }
+}
+
+/// Makes every IPv6 socket of this network namespace look for its route again before it sends the next packet: the kernel
+/// forgets all routes that sockets know when an address goes (net/ipv6/addrconf.c, __ipv6_ifa_notify; rt_genid_bump_ipv6), so
+/// one that nobody uses comes and goes. A killed process may leave it: nothing is ever sent to it.
+pub(crate) fn renew_ipv6_routes() -> io::Result<()> {
+    add_to_loopback(NOBODYS.into())?;
+    remove_from_loopback(NOBODYS.into()).map(drop)
 }
 
 /// Addresses that [`add_to_loopback`] has added, also in an earlier process.

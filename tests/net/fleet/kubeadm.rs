@@ -1,6 +1,6 @@
 //! Each instance on a host that also runs an apiserver of its own: a host's death takes one of each.
 
-use super::failover::{self, Fleet, Flows, VIP};
+use super::failover::{self, Fleet, Flows, VIP, VIP6};
 use super::*;
 
 const APISERVER: u16 = 6444;
@@ -14,12 +14,17 @@ struct Cluster {
 
 impl Cluster {
     fn new(test: &str, count: usize, flows: Flows, change: impl Fn(Config) -> Config) -> Option<Self> {
+        Self::at(VIP, test, count, flows, change)
+    }
+
+    fn at(vip: &str, test: &str, count: usize, flows: Flows, change: impl Fn(Config) -> Config) -> Option<Self> {
         let scene = Scene::new(test, count)?;
         let hosts: Vec<_> = (0..count).map(|number| scene.host(number).clone()).collect();
-        let apiservers = hosts.iter().map(|host| host.serve_on(host.v4(APISERVER), Behaviour::Echo)).collect();
-        let fleet = Fleet::within(scene, VIP, test, count, flows, |_, config| {
+        let at = |host: &Host| if vip == VIP6 { host.v6(APISERVER) } else { host.v4(APISERVER) };
+        let apiservers = hosts.iter().map(|host| host.serve_on(at(host), Behaviour::Echo)).collect();
+        let fleet = Fleet::within(scene, vip, test, count, flows, |_, config| {
             let backends = hosts.iter().zip(BACKENDS);
-            change(backends.fold(config.only(&[]), |config, (host, name)| config.backend(name, host.v4(APISERVER))))
+            change(backends.fold(config.only(&[]), |config, (host, name)| config.backend(name, at(host))))
         })?;
         Some(Self { fleet: fleet.with_owner(), apiservers })
     }
@@ -54,6 +59,32 @@ fn a_host_that_checks_its_sources_carries_the_flows_of_its_own_apiserver_on() {
             host.sysctl(&format!("net/ipv4/conf/{interface}/accept_local"), "0");
         }
     });
+}
+
+/// The kernel of the new owner's host keeps the routes of connected sockets, without Baton for 3 s.
+#[test]
+fn over_ipv6_a_host_that_dies_with_its_apiserver_costs_only_its_own_flows() {
+    let test = "over_ipv6_a_host_that_dies_with_its_apiserver";
+    let Some(cluster) = Cluster::at(VIP6, test, 3, Flows::Offload, |config| config) else { return };
+    let fleet = &cluster.fleet;
+    let [mut own, mut heirs, mut others] = cluster.clients(30);
+    assert!(own.len() > 2 && heirs.len() > 2 && others.len() > 2);
+    let offloaded = (heirs.len() + others.len()) as u64;
+    fleet.owner().baton.wait_offloaded(offloaded);
+    fleet.wait_known(30, offloaded);
+    fleet.owner().host.link_down();
+    fleet.take(fleet.heir());
+    let watch = Stopwatch::start();
+    others.iter_mut().for_each(|conn| conn.echo(6, 3000));
+    heirs.iter_mut().for_each(|conn| conn.echo(7, 3000));
+    let went_on = watch.elapsed();
+    println!(
+        "{offloaded} went on after {went_on:?}; {} were reset after {:?}",
+        own.len(),
+        failover::all_reset(&mut own)
+    );
+    assert!(went_on < secs(2), "sockets of the own apiserver still send to the dead host: {went_on:?}");
+    heirs.iter_mut().for_each(|conn| conn.echo(8, 300_000));
 }
 
 fn dies(test: &str, prepare: impl Fn(&Host)) {

@@ -364,9 +364,7 @@ impl KnownFlows {
             match state {
                 // Any other host to which the address comes can carry it.
                 KnownState::Held if members.is_own(&ends) && !members.is_stuck(&ends) => {}
-                KnownState::Held
-                    if members.settings().carries && (!members.is_own(&ends) || members.carries_by_lo(&ends)) =>
-                {
+                KnownState::Held if members.settings().carries => {
                     if members.is_heir(ends.vip.ip()) {
                         self.take_out(id);
                         buried.inherited.push((id, ends));

@@ -171,16 +171,10 @@ impl Members {
         both_here(ends.backend.ip(), ends.local.ip()) || both_here(ends.client.ip(), ends.vip.ip())
     }
 
-    /// Whether the program carries an offloaded flow whose packets pass by `lo`. The kernel keeps the route that a socket of
-    /// IPv6 has found to an address that comes here later, until the socket has retransmitted for seconds (net/ipv6/route.c,
-    /// ip6_dst_check; net/ipv4/tcp_timer.c, tcp_write_timeout): its packets go to the dead owner.
-    pub(super) fn carries_by_lo(&self, ends: &Ends) -> bool {
-        self.settings.carries && ends.vip.ip().is_ipv4()
-    }
-
-    /// Whether no instance can carry the flow, although its VIP is here.
+    /// Whether no instance can carry the flow, although its VIP is here: its packets pass by `lo`, and the program does not
+    /// carry it there.
     pub(super) fn is_lost(&self, ends: &Ends, is_offloaded: bool) -> bool {
-        self.is_stuck(ends) && !(is_offloaded && self.carries_by_lo(ends))
+        self.is_stuck(ends) && !(is_offloaded && self.settings.carries)
     }
 
     /// Whether one of its ends is on this host.

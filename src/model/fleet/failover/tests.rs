@@ -178,26 +178,6 @@ fn flows_to_this_hosts_own_backend_go_on_when_the_address_comes_here_and_proxied
     }
 }
 
-/// The kernel's sockets would go on sending to the dead host.
-#[test]
-fn an_ipv6_flow_to_this_hosts_own_backend_is_reset_when_the_address_comes_here() {
-    let mut own = own_backend(1, true);
-    let v6 = |port: u16, host: &str| format!("[fd77::{host}]:{port}").parse().unwrap();
-    own.ends = Ends {
-        client: ClientAddr::new(v6(40_001, "7")),
-        vip: VipAddr::new(v6(6443, "100")),
-        local: LocalAddr::new(v6(33_001, "100")),
-        backend: BackendAddr::new(v6(6444, "22")),
-    };
-    let vip = VipAddr::new(v6(6443, "100"));
-    let mut scene = Scene::with(Settings { vips: vec![vip], ..settings("b") });
-    scene.told(&own);
-    scene.take();
-    scene.addresses(&["fd77::22", "fd77::100"]);
-    let actions = scene.take();
-    assert!(is_reset(&actions, &own), "{actions:?}");
-}
-
 #[test]
 fn without_offload_flows_to_this_hosts_own_backend_are_reset_when_the_address_comes_here() {
     for dead in [false, true] {

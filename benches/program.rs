@@ -17,6 +17,8 @@ use baton::sys::bpf::{self, Context};
 use baton::sys::clock::now_ns;
 
 const FLOWS: u32 = 500_000;
+/// Of `lo`, in each network namespace.
+const LOOPBACK: u32 = 1;
 const REPEAT: u32 = 1_000_000;
 
 fn main() {
@@ -37,18 +39,20 @@ fn main() {
 
 fn measure(program: &Program, directory: &std::path::Path) {
     let fd = bpf::open_pinned(&directory.join("program")).expect("it is pinned");
-    let run = |what: &str, frame: &[u8]| {
-        let mut out = vec![0; 4096];
+    let run_by = |ingress_ifindex: u32, what: &str, frame: &[u8]| {
+        let (mut out, context) = (vec![0; 4096], Context { ingress_ifindex, ..Context::default() });
         // The packet is the program's own from run to run: its hops would run out, were they not many runs each.
         let runs = REPEAT / 200;
-        let spent: u32 = (0..runs)
-            .map(|_| bpf::test_run(&fd, frame, &mut out, Context::default(), 200).expect("a run").duration_ns)
-            .sum();
+        let spent: u32 =
+            (0..runs).map(|_| bpf::test_run(&fd, frame, &mut out, context, 200).expect("a run").duration_ns).sum();
         println!("{what:<44} {:>6.0} ns a packet", f64::from(spent) / f64::from(runs));
     };
+    let run = |what: &str, frame: &[u8]| run_by(0, what, frame);
     for ipv6 in [false, true] {
         let family = if ipv6 { "IPv6" } else { "IPv4" };
         run(&format!("{family}: no entry"), &frame(FlowDirection::ToBackend, ipv6, u32::MAX, &TIMESTAMPS));
+        let other = frame(FlowDirection::ToBackend, ipv6, u32::MAX, &TIMESTAMPS);
+        run_by(LOOPBACK, &format!("{family}: no entry, on lo"), &other);
         program.install(&flow(1, ipv6)).expect("room");
         // With seq_delta 0 and two equal ends, the resulting packet matches the same entry again.
         run(&format!("{family}: spliced, timestamps"), &frame(FlowDirection::ToBackend, ipv6, 1, &TIMESTAMPS));

@@ -81,6 +81,11 @@ impl Table {
     pub fn flows_with_sockets(&self) -> usize {
         self.offload.flows_with_sockets(&self.flows)
     }
+
+    /// Flows that end with this host: those with sockets, and offloaded ones whose backend is here.
+    pub(crate) fn flows_ending_here(&self) -> usize {
+        self.flows_with_sockets() + self.offload.staying()
+    }
 }
 
 parts! {

@@ -68,8 +68,11 @@ pub struct EvacuationFlows {
     pub reset: u64,
     /// Present number of proxied flows: they end with this process.
     pub proxied_left: u64,
-    /// Present number of offloaded flows: they go on at the host that gets their packets.
+    /// Present number of offloaded flows that go on at the host that gets their packets.
     pub offloaded_left: u64,
+    /// Present number of flows, proxied or offloaded, to a backend on this host: they end with this host.
+    #[serde(default)]
+    pub to_own_backend: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -116,7 +119,10 @@ pub struct EvacuationCheck {
     pub offloaded: u64,
     /// Flows that are offloaded, or end, or are reset at the deadline.
     pub proxied: u64,
-    /// Number of these by the reason that the last try to offload them failed; `""`: not tried yet.
+    /// Number of flows, proxied or offloaded, to a backend on this host: they end, or are reset at the deadline.
+    #[serde(default)]
+    pub to_own_backend: u64,
+    /// Number of the proxied ones by the reason that the last try to offload them failed; `""`: not tried yet.
     pub stays: BTreeMap<String, u64>,
 }
 
@@ -133,6 +139,7 @@ impl EvacuationReport {
         self.outcome == EvacuationOutcome::Away
             && self.flows.reset == 0
             && self.flows.proxied_left == 0
+            && self.flows.to_own_backend == 0
             && self.unconfirmed.is_empty()
     }
 }

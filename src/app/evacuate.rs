@@ -1,5 +1,6 @@
 //! Carries out the decisions of `model::fleet::evacuate`: empties this host, so that an operator can switch it off.
 
+use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -10,6 +11,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::Core;
+use crate::addr::BackendAddr;
 use crate::admin::evacuate::{
     Evacuating, EvacuationCheck, EvacuationFailed, EvacuationFlows, EvacuationOutcome, EvacuationProgress,
     EvacuationReport, EvacuationRequest, EvacuationStep, VipPlace,
@@ -20,9 +22,11 @@ use crate::essential;
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::Liveness;
 use crate::model::fleet::evacuate::{EvacuateOrder, EvacuateStep, Evacuation, Failure, Situation, Wish};
+use crate::model::ids::BackendId;
 use crate::ports::orders::{EndOrder, Pace, Selector};
 use crate::preflight::mover;
 use crate::sys::clock::now_ns;
+use crate::sys::netdev;
 use crate::table::flows::FlowState;
 use crate::table::journal::What;
 use crate::table::totals::Totals;
@@ -146,11 +150,12 @@ pub(super) fn check(core: &Core, asked: &EvacuationRequest) -> EvacuationCheck {
         vips: places(core, core.table.fleet.places().here.iter().copied()),
         offloaded: 0,
         proxied: 0,
+        to_own_backend: flows_to_own_backends(core),
         stays: Default::default(),
     };
     for flow in core.table.flows.iter() {
         if flow.state == FlowState::Offloaded {
-            check.offloaded += 1;
+            check.offloaded += u64::from(!flow.stays_here);
         } else {
             check.proxied += 1;
             *check.stays.entry(flow.stays.map_or("", |why| why.label()).to_owned()).or_default() += 1;
@@ -187,8 +192,8 @@ fn with_look<T>(core: &Core, act: impl FnOnce(&Situation<'_>) -> T) -> T {
         now_ns: now_ns(),
         peers: &peers,
         places: &places,
-        proxied: core.table.flows_with_sockets(),
-        accepted: OwnFlowCounts::of(core).accepted,
+        ending_here: core.table.flows_ending_here(),
+        accepted: Totals::of(&core.table.registry).frontends.iter().map(|frontend| frontend.accepted).sum(),
     })
 }
 
@@ -210,10 +215,28 @@ fn unwritable(path: &Path, error: &io::Error) -> Failure {
     Failure::TrackFile { path: path.display().to_string(), error: error.to_string() }
 }
 
+/// The number of flows whose backend is on this host: no other instance can carry them when this host is gone.
+fn flows_to_own_backends(core: &Core) -> u64 {
+    let Ok(own) = netdev::addresses() else { return 0 };
+    let is_own = |address: BackendAddr| own.iter().any(|(_, ip)| *ip == address.ip());
+    let backends = core.table.registry.backends();
+    let own: HashSet<_> = backends.iter().filter(|it| it.address().is_some_and(is_own)).map(|it| it.id).collect();
+    let is_served = |backend: Option<BackendId>| backend.is_some_and(|id| own.contains(&id));
+    match own.is_empty() {
+        true => 0,
+        false => {
+            core.table.flows.iter().filter(|flow| flow.state.is_served() && is_served(flow.backend)).count() as u64
+        }
+    }
+}
+
 /// Counters of this instance's flows.
 #[derive(Clone, Copy, Debug, Default)]
 struct OwnFlowCounts {
     proxied: u64,
+    /// Offloaded flows that end with this host.
+    staying: u64,
+    to_own_backend: u64,
     all: u64,
     accepted: u64,
     offloaded: u64,
@@ -227,6 +250,8 @@ impl OwnFlowCounts {
         let table = &core.table;
         let mut counts = Self {
             proxied: table.flows_with_sockets() as u64,
+            staying: table.offload.staying() as u64,
+            to_own_backend: flows_to_own_backends(core),
             all: table.flows.len() as u64,
             offloaded: table.offload.offloaded.value(),
             ..Self::default()
@@ -255,7 +280,8 @@ impl OwnFlowCounts {
             ended: self.ended.saturating_sub(before.ended),
             reset: self.reset.saturating_sub(before.reset),
             proxied_left: self.proxied,
-            offloaded_left: self.all.saturating_sub(self.proxied),
+            offloaded_left: self.all.saturating_sub(self.proxied + self.staying),
+            to_own_backend: self.to_own_backend,
         }
     }
 }
@@ -320,10 +346,10 @@ impl Run {
                 EvacuateOrder::Reset => {
                     let process = &config.load().process;
                     let pace = Pace { within: process.reset_within, per_second: process.reset_rate };
-                    let (selector, reason) = (Selector::WithSockets, EndReason::EvacuationDeadline);
+                    let (selector, reason) = (Selector::EndingHere, EndReason::EvacuationDeadline);
                     tracing::warn!(
-                        flows = table.flows_with_sockets(),
-                        "the deadline of the evacuation has passed: Baton resets the remaining proxied flows"
+                        flows = table.flows_ending_here(),
+                        "the deadline of the evacuation has passed: Baton resets the flows that would end with this host"
                     );
                     ports.orders.end(EndOrder { selector, reason, pace, only_idle_for: None });
                 }

@@ -61,7 +61,10 @@ pub(super) async fn gone(core: &Core) {
     ticks.tick().await;
     loop {
         ticks.tick().await;
-        if core.table.flows_with_sockets() == 0 {
+        // Peers forward the packets of flows to this host's own backends here, and reset these flows once this process has gone.
+        let table = &core.table;
+        let left = if core.ports.fleet.is_enabled() { table.flows_ending_here() } else { table.flows_with_sockets() };
+        if left == 0 {
             return;
         }
     }

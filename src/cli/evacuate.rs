@@ -132,6 +132,7 @@ fn table(flows: &EvacuationFlows) -> Grid {
         reset,
         proxied_left,
         offloaded_left,
+        to_own_backend,
     } = *flows;
     let mut grid = Grid::new(&[("FLOWS", Right), ("", Left)]).indented();
     for (number, what) in [
@@ -144,6 +145,7 @@ fn table(flows: &EvacuationFlows) -> Grid {
         (ended, "flows ended by themselves"),
         (reset, "flows were reset"),
         (proxied_left, "flows are still proxied here"),
+        (to_own_backend, "flows to a backend on this host are left, and end with it"),
     ] {
         grid.row([count(number).into(), what.into()]);
     }
@@ -160,7 +162,7 @@ fn check(client: &mut Client, asked: EvacuationRequest, output: &Output) -> Resu
         output.document(&check)?;
         return Ok(code);
     }
-    let EvacuationCheck { obstacles, unmoved, vips, offloaded, proxied, stays } = check;
+    let EvacuationCheck { obstacles, unmoved, vips, offloaded, proxied, to_own_backend, stays } = check;
     let (weight, verdict) = match (obstacles.is_empty(), unmoved.is_empty()) {
         (true, true) => (Weight::Good, "Baton can empty this host:"),
         (true, false) => (Weight::Bad, "Baton cannot empty this host, because no program would move the VIP:"),
@@ -180,6 +182,12 @@ fn check(client: &mut Client, asked: EvacuationRequest, output: &Output) -> Resu
             false => format!("stayed proxied at the last attempt: {why}"),
         };
         output.line(format!("    {}: {why}", count(flows)))?;
+    }
+    if to_own_backend > 0 {
+        output.line(format!(
+            "  {} to a backend on this host: Baton waits for their end, or resets them at the deadline",
+            plural(to_own_backend, "flow")
+        ))?;
     }
     Ok(code)
 }
@@ -211,7 +219,11 @@ fn step(progress: &EvacuationProgress) -> String {
         EvacuationStep::Telling => "telling the peers of all flows".to_owned(),
         EvacuationStep::LettingGo => format!("giving {vips} to another instance"),
         EvacuationStep::Emptying => {
-            format!("waiting for {left} to be offloaded or to end, for {} at most", duration_ms(*deadline_in_ms))
+            let own = match flows.to_own_backend {
+                0 => String::new(),
+                own => format!("for {} to a backend on this host to end, ", plural(own, "flow")),
+            };
+            format!("waiting {own}for {left} to be offloaded or to end, for {} at most", duration_ms(*deadline_in_ms))
         }
         EvacuationStep::Resetting => format!("the deadline has passed: resetting {left}"),
         EvacuationStep::Confirming => "telling the peers of the last changes".to_owned(),

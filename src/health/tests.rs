@@ -263,7 +263,7 @@ async fn the_flows_of_a_backend_that_refuses_are_reset_also_those_that_come_late
     bench.until("the journal's line", || bench.events().iter().any(ordered)).await;
 
     let id = bench.entry("cp1").id;
-    bench.set(early, Field::Place, FlowPlace { state: FlowState::Proxied, ending: true, backend: Some(id) }.pack());
+    bench.set(early, Field::Place, FlowPlace { ending: true, ..FlowPlace::new(FlowState::Proxied, Some(id)) }.pack());
     while bench.table.orders.take(0).is_some() {}
     bench.flow("cp1");
     assert_eq!(bench.until_order("cp1").await.reason, EndReason::BackendEjected);

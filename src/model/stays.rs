@@ -34,7 +34,7 @@ reasons! {
     Ecn "ecn" true "One of its ends uses accurate ECN.";
     Families "families" true "One leg is IPv4 and the other IPv6.";
     HalfClosed "half_closed" true "One of its ends has closed already.";
-    Local "local" true "Its client or its backend is on this host.";
+    Local "local" true "Its client is on this host.";
     Interface "interface" true "Its packets come in by an interface that is not in offload.interfaces.";
     Lro "lro" true "Its packets come in by a network card that merges them (large receive offload), or by an interface on top of one.";
     Ipsec "ipsec" true "An IPsec policy covers one of its legs.";

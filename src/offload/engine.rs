@@ -214,7 +214,6 @@ impl Outside {
         });
     }
 
-    /// Attaches the program to every interface that packets of flows may arrive on.
     /// Attaches the program to `lo`, for flows with an end on this host. Returns whether it is there.
     fn attach_to_lo(&mut self, flows_held: usize) -> bool {
         let was_wanted = std::mem::replace(&mut self.lo_is_wanted, true);
@@ -236,6 +235,7 @@ impl Outside {
         }
     }
 
+    /// Attaches the program to every interface that packets of flows may arrive on.
     fn attach_everywhere(&mut self, flows_held: usize) {
         if self.interfaces.attach_everywhere(&mut self.program) {
             self.show(flows_held);
@@ -338,7 +338,9 @@ impl Engine {
                     self.enter(std::mem::take(&mut candidates));
                     end(&mut self.outside, &mut self.flows, ticket, unless_moved_since_ns);
                 }
-                Request::Witness { id, ends } => self.witnesses.announced(&self.outside, id, ends),
+                Request::Witness { id, ends } => {
+                    self.witnesses.announced(&mut self.outside, self.flows.len(), id, ends)
+                }
                 Request::Forget { id, reason, bytes } => {
                     self.flows.judge.held_back_ended(id, reason, bytes);
                     self.witnesses.forget(&self.outside.program, id);

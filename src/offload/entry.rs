@@ -91,6 +91,8 @@ pub struct Entry {
     pub egress: Egress,
     /// Whether a socket on this host sends the packets: they arrive on `lo` once the VIP is here, too.
     pub by_lo: bool,
+    /// Whether the flow was offloaded here, and its backend is on this host: it ends with this host.
+    pub stays_here: bool,
     /// Whether the sockets are closed, so that the entries alone carry the flow.
     pub committed: bool,
     /// Whether another instance owns the flow.
@@ -186,14 +188,17 @@ impl Entry {
 
 impl Entry {
     /// A witness entry of a proxied flow, which shows the addresses that its packets have on the wire.
-    pub(crate) fn witness(id: FlowId, ends: &Ends, direction: FlowDirection) -> Self {
+    ///
+    /// `to_here`: its backend is on this host.
+    pub(crate) fn witness(id: FlowId, ends: &Ends, direction: FlowDirection, to_here: bool) -> Self {
         Self {
             action: Action::Witness,
             direction,
             onward: ends.onward(direction),
             rewrite: Rewrite::default(),
             egress: Egress::Interface(0),
-            by_lo: false,
+            by_lo: to_here && direction == FlowDirection::ToClient,
+            stays_here: false,
             committed: false,
             held: false,
             backend_slot: 0,
@@ -230,14 +235,14 @@ impl Splice {
     pub fn entry(&self, direction: FlowDirection) -> Entry {
         let terms = &self.terms;
         // All bytes that this host sent are acknowledged: otherwise the flow would have no terms.
-        let (rewrite, start, acked, own, far) = match direction {
+        let (rewrite, start, back, acked, own, far) = match direction {
             FlowDirection::ToBackend => {
                 let acked = terms.client_must_ack.wrapping_sub(terms.in_flight_to_client);
-                (terms.up, self.up, acked, terms.client_window, terms.backend_window)
+                (terms.up, self.up, self.down, acked, terms.client_window, terms.backend_window)
             }
             FlowDirection::ToClient => {
                 let acked = terms.backend_must_ack.wrapping_sub(terms.in_flight_to_backend);
-                (terms.down, self.down, acked, terms.backend_window, terms.client_window)
+                (terms.down, self.down, self.up, acked, terms.backend_window, terms.client_window)
             }
         };
         Entry {
@@ -246,7 +251,8 @@ impl Splice {
             onward: self.ends.onward(direction),
             rewrite,
             egress: start.egress,
-            by_lo: false,
+            by_lo: back.egress == Egress::Local,
+            stays_here: self.up.egress == Egress::Local,
             committed: false,
             held: false,
             backend_slot: self.backend_slot,

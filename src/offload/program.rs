@@ -252,9 +252,10 @@ impl Program {
 
     /// Enters witness entries, which show the addresses of the flow's packets on the wire while it still has sockets:
     /// both directions or neither. They overwrite what an earlier process left for the same ends.
-    pub fn witness(&self, id: FlowId, ends: &Ends) -> Result<(), InstallError> {
+    /// `to_here`: the backend is on this host.
+    pub(crate) fn witness(&self, id: FlowId, ends: &Ends, to_here: bool) -> Result<(), InstallError> {
         let enter = |direction| {
-            let (key, raw) = (ends.key(direction).encode(), Entry::witness(id, ends, direction).encode());
+            let (key, raw) = (ends.key(direction).encode(), Entry::witness(id, ends, direction, to_here).encode());
             match self.flows.update(&key, &raw, Update::OnlyNew).map_err(InstallError::from) {
                 Err(InstallError::Exists) => match self.entry(&ends.key(direction))? {
                     Some(there) if there.action == Action::Witness => Ok(self.flows.update(&key, &raw, Update::Any)?),

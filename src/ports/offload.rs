@@ -95,6 +95,8 @@ pub struct Found {
     pub vip: VipAddr,
     pub backend: BackendAddr,
     pub local: LocalAddr,
+    /// Whether it ends with this host, because its backend is here.
+    pub stays_here: bool,
     pub bytes_to_backend: u64,
     pub bytes_to_client: u64,
     pub last_to_backend_ns: u64,
@@ -143,7 +145,11 @@ pub enum Request {
 #[derive(Debug)]
 pub enum Answer {
     /// The BPF program carries its packets from now on.
-    Offloaded(Ticket),
+    Offloaded {
+        ticket: Ticket,
+        /// As [`Found::stays_here`].
+        stays_here: bool,
+    },
     Stays {
         ticket: Ticket,
         sockets: Sockets,

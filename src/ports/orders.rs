@@ -25,6 +25,8 @@ pub enum Selector {
     Client(IpNet),
     /// All except those that the offload engine carries, or is about to.
     WithSockets,
+    /// As `WithSockets`, and offloaded ones whose backend is on this host.
+    EndingHere,
     All,
 }
 

@@ -147,7 +147,7 @@ impl WorkerContext {
             Phase::Offloading(state) => (FlowState::Proxied, Some(state.place.0.id)),
             Phase::Offloaded { state, .. } => (FlowState::Offloaded, Some(state.place.0.id)),
         };
-        let place = FlowPlace { state, ending: flow.pending_end.is_some(), backend };
+        let place = FlowPlace { state, ending: flow.pending_end.is_some(), stays_here: flow.stays_here(), backend };
         self.slot(flow.at.key()).set(Field::Place as usize, place.pack());
     }
 

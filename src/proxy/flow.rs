@@ -85,6 +85,8 @@ pub(super) enum Phase {
     /// The BPF program carries its packets; there are no sockets.
     Offloaded {
         state: OffloadState,
+        /// It ends with this host all the same: its backend is here.
+        stays_here: bool,
         _hold: SocketlessHold,
     },
     /// Its sockets are moving from one phase to the next; this value never leaves a function.
@@ -301,6 +303,11 @@ impl Flow {
     /// Whether the offload engine has its sockets, or has closed them.
     pub(super) fn is_with_engine(&self) -> bool {
         matches!(self.phase, Phase::Offloading(_) | Phase::Offloaded { .. })
+    }
+
+    /// Whether it is offloaded and ends with this host all the same.
+    pub(super) fn stays_here(&self) -> bool {
+        matches!(self.phase, Phase::Offloaded { stays_here: true, .. })
     }
 
     /// Whether FIN was passed on both ways, but not everything is acknowledged.

@@ -163,9 +163,14 @@ fn try_again(cx: &mut WorkerContext, flow: &mut Flow) {
 }
 
 /// The offload engine carries the flow from now on.
-pub(super) fn offloaded(cx: &WorkerContext, flow: &mut Flow) -> FlowVerdict {
+/// `stays_here`: its backend is on this host.
+pub(super) fn offloaded(cx: &WorkerContext, flow: &mut Flow, stays_here: bool) -> FlowVerdict {
     if let Phase::Offloading(state) = mem::replace(&mut flow.phase, Phase::Between) {
-        flow.phase = Phase::Offloaded { state, _hold: SocketlessHold::count_in(cx.table.census.clone()) };
+        flow.phase = Phase::Offloaded {
+            state,
+            stays_here,
+            _hold: SocketlessHold::count_in(cx.table.census.clone(), stays_here),
+        };
         cx.show_state(flow);
     }
     FlowVerdict::Keep

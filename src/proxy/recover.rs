@@ -30,8 +30,9 @@ pub(super) fn recover_found(cx: &mut WorkerContext, flows: &mut FlowSlab, found:
         return cx.table.offload.ask(refuse("the flow table is full"));
     };
     let slot = cx.slot(at.key());
+    let place = FlowPlace { stays_here: found.stays_here, ..FlowPlace::new(FlowState::Offloaded, Some(backend.0.id)) };
     let words = [
-        (Field::Place, FlowPlace::new(FlowState::Offloaded, Some(backend.0.id)).pack()),
+        (Field::Place, place.pack()),
         (Field::BytesToBackend, found.bytes_to_backend),
         (Field::BytesToClient, found.bytes_to_client),
         (Field::LastToBackendNs, found.last_to_backend_ns),
@@ -51,7 +52,11 @@ pub(super) fn recover_found(cx: &mut WorkerContext, flows: &mut FlowSlab, found:
     let flow = Flow::new(Arrival {
         id,
         at,
-        phase: Phase::Offloaded { state, _hold: SocketlessHold::count_in(cx.table.census.clone()) },
+        phase: Phase::Offloaded {
+            state,
+            stays_here: found.stays_here,
+            _hold: SocketlessHold::count_in(cx.table.census.clone(), found.stays_here),
+        },
         client_addr: record.client,
         vip,
         now_ns: record.accepted_at_ns,

@@ -70,6 +70,9 @@ pub struct TestRun {
 /// The head of `struct __sk_buff` as a test run takes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Context {
+    pub mark: u32,
+    /// The interface that the packet came in by; 0: none.
+    pub ingress_ifindex: u32,
     pub ifindex: u32,
     pub gso_segs: u32,
     pub gso_size: u32,
@@ -154,6 +157,8 @@ struct Query {
 
 /// Length and offsets of `struct __sk_buff`.
 const CONTEXT_SIZE: usize = 192;
+const CONTEXT_MARK: usize = 8;
+const CONTEXT_INGRESS_IFINDEX: usize = 36;
 const CONTEXT_IFINDEX: usize = 40;
 const CONTEXT_GSO_SEGS: usize = 164;
 const CONTEXT_GSO_SIZE: usize = 176;
@@ -368,9 +373,13 @@ pub fn test_run(
     repeat: u32,
 ) -> io::Result<TestRun> {
     let mut raw = [0; CONTEXT_SIZE];
-    for (offset, word) in
-        [(CONTEXT_IFINDEX, context.ifindex), (CONTEXT_GSO_SEGS, context.gso_segs), (CONTEXT_GSO_SIZE, context.gso_size)]
-    {
+    for (offset, word) in [
+        (CONTEXT_MARK, context.mark),
+        (CONTEXT_INGRESS_IFINDEX, context.ingress_ifindex),
+        (CONTEXT_IFINDEX, context.ifindex),
+        (CONTEXT_GSO_SEGS, context.gso_segs),
+        (CONTEXT_GSO_SIZE, context.gso_size),
+    ] {
         raw[offset..][..4].copy_from_slice(&word.to_ne_bytes());
     }
     let given = context != Context::default();

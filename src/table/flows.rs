@@ -95,6 +95,8 @@ pub struct FlowView {
     pub state: FlowState,
     /// Whether it has an order to end, and waits for its time.
     pub ending: bool,
+    /// Whether it is offloaded and ends with this host all the same, because its backend is here.
+    pub stays_here: bool,
     /// `None` until one is picked.
     pub backend: Option<BackendId>,
     pub bytes_to_backend: u64,
@@ -333,27 +335,31 @@ impl ShardWriter {
 pub struct FlowPlace {
     pub state: FlowState,
     pub ending: bool,
+    pub stays_here: bool,
     pub backend: Option<BackendId>,
 }
 
 impl FlowPlace {
     const ENDING: u64 = 0x80;
+    const STAYS_HERE: u64 = 0x40;
 
     /// Of a flow without an order to end.
     pub fn new(state: FlowState, backend: Option<BackendId>) -> Self {
-        Self { state, ending: false, backend }
+        Self { state, ending: false, stays_here: false, backend }
     }
 
     pub fn pack(self) -> u64 {
         let backend = self.backend.map_or(0, |id| u64::from(id.0) + 1);
         let ending = if self.ending { Self::ENDING } else { 0 };
-        backend << 8 | ending | self.state as u64
+        let stays_here = if self.stays_here { Self::STAYS_HERE } else { 0 };
+        backend << 8 | ending | stays_here | self.state as u64
     }
 
     fn unpack(word: u64) -> Self {
         Self {
-            state: FlowState::ALL[(word & 0x7f) as usize],
+            state: FlowState::ALL[(word & 0x3f) as usize],
             ending: word & Self::ENDING != 0,
+            stays_here: word & Self::STAYS_HERE != 0,
             backend: (word >> 8).checked_sub(1).map(|id| BackendId(id as u32)),
         }
     }
@@ -370,7 +376,7 @@ fn identity(id: FlowId, origin: &FlowOrigin) -> [u64; IDENTITY_WORDS] {
 fn view(worker: usize, key: FlowKey, copied: &Copied) -> FlowView {
     let [id, accepted_at_ns, client_high, client_low, vip_high, vip_low, ports, frontend] = copied.identity;
     let word = |field: Field| copied.live[field as usize];
-    let FlowPlace { state, ending, backend } = FlowPlace::unpack(word(Field::Place));
+    let FlowPlace { state, ending, stays_here, backend } = FlowPlace::unpack(word(Field::Place));
     let origin = FlowOrigin {
         accepted_at_ns,
         client: ClientAddr::new(SocketAddr::new(words_ip(client_high, client_low), (ports >> 16) as u16)),
@@ -384,6 +390,7 @@ fn view(worker: usize, key: FlowKey, copied: &Copied) -> FlowView {
         key,
         state,
         ending,
+        stays_here,
         backend,
         bytes_to_backend: word(Field::BytesToBackend),
         bytes_to_client: word(Field::BytesToClient),
@@ -419,7 +426,7 @@ mod tests {
             for (ending, backend) in
                 [(false, None), (true, None), (false, Some(BackendId(0))), (true, Some(BackendId(7)))]
             {
-                let place = FlowPlace { state, ending, backend };
+                let place = FlowPlace { state, ending, stays_here: !ending, backend };
                 assert_eq!(FlowPlace::unpack(place.pack()), place);
             }
         }

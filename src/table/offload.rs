@@ -36,6 +36,8 @@ pub struct OffloadCensus {
     stopped: AtomicBool,
     /// Present number of offloaded flows.
     without_sockets: AtomicU32,
+    /// Of these the number of flows whose backend is on this host.
+    staying: AtomicU32,
     view: ArcSwap<OffloadView>,
 }
 
@@ -67,6 +69,7 @@ impl Default for OffloadCensus {
             is_off: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             without_sockets: AtomicU32::new(0),
+            staying: AtomicU32::new(0),
             view: ArcSwap::from_pointee(view),
         }
     }
@@ -94,6 +97,7 @@ impl OffloadCensus {
             is_off: _,
             stopped: _,
             without_sockets: _,
+            staying: _,
             view: _,
         } = self;
         let stayed = Stays::ALL.iter().map(|why| (format!("stayed {}", why.label()), &stayed[*why as usize]));
@@ -137,6 +141,11 @@ impl OffloadCensus {
         self.without_sockets.load(Relaxed) as usize
     }
 
+    /// Number of offloaded flows that end with this host.
+    pub(crate) fn staying(&self) -> usize {
+        self.staying.load(Relaxed) as usize
+    }
+
     /// Of `flows` those that end with this process: all except those that the offload engine carries.
     pub(crate) fn flows_with_sockets(&self, flows: &FlowTable) -> usize {
         flows.len().saturating_sub(self.without_sockets())
@@ -145,17 +154,23 @@ impl OffloadCensus {
 
 /// Counts one offloaded flow, as long as the hold exists.
 #[derive(Debug)]
-pub(crate) struct SocketlessHold(Part<OffloadCensus>);
+pub(crate) struct SocketlessHold {
+    census: Part<OffloadCensus>,
+    stays_here: bool,
+}
 
 impl SocketlessHold {
-    pub(crate) fn count_in(census: Part<OffloadCensus>) -> Self {
+    /// `stays_here`: it ends with this host all the same.
+    pub(crate) fn count_in(census: Part<OffloadCensus>, stays_here: bool) -> Self {
         census.without_sockets.fetch_add(1, Relaxed);
-        Self(census)
+        census.staying.fetch_add(stays_here.into(), Relaxed);
+        Self { census, stays_here }
     }
 }
 
 impl Drop for SocketlessHold {
     fn drop(&mut self) {
-        self.0.without_sockets.fetch_sub(1, Relaxed);
+        self.census.without_sockets.fetch_sub(1, Relaxed);
+        self.census.staying.fetch_sub(self.stays_here.into(), Relaxed);
     }
 }

@@ -224,7 +224,9 @@ async fn obey(table: Arc<Table>, orders: Part<Orders>, mut writers: Vec<ShardWri
                             Selector::Flow { id, .. } => flow.id == id,
                             Selector::Backend(id) => flow.backend == id,
                             Selector::Client(network) => network.contains(&flow.client.ip()),
-                            Selector::SocketsOf(_) | Selector::WithSockets | Selector::All => true,
+                            Selector::SocketsOf(_) | Selector::WithSockets | Selector::EndingHere | Selector::All => {
+                                true
+                            }
                         };
                     if meant {
                         writer.remove(&table.flows, flow.key);

@@ -58,7 +58,7 @@ fn answer(bench: &Bench, ticket: Ticket, answer: Answer) {
 
 fn offload(bench: &Bench, candidate: Candidate) -> (Ticket, Sockets) {
     let Candidate { ticket, sockets, .. } = candidate;
-    answer(bench, ticket, Answer::Offloaded(ticket));
+    answer(bench, ticket, Answer::Offloaded { ticket, stays_here: false });
     wait_until("the flow is shown as offloaded", || flow(bench).state == FlowState::Offloaded);
     (ticket, sockets)
 }
@@ -300,6 +300,7 @@ fn a_flow_of_an_earlier_process_gets_its_place_again_and_one_of_an_unknown_front
     let bench = bench(1, NEVER);
     let entry = bench.table.registry.backends()[0].clone();
     let found = |id, backend_key, vip| Found {
+        stays_here: false,
         id: FlowId(id),
         record: Record {
             accepted_at_ns: 77,

@@ -1,7 +1,8 @@
 //! The addresses of this host, and those that Baton keeps on `lo` after they have left their interface.
 //!
 //! A proxied flow needs its VIP to be local: otherwise no socket takes the packets that the VIP's new owner forwards.
-//! So while such flows exist, an address that leaves its interface stays on `lo`. The host must not answer ARP for it
+//! So does an offloaded flow to a backend on this host: the program sees the backend's packets on `lo` only. So while such
+//! flows exist, an address that leaves its interface stays on `lo`. The host must not answer ARP for it
 //! there, or two hosts would claim the address: arp_ignore = 1 and arp_announce = 2
 //! (Documentation/networking/ip-sysctl.rst).
 //!
@@ -136,7 +137,8 @@ impl Addresses {
 
     /// Removes the kept addresses that no flow needs any more, and returns them.
     pub(super) fn tidy(&mut self, flows: &FlowTable, fleet: &Fleet) -> Vec<IpAddr> {
-        if self.ahead || fleet.is_succeeded() {
+        // Flows of the process before this one may need them, and are listed only once all are recovered.
+        if self.ahead || fleet.is_succeeded() || !fleet.is_whole() {
             return Vec::new();
         }
         let idle: Vec<_> = self.kept.iter().copied().filter(|ip| !self.is_asked_for(*ip, true, flows)).collect();
@@ -152,7 +154,7 @@ impl Addresses {
         self.left.get(&ip).is_some_and(|leave| now_ns < leave.until_ns && self.is_asked_for(ip, leave.was_seen, flows))
     }
 
-    /// Whether the client of a proxied flow asked for this address. With `or_any`, also whether it may have: the flow's
+    /// Whether the client of such a flow asked for this address. With `or_any`, also whether it may have: the flow's
     /// recorded address may be the unspecified one, or one that was never here, as the sender of a PROXY header stated
     /// it.
     fn is_asked_for(&self, ip: IpAddr, or_any: bool, flows: &FlowTable) -> bool {
@@ -162,8 +164,8 @@ impl Addresses {
             of_this_host || self.vips.contains(asked)
         };
         let or_any = or_any && self.vips.contains(&ip);
-        let in_sockets = flows.iter().filter(|flow| flow.state != FlowState::Offloaded);
-        in_sockets.map(|flow| flow.origin.vip.ip()).any(|asked| asked == ip || or_any && !is_known(&asked))
+        let bound_to_it = flows.iter().filter(|flow| flow.state != FlowState::Offloaded || flow.stays_here);
+        bound_to_it.map(|flow| flow.origin.vip.ip()).any(|asked| asked == ip || or_any && !is_known(&asked))
     }
 
     /// Index and Ethernet address of each interface with the address `ip`, without `lo`.

@@ -36,8 +36,8 @@ pub(crate) struct Situation<'a> {
     pub now_ns: u64,
     pub peers: &'a [MemberView],
     pub places: &'a Places,
-    /// Flows that end with this process.
-    pub proxied: usize,
+    /// Flows that end with this host: those with sockets here, and those whose backend is here.
+    pub ending_here: usize,
     /// Flows accepted since this process began.
     pub accepted: u64,
 }
@@ -292,7 +292,7 @@ impl Evacuation {
             return;
         }
         let waited_ns = look.now_ns.saturating_sub(self.since_ns);
-        if look.proxied == 0 || self.step == EvacuateStep::Resetting && waited_ns > RESET_PATIENCE_NS {
+        if look.ending_here == 0 || self.step == EvacuateStep::Resetting && waited_ns > RESET_PATIENCE_NS {
             self.go_to(EvacuateStep::Confirming, look.now_ns);
         } else if self.step == EvacuateStep::Emptying && look.now_ns >= self.deadline_ns() {
             self.orders.push_back(EvacuateOrder::Reset);

@@ -100,8 +100,14 @@ __separate int handle(struct __sk_buff *skb, const struct packet *packet)
 		return NEXT;
 	entry = bpf_map_lookup_elem(&flows, &packet->key);
 	/* Of what this host sends to itself only that is the program's which would be it on the wire. */
-	if (unlikely(skb->ingress_ifindex == LOOPBACK) && (!entry || !(entry->flags & FLAG_BY_LO)))
-		return NEXT;
+	if (unlikely(skb->ingress_ifindex == LOOPBACK)) {
+		if (!entry || !(entry->flags & FLAG_BY_LO) || skb->mark == TOLD_MARK)
+			return NEXT;
+		if (entry->action == ACTION_WITNESS) {
+			witness(skb, packet, entry);
+			return NEXT;
+		}
+	}
 	if (!entry)
 		return unknown(skb, packet);
 	if (likely(entry->action == ACTION_SPLICE)) {

@@ -77,14 +77,14 @@ fn enter_one(
     if outside.is_frozen() || !outside.table.offload.is_open() {
         return give_back(outside, witnesses, candidate, Stays::Busy);
     }
-    if [client, backend].iter().any(|leg| [leg.interface, leg.receives_by].contains(&Some(LOOPBACK))) {
+    if is_by_lo(client) {
         return give_back(outside, witnesses, candidate, Stays::Local);
     }
     if outside.surroundings.are_covered(&ends) {
         return give_back(outside, witnesses, candidate, Stays::Ipsec);
     }
     // Even if a reason stands against the offload now: until the next try its packets show their addresses.
-    match witnesses.watch_for(&outside.program, candidate.ticket.id, ends) {
+    match witnesses.watch_for(outside, flows.len(), candidate.ticket.id, ends) {
         Ok(()) => {}
         Err(InstallError::Full) => return give_back(outside, witnesses, candidate, Stays::MapFull),
         Err(InstallError::Exists) => return give_back(outside, witnesses, candidate, Stays::AddressInUse),
@@ -203,7 +203,7 @@ fn entered(
         down: look(&splice.down, bytes_to_client),
         unanswered: None,
         patience_ns,
-        told_bytes: 0,
+        told_bytes: (splice.up.egress != Egress::Local).then_some(0),
         inherited_ns: 0,
         questioned_ns: 0,
         quiet_at_ns: 0,
@@ -240,6 +240,9 @@ fn takes(outside: &Outside, backend: BackendAddr, leg: &LegState) -> u16 {
 /// packets from there.
 fn egress(outside: &mut Outside, flows: &Flows, leg: &LegState) -> Result<Egress, Stays> {
     let Some(leaves_by) = leg.interface else { return Err(Stays::Busy) };
+    if is_by_lo(leg) {
+        return if outside.attach_to_lo(flows.len()) { Ok(Egress::Local) } else { Err(Stays::Interface) };
+    }
     // While a backend has only sent acknowledgements, the kernel has not recorded the interface that it sends by. It is
     // most likely the one that packets to it leave by; in case it is not, the program is attached to all.
     let comes_by = leg.receives_by.unwrap_or_else(|| {
@@ -253,6 +256,11 @@ fn egress(outside: &mut Outside, flows: &Flows, leg: &LegState) -> Result<Egress
         outside.show(flows.len());
     }
     Ok(Egress::Interface(leaves_by))
+}
+
+/// Whether the leg's far end is on this host.
+fn is_by_lo(leg: &LegState) -> bool {
+    [leg.interface, leg.receives_by].contains(&Some(LOOPBACK))
 }
 
 fn give_back(outside: &mut Outside, witnesses: &mut Witnesses, candidate: Candidate, why: Stays) {

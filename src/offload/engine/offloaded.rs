@@ -22,8 +22,9 @@ pub(super) struct OffloadedFlow {
     pub unanswered: Option<Unanswered>,
     /// How long a silence ends the flow.
     pub patience_ns: u64,
-    /// Bytes of both directions at the last report to other instances.
-    pub told_bytes: u64,
+    /// Bytes of both directions at the last report to other instances. `None`: they are not told of the offload, because the
+    /// flow was offloaded here and its backend is on this host, with which it ends.
+    pub told_bytes: Option<u64>,
     /// When another instance gave it, ns; 0 if none did: the flow may then be ahead of its record.
     pub inherited_ns: u64,
     /// When both its ends were last challenged, ns; 0 if they never were.
@@ -138,6 +139,11 @@ impl OffloadedFlow {
         self.step.has_sockets()
     }
 
+    /// Whether it ends with this host.
+    pub(super) fn stays_here(&self) -> bool {
+        self.told_bytes.is_none()
+    }
+
     pub(super) fn progress(&self) -> Option<Progress> {
         Some(Progress {
             ticket: self.ticket?,
@@ -156,6 +162,7 @@ impl OffloadedFlow {
             vip: self.ends.vip,
             backend: self.ends.backend,
             local: self.ends.local,
+            stays_here: self.stays_here(),
             bytes_to_backend: self.up.bytes,
             bytes_to_client: self.down.bytes,
             last_to_backend_ns: self.up.last_data_ns,

@@ -207,7 +207,7 @@ pub(super) fn offloaded_flow(id: FlowId, ends: Ends, pair: &Pair) -> OffloadedFl
         down: look(&pair.down),
         unanswered: None,
         patience_ns: PATIENCE_NS,
-        told_bytes: 0,
+        told_bytes: (!pair.up.as_ref().is_some_and(|entry| entry.stays_here)).then_some(0),
         inherited_ns: 0,
         questioned_ns: 0,
         quiet_at_ns: 0,

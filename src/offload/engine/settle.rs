@@ -293,8 +293,11 @@ fn mark(outside: &Outside, flows: &Flows, id: FlowId) -> bool {
 
 fn tell_of_offload(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
     outside.table.census.offloaded.add(1);
-    if let Some(ticket) = flows.get(&id).and_then(|flow| flow.ticket) {
-        outside.answers.answer(ticket.worker, Answer::Offloaded(ticket));
+    if let Some(flow) = flows.get(&id)
+        && let Some(ticket) = flow.ticket
+    {
+        let answer = Answer::Offloaded { ticket, stays_here: flow.stays_here() };
+        outside.answers.answer(ticket.worker, answer);
     }
     tell_offloaded(outside, flows, id);
     // The flow may have ended while it had sockets; then no further packet reports that.
@@ -348,12 +351,12 @@ fn tell_acked(wire: &EngineWire, key: Key, outgoing: &mut InFlight, acked: u32, 
     }
 }
 
-/// Sends to an address of this host, so by loopback, where the program sees no packets. `key`: of the far end's
-/// packets.
+/// Sends to an address of this host, so by loopback, where the program lets packets with its mark pass. `key`: of the far
+/// end's packets.
 fn tell(wire: &EngineWire, key: Key, seq: u32, ack: u32, zeros: u16) {
     let Key { from, to } = key;
     let segment = Segment { from, to, seq, ack, flags: Flags::Ack, window: u16::MAX };
-    wire.send_zeros(&segment, zeros);
+    wire.tell_socket(&segment, zeros);
 }
 
 /// Reads and drops bytes that only stand for bytes which took another path.

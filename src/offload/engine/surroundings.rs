@@ -7,8 +7,9 @@
 //!
 //! IPsec is applied by the kernel's routing, which the program's packets bypass.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
+use std::net::IpAddr;
 
 use super::Outside;
 use super::flows::Flows;
@@ -25,16 +26,24 @@ pub(super) struct HostSurroundings {
     policies_moved: bool,
     /// Interfaces whose packets may be merged; `None`: not read yet.
     merging: Option<HashSet<u32>>,
+    /// Whether an address is on this host; of those that were asked for.
+    here: HashMap<IpAddr, bool>,
 }
 
 impl HostSurroundings {
     pub(super) fn open() -> io::Result<Self> {
-        Ok(Self { policies: Policies::open()?, policies_moved: false, merging: None })
+        Ok(Self { policies: Policies::open()?, policies_moved: false, merging: None, here: HashMap::new() })
     }
 
-    /// An interface may have changed its state, or the interfaces below it.
+    /// An interface may have changed its state or its addresses, or the interfaces below it.
     pub(super) fn links_changed(&mut self) {
         self.merging = None;
+        self.here.clear();
+    }
+
+    /// Whether the kernel delivers packets to this address on this host.
+    pub(super) fn is_here(&mut self, ip: IpAddr) -> bool {
+        *self.here.entry(ip).or_insert_with(|| netlink::is_local(ip).unwrap_or(false))
     }
 
     /// Whether a card may merge the packets that arrive on this interface.

@@ -18,12 +18,14 @@ pub(super) fn tell_offloaded(outside: &Outside, flows: &mut Flows, id: FlowId) {
     if !outside.table.fleet.is_enabled() {
         return;
     }
-    let Some(flow) = flows.get_mut(&id) else { return };
+    // A peer could not carry it, so the peers go on taking it for a flow with sockets here: they forward its packets, and reset
+    // it when this host dies.
+    let Some(flow) = flows.get_mut(&id).filter(|flow| !flow.stays_here()) else { return };
     let Ok(entries) = outside.program.entries(flow.ends.keys()) else {
         return flows.unread.tell(id);
     };
     if let [Some(up), Some(down)] = entries {
-        flow.told_bytes = up.bytes() + down.bytes();
+        flow.told_bytes = Some(up.bytes() + down.bytes());
         let passage = Box::new(Passage { up: way(&up), down: way(&down) });
         outside.table.fleet.tell(|| Local::Offloaded { id, passage });
     }
@@ -32,7 +34,7 @@ pub(super) fn tell_offloaded(outside: &Outside, flows: &mut Flows, id: FlowId) {
 /// As [`tell_offloaded`], if the flow has progressed far since the last report.
 pub(super) fn tell_progress(outside: &Outside, flows: &mut Flows, id: FlowId) {
     let Some(flow) = flows.get(&id).filter(|flow| matches!(flow.step, Step::Alone)) else { return };
-    if flow.up.bytes + flow.down.bytes > flow.told_bytes + TELL_AGAIN {
+    if flow.told_bytes.is_some_and(|told| flow.up.bytes + flow.down.bytes > told + TELL_AGAIN) {
         tell_offloaded(outside, flows, id);
     }
 }

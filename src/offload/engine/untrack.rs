@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 
 use crate::essential;
 use crate::model::ends::Ends;
+use crate::sys::netlink;
 use crate::sys::netlink::conntrack::{self, Tracking};
 use crate::table::Part;
 use crate::table::offload::OffloadCensus;
@@ -52,10 +53,11 @@ fn run(census: &OffloadCensus, wanted: &Receiver<Ends>) {
     let mut told = None;
     while let Ok(first) = wanted.recv() {
         let more = wanted.try_iter().take(conntrack::BATCH / 2 - 1);
-        let legs: Vec<_> = std::iter::once(first).chain(more).flat_map(|ends| legs(&ends)).collect();
+        let ends: Vec<_> = std::iter::once(first).chain(more).collect();
         if !conntrack::is_there() {
             continue;
         }
+        let legs: Vec<_> = ends.into_iter().flat_map(legs).collect();
         let forgotten = match &tracking {
             Some(tracking) => tracking.forget(&legs),
             None => Tracking::open().and_then(|opened| tracking.insert(opened).forget(&legs)),
@@ -81,8 +83,11 @@ fn run(census: &OffloadCensus, wanted: &Receiver<Ends>) {
     }
 }
 
-/// As in the first packet of each leg.
-fn legs(ends: &Ends) -> [(SocketAddr, SocketAddr); 2] {
+/// The legs that conntrack does not see any more, as in the first packet of each. It sees both directions of a leg to a backend on
+/// this host, and its end.
+fn legs(ends: Ends) -> impl Iterator<Item = (SocketAddr, SocketAddr)> {
     let Ends { client, vip, local, backend } = ends;
-    [(client.socket_addr(), vip.socket_addr()), (local.socket_addr(), backend.socket_addr())]
+    let to_backend = (local.socket_addr(), backend.socket_addr());
+    let is_seen = netlink::is_local(backend.ip()).unwrap_or(false);
+    std::iter::once((client.socket_addr(), vip.socket_addr())).chain((!is_seen).then_some(to_backend))
 }

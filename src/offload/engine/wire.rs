@@ -13,15 +13,19 @@ use crate::sys::raw::RawSender;
 use crate::table::Part;
 use crate::table::offload::OffloadCensus;
 
+/// Of packets to Baton's own sockets. TOLD_MARK of bpf/entry.h.
+const TOLD_MARK: u32 = 22867;
+
 #[derive(Debug)]
 pub(super) struct EngineWire {
     raw: RawSender,
+    told: RawSender,
     untrack: Untrack,
 }
 
 impl EngineWire {
     pub(super) fn open(census: Part<OffloadCensus>) -> io::Result<Self> {
-        Ok(Self { raw: RawSender::open()?, untrack: Untrack::start(census)? })
+        Ok(Self { raw: RawSender::open()?, told: RawSender::marked(TOLD_MARK)?, untrack: Untrack::start(census)? })
     }
 
     /// Sends a challenge that every live end answers with its numbers: a bare ACK below the number that it expects (RFC
@@ -65,6 +69,13 @@ impl EngineWire {
     pub(super) fn send_zeros(&self, segment: &Segment, zeros: u16) {
         if let Some(packet) = segment.packet_of_zeros(zeros) {
             let _ = self.raw.send(&packet, segment.to.ip());
+        }
+    }
+
+    /// As [`EngineWire::send_zeros`], to a socket of Baton's own.
+    pub(super) fn tell_socket(&self, segment: &Segment, zeros: u16) {
+        if let Some(packet) = segment.packet_of_zeros(zeros) {
+            let _ = self.told.send(&packet, segment.to.ip());
         }
     }
 

@@ -65,20 +65,31 @@ impl Witnesses {
     }
 
     /// The flow may be offloaded soon. Reasons against it show at the try.
-    pub(super) fn announced(&mut self, outside: &Outside, id: FlowId, ends: Ends) {
+    pub(super) fn announced(&mut self, outside: &mut Outside, flows_held: usize, id: FlowId, ends: Ends) {
         if !outside.is_frozen() && outside.table.offload.is_open() {
-            let _ = self.watch_for(&outside.program, id, ends);
+            let _ = self.watch_for(outside, flows_held, id, ends);
         }
     }
 
     /// Enters witnesses for the flow.
-    pub(super) fn watch_for(&mut self, program: &Program, id: FlowId, ends: Ends) -> Result<(), InstallError> {
+    pub(super) fn watch_for(
+        &mut self,
+        outside: &mut Outside,
+        flows_held: usize,
+        id: FlowId,
+        ends: Ends,
+    ) -> Result<(), InstallError> {
         let now_ns = now_ns();
         if self.of.get(&id).is_some_and(|witness| witness.ends == ends) {
             return Ok(());
         }
-        self.forget(program, id);
-        program.witness(id, &ends)?;
+        self.forget(&outside.program, id);
+        // The backend's packets come by `lo` then.
+        let to_here = outside.surroundings.is_here(ends.backend.ip());
+        if to_here {
+            outside.attach_to_lo(flows_held);
+        }
+        outside.program.witness(id, &ends, to_here)?;
         self.of.insert(id, Witness { ends, since_ns: now_ns, heard: [None; 2] });
         Ok(())
     }

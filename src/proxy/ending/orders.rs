@@ -82,6 +82,7 @@ fn selects(order: &EndOrder, flow: &Flow) -> bool {
         Selector::SocketsOf(id) => flow.uses_backend(id) && !flow.is_with_engine(),
         Selector::Client(network) => network.contains(&flow.client_addr.ip()),
         Selector::WithSockets => !flow.is_with_engine(),
+        Selector::EndingHere => !flow.is_with_engine() || flow.stays_here(),
         Selector::All => true,
     }
 }

@@ -52,8 +52,8 @@ impl Worker {
     fn take_answers(&mut self) {
         while let Some(answer) = self.cx.table.offload.next_answer(self.cx.number) {
             match answer {
-                Answer::Offloaded(ticket) => {
-                    self.with_ticket(ticket, |worker, flow| offload::offloaded(&worker.cx, flow));
+                Answer::Offloaded { ticket, stays_here } => {
+                    self.with_ticket(ticket, |worker, flow| offload::offloaded(&worker.cx, flow, stays_here));
                 }
                 Answer::Stays { ticket, sockets, why } => self.take_back(ticket, sockets, why),
                 Answer::Progress(all) => all.into_iter().for_each(|progress| {

@@ -70,8 +70,9 @@ fn over_ipv6_a_host_that_dies_with_its_apiserver_costs_only_its_own_flows() {
     let [mut own, mut heirs, mut others] = cluster.clients(30);
     assert!(own.len() > 2 && heirs.len() > 2 && others.len() > 2);
     let offloaded = (heirs.len() + others.len()) as u64;
-    fleet.owner().baton.wait_offloaded(offloaded);
+    fleet.owner().baton.wait_offloaded(30);
     fleet.wait_known(30, offloaded);
+    own.iter_mut().for_each(|conn| conn.echo(5, 300_000));
     fleet.owner().host.link_down();
     fleet.take(fleet.heir());
     let watch = Stopwatch::start();
@@ -90,7 +91,7 @@ fn over_ipv6_a_host_that_dies_with_its_apiserver_costs_only_its_own_flows() {
 fn dies(test: &str, prepare: impl Fn(&Host)) {
     let Some(mut cluster) = Cluster::new(test, 3, Flows::Offload, |config| config) else { return };
     let fleet = &cluster.fleet;
-    prepare(&fleet.heir().host);
+    [fleet.owner(), fleet.heir()].into_iter().for_each(|instance| prepare(&instance.host));
     let [mut own, mut heirs, mut others] = cluster.clients(60);
     // Kubelet and controllers of the next owner's host reach the apiservers by the VIP, too.
     let mut locals: Vec<_> = (0..9).map(|_| fleet.heir().host.connect(fleet.vip)).collect();
@@ -99,11 +100,12 @@ fn dies(test: &str, prepare: impl Fn(&Host)) {
     }
     let (mut doomed, mut locals): (Vec<_>, Vec<_>) =
         locals.into_iter().partition(|conn| fleet.owner().baton.serving(conn) == BACKENDS[0]);
-    let (proxied, offloaded) = ((own.len() + doomed.len()) as u64, (heirs.len() + others.len() + locals.len()) as u64);
-    assert!(proxied > 5 && locals.len() > 2 && heirs.len() > 5 && others.len() > 5);
-    // What stays on the owner's host stays proxied.
-    fleet.owner().baton.wait_offloaded(offloaded);
-    fleet.wait_known(proxied + offloaded, offloaded);
+    let (ending, going_on) = ((own.len() + doomed.len()) as u64, (heirs.len() + others.len() + locals.len()) as u64);
+    assert!(ending > 5 && locals.len() > 2 && heirs.len() > 5 && others.len() > 5);
+    fleet.owner().baton.wait_offloaded(ending + going_on);
+    // No other host can carry those to the owner's own apiserver.
+    fleet.wait_known(ending + going_on, going_on);
+    own.iter_mut().for_each(|conn| conn.echo(5, 300_000));
     fleet.owner().host.link_down();
     fleet.take(fleet.heir());
     let idle = failover::all_reset(&mut own);
@@ -114,7 +116,7 @@ fn dies(test: &str, prepare: impl Fn(&Host)) {
     let watch = Stopwatch::start();
     heirs.iter_mut().for_each(|conn| conn.echo(7, 3000));
     println!(
-        "{proxied} idle ones of the dead apiserver reset after {idle:?}, {} of another host went on after {went_on:?}, \
+        "{ending} idle ones of the dead apiserver reset after {idle:?}, {} of another host went on after {went_on:?}, \
          {} of the new owner's own apiserver after {:?}",
         others.len(),
         heirs.len(),
@@ -145,13 +147,60 @@ fn dies(test: &str, prepare: impl Fn(&Host)) {
     eventually(4 * LONG, "the program leaves lo", || !fleet.is_on(1, "lo"));
 }
 
+/// Its apiserver goes with it, so the flows to that end here: they are waited for, and all others go on at the peer.
+#[test]
+fn an_evacuated_host_waits_for_the_flows_of_its_own_apiserver_alone() {
+    let test = "an_evacuated_host_waits_for_the_flows_of_its_own_apiserver_alone";
+    let Some(mut cluster) = Cluster::new(test, 2, Flows::Offload, |config| config) else { return };
+    let [mut own, mut others, _] = cluster.clients(20);
+    let mut talk = |own: &mut [Conn]| own.iter_mut().chain(&mut others).for_each(|conn| conn.echo(1, 3000));
+    let fleet = &mut cluster.fleet;
+    fleet.owner().baton.wait_offloaded(20);
+    // A process that dies meanwhile costs none of them.
+    fleet.all[0].baton.process.kill();
+    talk(&mut own);
+    fleet.heir().wait_sees("lb-a", "liveness", "dead");
+    fleet.all[0].baton = Baton::start_with(&fleet.owner().host, &fleet.owner().directory);
+    fleet.owner().baton.wait_until_ready();
+    fleet.owner().baton.wait_offloaded(20);
+    fleet.owner().wait_synced("lb-b");
+    fleet.heir().wait_synced("lb-a");
+    talk(&mut own);
+    let fleet = &cluster.fleet;
+    let check = fleet.owner().baton.cli(&["--json", "evacuate", "--check"]).stdout;
+    let check: serde_json::Value = serde_json::from_slice(&check).expect("a document");
+    assert_eq!((&check["to_own_backend"], &check["offloaded"]), (&own.len().into(), &others.len().into()), "{check}");
+    std::thread::scope(|scope| {
+        let evacuation =
+            scope.spawn(|| fleet.owner().baton.cli(&["evacuate", "--to", "lb-b", "--deadline", "50s", "--json"]));
+        eventually(LONG, "it should not have the VIP", || {
+            fleet.owner().baton.http("/readyz").is_some_and(|(status, _)| status == 503)
+        });
+        fleet.let_go(fleet.owner());
+        fleet.take(fleet.heir());
+        fleet.serve_at(fleet.heir(), &mut others, 3000);
+        // By the new owner of the VIP, and from there to this host.
+        (0..3).for_each(|round| own.iter_mut().for_each(|conn| conn.echo(round, 30_000)));
+        assert!(!evacuation.is_finished(), "flows are left that end with this host");
+        own.drain(..).for_each(drop);
+        let output = evacuation.join().unwrap();
+        let report = Instance::report(&output);
+        assert!(output.status.success(), "{report}");
+        assert_eq!((&report["flows"]["to_own_backend"], &report["flows"]["reset"]), (&0.into(), &0.into()), "{report}");
+        let progress = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(progress.contains("\"proxied_left\":0,\"offloaded_left\":0,\"to_own_backend\":"), "{progress}");
+    });
+    fleet.owner().host.link_down();
+    others.iter_mut().for_each(|conn| conn.echo(9, 3000));
+}
+
 #[test]
 fn in_a_pair_a_host_that_dies_with_its_apiserver_costs_the_idle_flows_of_that_at_once() {
     let test = "in_a_pair_a_host_that_dies_with_its_apiserver";
     let Some(cluster) = Cluster::new(test, 2, Flows::Offload, |config| config) else { return };
     let fleet = &cluster.fleet;
     let [mut own, mut dead, _] = cluster.clients(40);
-    fleet.owner().baton.wait_offloaded(dead.len() as u64);
+    fleet.owner().baton.wait_offloaded(40);
     fleet.heir().host.link_down();
     // The instance that is left hears neither its peer nor that apiserver; its own one proves nothing.
     println!("{} idle flows of the dead apiserver were reset after {:?}", dead.len(), failover::all_reset(&mut dead));
@@ -166,6 +215,7 @@ fn without_waking_them_idle_clients_of_a_host_that_died_with_its_apiserver_wait_
     let Some(cluster) = Cluster::new(test, 2, Flows::Offload, quiet) else { return };
     let fleet = &cluster.fleet;
     let [mut own, others, _] = cluster.clients(20);
+    fleet.owner().baton.wait_offloaded((own.len() + others.len()) as u64);
     fleet.wait_known((own.len() + others.len()) as u64, others.len() as u64);
     fleet.owner().host.link_down();
     fleet.heir().wait_sees("lb-a", "liveness", "dead");

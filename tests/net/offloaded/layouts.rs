@@ -17,6 +17,12 @@ fn talk(conns: &mut [Conn]) {
     conns.iter_mut().enumerate().for_each(|(seed, conn)| conn.echo(seed as u64, 50_000));
 }
 
+/// Whether the program looks at all that the balancer's host sends to itself.
+fn is_on_lo(scene: &Scene) -> bool {
+    let status = ::baton::offload::program::status(&scene.pinned.directory).expect("it is pinned");
+    status.expect("it is pinned").links.iter().any(|link| link.interface == "lo")
+}
+
 #[test]
 fn clients_and_backends_behind_routers_are_reached_by_the_next_hop() {
     let Some(scene) = Scene::new("layouts") else { return };
@@ -29,6 +35,7 @@ fn clients_and_backends_behind_routers_are_reached_by_the_next_hop() {
     talk(&mut conns);
     baton.wait_offloaded(5);
     talk(&mut conns);
+    assert!(!is_on_lo(&scene), "no flow needs the program there");
     drop(conns);
     baton.rests();
 }
@@ -111,26 +118,53 @@ fn a_backend_s_host_that_is_a_client_itself_reaches_its_own_backend_and_others()
 }
 
 #[test]
-fn a_backend_or_a_client_on_the_balancer_s_own_host_stays_proxied_and_works() {
+fn flows_to_a_backend_on_the_balancer_s_own_host_are_offloaded_and_outlive_a_kill() {
     let Some(scene) = Scene::new("layouts") else { return };
     let lab = &scene.lab;
-    let _local = lab.lb.serve_on(lab.lb.v4(7443), Behaviour::Echo);
+    for interface in ["all", "lo", "eth0"] {
+        lab.lb.sysctl(&format!("net/ipv4/conf/{interface}/rp_filter"), "1");
+    }
+    let local = lab.lb.serve_on(lab.lb.v4(7443), Behaviour::Echo);
     let _far = lab.b1.serve(Behaviour::Echo);
-    let baton = lab.start(&scene.config().only(&["b1"]).backend("here", lab.lb.v4(7443)));
-    let mut conns: Vec<_> = (0..8).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
-    conns.extend((0..4).map(|_| lab.lb.connect(lab.lb.v4(6443))));
-    talk(&mut conns);
-    let here = baton.flows_of("here");
-    assert!((1..12).contains(&here), "{here} flows to the backend on this host");
-    eventually(LONG, "all that can have been offloaded", || {
-        let flows = baton.flows();
-        let stays = |flow: &serde_json::Value| {
-            flow["backend"] == "here" || flow["client"].as_str().is_some_and(|client| client.starts_with("10.77.0.2:"))
-        };
-        flows.iter().all(|flow| match stays(flow) {
-            true => flow["state"] == "proxied" && flow["stays"] == "local",
-            false => flow["state"] == "offloaded",
-        })
-    });
+    let loopback = "127.0.0.1:7444".parse().unwrap();
+    let _loopback = lab.lb.serve_on(loopback, Behaviour::Echo);
+    let config = scene.config().only(&["b1"]).backend("here", lab.lb.v4(7443)).backend("loopback", loopback);
+    let mut baton = lab.start(&config);
+    baton.wait_health("here", "ready", LONG);
+    baton.wait_health("b1", "ready", LONG);
+    baton.wait_health("loopback", "ready", LONG);
+    assert!(!is_on_lo(&scene));
+    let mut conns: Vec<_> = ["b1", "loopback"].iter().map(|name| baton.connect_to(&lab.client, name)).collect();
+    conns.extend((0..3).map(|_| baton.connect_to(&lab.client, "here")));
+    // A client on this host stays proxied, wherever its backend is.
+    let mut locals: Vec<_> = (0..4).map(|_| lab.lb.connect(lab.lb.v4(6443))).collect();
+    (0..3).for_each(|_| talk(&mut conns));
+    (0..3).for_each(|_| talk(&mut locals));
+    baton.wait_offloaded(5);
+    assert!(is_on_lo(&scene));
+    let of_locals: Vec<_> = baton.flows().into_iter().filter(|flow| flow["state"] == "proxied").collect();
+    assert!(of_locals.len() == 4 && of_locals.iter().all(|flow| flow["stays"] == "local"), "{of_locals:?}");
+    conns.iter_mut().for_each(|conn| conn.echo(9, 3_000_000));
+    for _ in 0..2 {
+        baton.process.kill();
+        talk(&mut conns);
+        baton = lab.start(&config);
+        baton.wait_offloaded(5);
+        talk(&mut conns);
+    }
+    assert!(locals.iter_mut().all(|conn| conn.end(LONG) != End::Open), "sockets died with their process");
+    // Ends and orders reach both ends.
+    let id = |conn: &Conn| {
+        let client = conn.local().to_string();
+        baton.flows().into_iter().find(|flow| flow["client"] == *client).unwrap()["id"].to_string()
+    };
+    let open = local.open();
+    let mut killed = conns.pop().unwrap();
+    baton.order(&["kill", &id(&killed)]);
+    assert_eq!(killed.end(LONG), End::Rst);
+    drop(conns.pop());
+    eventually(LONG, "the backend hears of both", || local.open() == open - 2);
+    drop(local);
+    assert!(conns.drain(2..).all(|mut conn| matches!(conn.end(LONG), End::Fin | End::Rst)));
     talk(&mut conns);
 }

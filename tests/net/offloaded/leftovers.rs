@@ -33,7 +33,7 @@ fn entries_that_nobody_knows_go_and_those_of_flows_stay() {
     };
     lab.lb.enter(|| {
         let program = scene.pinned.open(&[]).unwrap();
-        program.witness(FlowId(1 << 40), &ends).unwrap();
+        program.witness(FlowId(1 << 40), &ends, false).unwrap();
         program.refuse(&Key { from: "192.0.2.4:1".parse().unwrap(), to: lab.lb.v4(6443) }).unwrap();
     });
     assert_eq!(entries(), 5);

@@ -92,13 +92,16 @@ fn an_upgrade_takes_offloaded_flows_along_without_a_touch() {
     let Some(scene) = Scene::new("upgrade") else { return };
     let lab = &scene.lab;
     let _servers = lab.echo_everywhere();
-    let baton = lab.start(&scene.config());
+    let _here = lab.lb.serve_on(lab.lb.v4(7443), Behaviour::Echo);
+    let baton = lab.start(&scene.config().backend("here", lab.lb.v4(7443)));
+    baton.wait_health("here", "ready", LONG);
     let _successor = Successor(&baton);
     let mut conns: Vec<_> = (0..20).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
     for (seed, conn) in conns.iter_mut().enumerate() {
         (0..4).for_each(|round| conn.echo(seed as u64 * 10 + round, 100));
     }
     baton.wait_offloaded(20);
+    assert!(baton.flows_of("here") > 0);
     let ids = || {
         let mut ids: Vec<_> = baton.flows().iter().map(|flow| flow["id"].as_u64()).collect();
         ids.sort();

@@ -383,3 +383,34 @@ fn a_packet_without_hops_left_or_with_a_mark_that_cannot_be_told_is_dropped_with
     let counters = bench.program.counters().unwrap();
     assert_eq!((counters.drop_ttl, counters.drop_ecn, counters.spliced), (2, 2, 2));
 }
+
+/// By `lo` the program takes only packets of a backend on this host, and not those by which Baton tells its own sockets.
+#[test]
+fn by_lo_only_packets_of_a_backend_on_this_host_count() {
+    const TOLD: u32 = 22867;
+    let Some(bench) = Bench::load() else { return };
+    let mut rng = Rng::with_seed(7);
+    for (ipv6, here) in [(false, true), (false, false), (true, true), (true, false)] {
+        let mut flow = flow(&mut rng, ipv6);
+        if here {
+            flow.up.egress = Egress::Local;
+        }
+        let verdict = |direction, ingress_ifindex, mark| {
+            let context = Context { mark, ingress_ifindex, ..Context::default() };
+            bpf::test_run(&bench.fd, &first(&flow, direction).frame(), &mut [0; 4096], context, 1).unwrap().verdict
+        };
+        bench.program.witness(flow.identity.id, &flow.ends, here).unwrap();
+        for direction in [FlowDirection::ToBackend, FlowDirection::ToClient] {
+            assert_eq!(verdict(direction, 1, 0), NEXT);
+            let entry = bench.program.entry(&flow.ends.key(direction)).unwrap().unwrap();
+            assert_eq!(entry.seen.packets, u64::from(here && direction == FlowDirection::ToClient), "{entry:?}");
+        }
+        bench.program.install_over(&flow).unwrap();
+        let by_lo = if here { REDIRECT } else { NEXT };
+        assert_eq!(verdict(FlowDirection::ToClient, 1, 0), by_lo);
+        assert_eq!(verdict(FlowDirection::ToClient, 1, TOLD), NEXT);
+        assert_eq!(verdict(FlowDirection::ToBackend, 1, 0), NEXT);
+        // From the wire all count, whatever mark somebody sets there.
+        assert_eq!(verdict(FlowDirection::ToClient, 2, TOLD), REDIRECT);
+    }
+}

@@ -40,7 +40,7 @@ struct Scene {
     now_ns: u64,
     peers: Vec<MemberView>,
     places: Places,
-    proxied: usize,
+    ending_here: usize,
     accepted: u64,
     machine: Option<Evacuation>,
 }
@@ -48,7 +48,7 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let places = Places { frontends: vec![ip(VIP)], here: vec![ip(VIP)], kept: Vec::new() };
-        Self { now_ns: 1000 * MS, peers: vec![peer("b")], places, proxied: 10, accepted: 10, machine: None }
+        Self { now_ns: 1000 * MS, peers: vec![peer("b")], places, ending_here: 10, accepted: 10, machine: None }
     }
 
     fn begin(&mut self, to: Option<&str>) -> Result<(), Failure> {
@@ -63,7 +63,7 @@ impl Scene {
             now_ns: self.now_ns,
             peers: &self.peers,
             places: &self.places,
-            proxied: self.proxied,
+            ending_here: self.ending_here,
             accepted: self.accepted,
         }
     }
@@ -114,7 +114,7 @@ impl Scene {
 fn a_host_is_empty_when_all_is_known_to_others_the_vip_has_moved_and_no_flow_is_left() {
     let mut scene = Scene::emptying();
     assert_eq!(scene.pass(5000), (vec![], EvacuateStep::Emptying));
-    scene.proxied = 0;
+    scene.ending_here = 0;
     assert_eq!(scene.pass(10).1, EvacuateStep::Confirming);
     assert_eq!(scene.pass(200), (vec![EvacuateOrder::Release], EvacuateStep::Away));
     assert_eq!((scene.failure(), scene.machine.as_ref().unwrap().unconfirmed().len()), (None, 0));
@@ -174,14 +174,14 @@ fn what_is_left_at_the_deadline_is_reset_and_nothing_before() {
     let mut scene = Scene::emptying();
     assert_eq!(scene.pass(29_000), (vec![], EvacuateStep::Emptying));
     assert_eq!(scene.pass(1000), (vec![EvacuateOrder::Reset], EvacuateStep::Resetting));
-    scene.proxied = 0;
+    scene.ending_here = 0;
     assert_eq!(scene.pass(500), (vec![EvacuateOrder::Release], EvacuateStep::Away));
 }
 
 #[test]
 fn a_peer_that_does_not_acknowledge_the_last_changes_is_named() {
     let mut scene = Scene::emptying();
-    scene.proxied = 0;
+    scene.ending_here = 0;
     scene.peers[0].told = false;
     assert_eq!(scene.pass(6000), (vec![EvacuateOrder::Release], EvacuateStep::Away));
     assert_eq!(scene.machine.as_ref().unwrap().unconfirmed(), [name("b")]);
@@ -192,7 +192,7 @@ fn an_address_that_nobody_has_any_more_comes_back() {
     for done in [false, true] {
         let mut scene = Scene::emptying();
         if done {
-            scene.proxied = 0;
+            scene.ending_here = 0;
             assert_eq!(scene.pass(500).1, EvacuateStep::Away);
         }
         scene.peers[0].liveness = Liveness::Dead;
@@ -207,7 +207,7 @@ fn an_address_that_was_never_here_comes_when_nobody_has_it_any_more() {
     let mut scene = Scene::new();
     scene.moves();
     scene.begin(None).unwrap();
-    scene.proxied = 0;
+    scene.ending_here = 0;
     assert_eq!(
         scene.pass(1000),
         (vec![EvacuateOrder::LetGo, EvacuateOrder::Offload, EvacuateOrder::Release], EvacuateStep::Away)

@@ -135,8 +135,8 @@ impl World {
             places.kept = places.frontends.clone();
         }
         let peers = process.exchange.members(now_ns);
-        let (proxied, accepted) = (process.sockets.len() + process.connecting.len(), process.accepted);
-        Some(act(process, &Situation { now_ns, peers: &peers, places: &places, proxied, accepted }))
+        let (ending_here, accepted) = (process.sockets.len() + process.connecting.len(), process.accepted);
+        Some(act(process, &Situation { now_ns, peers: &peers, places: &places, ending_here, accepted }))
     }
 
     pub(super) fn begin_evacuation(&mut self, node: usize) {

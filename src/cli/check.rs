@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use super::output::colours;
-use crate::config::{self, Cluster, Config, ProbeKind, reset_after_silence};
+use crate::config::{self, Backend, Cluster, Config, Frontend, ProbeKind, Target, reset_after_silence};
 use crate::model::budget::{BudgetFault, BudgetTimers, Vrrp, longest_gap};
 use crate::preflight::sysctl_file;
 
@@ -96,8 +96,13 @@ fn budget(config: &Config) -> String {
             probes_ask_the_process: frontend.health.kind != ProbeKind::Tcp,
             vrrp,
         };
+        let is_stacked = is_stacked(config, frontend);
         let title = if config.frontends.len() > 1 { &*frontend.name } else { "" };
         for fault in BudgetFault::ALL {
+            let is_of_both = fault == BudgetFault::StackedHostDies;
+            if is_of_both && !is_stacked {
+                continue;
+            }
             let (gap, verdict) = match longest_gap(fault, &timers) {
                 None => ("?".to_owned(), "depends on how the VIP moves: set cluster.vrrp_advert_interval"),
                 Some(gap) if gap <= grace => (seconds(gap), "ok"),
@@ -106,11 +111,24 @@ fn budget(config: &Config) -> String {
                 }
                 Some(gap) => (seconds(gap), "NotReady: shorten the timers"),
             };
-            text += format!("  {title:<12} {:<22} {gap:>7}  {verdict}\n", fault.label())
+            let ends = if is_of_both {
+                format!("; its apiserver's connections end, about 1 of {}", frontend.backends.len())
+            } else {
+                String::new()
+            };
+            text += format!("  {title:<12} {:<22} {gap:>7}  {verdict}{ends}\n", fault.label())
                 .trim_start_matches("             ");
         }
     }
     text
+}
+
+/// Whether a backend is on the host of an instance, as far as their addresses tell.
+fn is_stacked(config: &Config, frontend: &Frontend) -> bool {
+    let Some(fleet) = &config.peers else { return false };
+    let hosts: Vec<_> = fleet.peers.iter().map(|peer| peer.address.ip()).chain([fleet.listen.ip()]).collect();
+    let is_on_one = |backend: &Backend| matches!(&backend.address, Target::Address(at) if hosts.contains(&at.ip()));
+    frontend.backends.iter().any(is_on_one)
 }
 
 /// With two decimals if these matter.
@@ -177,6 +195,30 @@ warning: frontend \"f\" has one backend only
         let fast = "profile = \"fast\"\nvrrp_advert_interval = \"2s\"";
         let (_, tuned, _) = check(&file(fast, "kind = \"http\"\ninterval = \"500ms\""));
         insta::assert_snapshot!(tuned);
+    }
+
+    #[test]
+    fn the_budget_names_the_death_of_a_host_that_has_an_instance_and_a_backend() {
+        let key = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&key, config::PeerKey([7; 32]).spell()).unwrap();
+        let file = |backend: &str| {
+            format!(
+                "[cluster]\nvrrp_advert_interval = \"100ms\"\n[instance]\nname = \"a\"\n[peers]\nlisten = \"10.0.0.1:9\"\nkey_file = {:?}\n\
+                 [[peers.peer]]\nname = \"b\"\naddress = \"10.0.0.2:9\"\n\
+                 [[frontend]]\nname = \"f\"\nlisten = [\"10.0.0.100:1\"]\n\
+                 [[frontend.backend]]\nname = \"a\"\naddress = \"10.0.0.9:1\"\n\
+                 [[frontend.backend]]\nname = \"b\"\naddress = \"{backend}:1\"\n",
+                key.path()
+            )
+        };
+        let row = |backend: &str| {
+            let (taken, verdict, findings) = check(&file(backend));
+            assert!(taken, "{findings}");
+            verdict.lines().find(|line| line.contains("stacked")).map(|line| line.trim().to_owned())
+        };
+        let expected = "stacked host gone      12.25 s  ok; its apiserver's connections end, about 1 of 2";
+        assert_eq!(["10.0.0.1", "10.0.0.2"].map(row), [Some(expected.to_owned()), Some(expected.to_owned())]);
+        assert_eq!(row("10.0.0.8"), None);
     }
 
     #[test]

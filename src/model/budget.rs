@@ -54,6 +54,8 @@ pub(crate) enum BudgetFault {
     InstanceHung,
     /// Baton's host is gone; the VIP moves.
     HostDies,
+    /// The host of an instance and of an apiserver is gone: the connections of that apiserver end, and the VIP moves if it was there.
+    StackedHostDies,
     /// A host gives the VIP up on purpose.
     PlannedFailover,
     /// Another binary takes over.
@@ -61,13 +63,14 @@ pub(crate) enum BudgetFault {
 }
 
 impl BudgetFault {
-    pub(crate) const ALL: [BudgetFault; 8] = [
+    pub(crate) const ALL: [BudgetFault; 9] = [
         Self::ApiserverKilled,
         Self::ApiserverHung,
         Self::ApiserverSilent,
         Self::InstanceKilled,
         Self::InstanceHung,
         Self::HostDies,
+        Self::StackedHostDies,
         Self::PlannedFailover,
         Self::Upgrade,
     ];
@@ -80,6 +83,7 @@ impl BudgetFault {
             Self::InstanceKilled => "Baton killed",
             Self::InstanceHung => "Baton hung",
             Self::HostDies => "Baton's host gone",
+            Self::StackedHostDies => "stacked host gone",
             Self::PlannedFailover => "planned failover",
             Self::Upgrade => "Baton upgraded",
         }
@@ -96,6 +100,12 @@ pub(crate) fn longest_gap(fault: BudgetFault, timers: &BudgetTimers) -> Option<D
         BudgetFault::ApiserverSilent => timers.reset_after_silence,
         BudgetFault::ApiserverHung if timers.probes_ask_the_process => timers.reset_after_silence,
         BudgetFault::ApiserverHung => PING_GIVES_UP,
+        // Both times run from the same moment.
+        BudgetFault::StackedHostDies => {
+            let [apiserver, host] =
+                [BudgetFault::ApiserverSilent, BudgetFault::HostDies].map(|it| longest_gap(it, timers));
+            return Some(apiserver?.max(host?));
+        }
         BudgetFault::InstanceKilled
         | BudgetFault::InstanceHung
         | BudgetFault::HostDies
@@ -133,7 +143,13 @@ mod tests {
     #[test]
     fn each_fault_costs_a_renewal_and_the_time_until_the_client_is_told() {
         let gaps = BudgetFault::ALL.map(|fault| gap_s(fault, &TIMERS));
-        assert_eq!(gaps, [10.0, 12.25, 12.25, 18.2, 18.2, 18.2, 12.2, 10.0]);
+        assert_eq!(gaps, [10.0, 12.25, 12.25, 18.2, 18.2, 18.2, 18.2, 12.2, 10.0]);
+    }
+
+    #[test]
+    fn a_stacked_host_costs_the_longer_of_its_two_deaths() {
+        let slow = BudgetTimers { reset_after_silence: 20 * SECOND, ..TIMERS };
+        assert_eq!(gap_s(BudgetFault::StackedHostDies, &slow), 30.0);
     }
 
     #[test]
@@ -147,6 +163,6 @@ mod tests {
         let unknown: Vec<_> =
             BudgetFault::ALL.into_iter().filter(|fault| longest_gap(*fault, &alone).is_none()).collect();
         use BudgetFault::*;
-        assert_eq!(unknown, [InstanceKilled, InstanceHung, HostDies, PlannedFailover]);
+        assert_eq!(unknown, [InstanceKilled, InstanceHung, HostDies, StackedHostDies, PlannedFailover]);
     }
 }

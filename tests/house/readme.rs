@@ -59,7 +59,7 @@ fn the_example_configurations_are_valid() {
         .flat_map(|page| page.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()))
         .filter(whole)
         .collect();
-    assert_eq!(examples.len(), 4);
+    assert_eq!(examples.len(), 5);
     let key = tempfile::NamedTempFile::new().unwrap();
     fs::write(&key, PeerKey([7; 32]).spell()).unwrap();
     let key_file = format!("key_file = {:?}", key.path());
@@ -158,6 +158,17 @@ fn the_documents_show_what_check_prints() {
     let ca = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/ca.crt");
     let example = example.replace("/etc/kubernetes/pki/ca.crt", ca.to_str().unwrap());
     assert_eq!(shown(), said(format!("{example}\n[cluster]\nvrrp_advert_interval = \"100ms\"\n")));
+
+    // Three nodes that balance for themselves.
+    let stacked = page("docs/stacked.md");
+    let example = stacked.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    let key = directory.path().join("peers.key");
+    fs::write(&key, PeerKey([7; 32]).spell()).unwrap();
+    fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let example = example.replace("/etc/kubernetes/pki/ca.crt", ca.to_str().unwrap());
+    let example = example.replace("/etc/baton/peers.key", key.to_str().unwrap());
+    let shown = stacked.split("$ baton check -c /etc/baton/baton.toml\n").nth(1).unwrap().split("```").next().unwrap();
+    assert_eq!(shown, said(example));
 }
 
 #[test]

@@ -37,6 +37,9 @@ class Stage:
     """One host in a namespace of its own, or three in a row: clients, proxy, backends. With `mortal` there is a second
     frontend, with one backend, which is a process of its own. With `realtime` nobody waits for another's time slice."""
 
+    # Of its namespaces' names.
+    prefix = "baton-bench"
+
     def __init__(self, hosts=1, mortal=False, realtime=False):
         self.scheduler = ["chrt", "--fifo", "1"] if realtime else []
         self.processes = []
@@ -78,7 +81,7 @@ class Stage:
         run("ip", "-n", self.server, "route", "add", "10.77.0.0/24", "via", "10.77.1.1")
 
     def _namespace(self):
-        name = f"baton-bench-{os.getpid()}-{next(_numbers)}"
+        name = f"{self.prefix}-{os.getpid()}-{next(_numbers)}"
         run("ip", "netns", "add", name)
         self.namespaces.append(name)
         run("ip", "-n", name, "link", "set", "lo", "up")

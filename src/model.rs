@@ -5,6 +5,7 @@ pub mod balance;
 pub(crate) mod breaker;
 pub(crate) mod budget;
 pub(crate) mod connect;
+pub(crate) mod damping;
 pub(crate) mod duration;
 pub mod end_reason;
 pub mod ends;

@@ -1,6 +1,5 @@
 //! The health of one backend: its types here, its rules in [`machine`].
 
-mod damping;
 pub(crate) mod doubt;
 pub(crate) mod machine;
 

@@ -37,10 +37,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use super::damping::DampingPolicy;
-use super::damping::Penalty;
 use super::{Cause, Dismissal, HealthState, Order};
 use crate::model::balance::Preference;
+pub(crate) use crate::model::damping::DampingPolicy;
+use crate::model::damping::Penalty;
 use crate::model::end_reason::EndReason;
 pub(crate) use saved::Saved;
 

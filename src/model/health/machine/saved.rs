@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Deadline, Machine, Policy, ProbePlan, ProbeVerdict, RemovalState, Say, Streak};
+use crate::model::damping::Penalty;
 use crate::model::end_reason::EndReason;
-use crate::model::health::damping::Penalty;
 use crate::model::health::{Cause, HealthState};
 
 /// Times are monotonic nanoseconds, of the same host.

@@ -6,29 +6,29 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct DampingPolicy {
     pub half_life_ns: u64,
-    /// Above this the backend is held back ...
+    /// Above this whoever flaps is held back ...
     pub suppress: f64,
     /// ... until the penalty is below this.
     pub reuse: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Penalty {
+pub(in crate::model) struct Penalty {
     value: f64,
     at_ns: u64,
     held: bool,
 }
 
 impl Penalty {
-    /// Counts one loss of ready.
-    pub(super) fn add(&mut self, policy: &DampingPolicy, now_ns: u64) {
+    /// Counts one loss.
+    pub(in crate::model) fn add(&mut self, policy: &DampingPolicy, now_ns: u64) {
         self.value = self.at(policy, now_ns) + 1.0;
         self.at_ns = now_ns;
         self.held |= self.value > policy.suppress;
     }
 
-    /// Whether the backend is held back at `now_ns`.
-    pub(super) fn holds(&mut self, policy: &DampingPolicy, now_ns: u64) -> bool {
+    /// Whether it is held back at `now_ns`.
+    pub(in crate::model) fn holds(&mut self, policy: &DampingPolicy, now_ns: u64) -> bool {
         self.held &= self.at(policy, now_ns) >= policy.reuse;
         self.held
     }

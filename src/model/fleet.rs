@@ -18,6 +18,7 @@ mod simulation;
 pub(crate) mod testing;
 mod unknown_packet;
 mod untold;
+pub(crate) mod vip;
 
 use std::fmt;
 use std::sync::Arc;

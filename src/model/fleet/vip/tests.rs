@@ -1,0 +1,315 @@
+//! Single rules, and the words for them.
+
+use super::*;
+
+const MS: u64 = 1_000_000;
+const START_NS: u64 = 1_000_000 * MS;
+
+struct Bench {
+    machine: VipMachine,
+    now_ns: u64,
+    peers: Vec<PeerVip>,
+    bar: Option<VipBar>,
+    ready: bool,
+    heard_ns: u64,
+    has_carrier: bool,
+    here: VipPresence,
+    /// Nobody can be heard.
+    deaf: bool,
+    orders: Vec<VipOrder>,
+}
+
+fn named(name: &str) -> InstanceName {
+    InstanceName(name.into())
+}
+
+fn peer(name: &str, part: VipPart) -> PeerVip {
+    let standing = VipStanding { part, ready: true, synced: true, hears: true, addresses: 7, ..VipStanding::default() };
+    PeerVip { name: named(name), silence_ns: Some(0), standing: Some(standing), has_address: false }
+}
+
+impl Bench {
+    fn new(peers: Vec<PeerVip>) -> Self {
+        let settings = VipTerms { me: named("lb-b"), priority: 1, addresses: 7, has_peers: !peers.is_empty() };
+        Self {
+            machine: VipMachine::new(settings),
+            now_ns: START_NS,
+            peers,
+            bar: None,
+            ready: true,
+            heard_ns: START_NS,
+            has_carrier: true,
+            here: VipPresence::Absent,
+            deaf: false,
+            orders: Vec::new(),
+        }
+    }
+
+    fn holding(peers: Vec<PeerVip>) -> Self {
+        let mut bench = Self::new(peers);
+        bench.run(500);
+        assert!(bench.machine.holds(), "{:?}", bench.machine);
+        bench.orders.clear();
+        bench
+    }
+
+    fn look(&self) -> VipLook<'_> {
+        VipLook {
+            now_ns: self.now_ns,
+            peers: Some(&self.peers),
+            bar: self.bar.clone(),
+            ready: self.ready,
+            synced: true,
+            heard_ns: self.heard_ns,
+            has_carrier: self.has_carrier,
+            here: self.here,
+        }
+    }
+
+    /// For so many milliseconds; returns when it took the VIP, if it did.
+    fn run(&mut self, ms: u64) -> Option<u64> {
+        let begun_ns = self.now_ns;
+        let mut took_ms = None;
+        for _ in 0..ms / 10 {
+            self.now_ns += 10 * MS;
+            let spare = VipMachine::new(self.machine.settings.clone());
+            let mut machine = std::mem::replace(&mut self.machine, spare);
+            machine.handle_look(&self.look());
+            while let Some(order) = machine.poll_order() {
+                match &order {
+                    VipOrder::Ask if !self.deaf => self.heard_ns = self.now_ns + MS,
+                    VipOrder::Add => {
+                        self.here = VipPresence::Whole;
+                        took_ms.get_or_insert((self.now_ns - begun_ns) / MS);
+                    }
+                    VipOrder::Remove { .. } => self.here = VipPresence::Absent,
+                    _ => {}
+                }
+                self.orders.push(order);
+            }
+            self.machine = machine;
+        }
+        took_ms
+    }
+
+    fn standing(&mut self, index: usize) -> &mut VipStanding {
+        self.peers[index].standing.as_mut().expect("it says something")
+    }
+
+    fn lost(&self) -> Option<&VipLoss> {
+        self.orders.iter().find_map(|it| if let VipOrder::Note(VipNote::Lost(loss)) = it { Some(loss) } else { None })
+    }
+
+    fn view(&self) -> VipView {
+        self.machine.view(&self.look())
+    }
+}
+
+#[test]
+fn a_lone_instance_asks_three_times_before_it_takes_the_vip() {
+    let mut bench = Bench::new(Vec::new());
+    assert_eq!(bench.run(1000), Some(130));
+    assert_eq!(bench.orders.iter().filter(|it| **it == VipOrder::Ask).count(), 3);
+    assert!(bench.machine.holds());
+}
+
+#[test]
+fn a_silent_holder_is_followed_after_its_fifth_missing_beat_and_the_questions() {
+    let mut bench = Bench::new(vec![peer("lb-a", VipPart::Holds)]);
+    assert_eq!(bench.run(1000), None);
+    assert_eq!(bench.view().why, "lb-a has it");
+    // 240 ms without a beat are no silence yet.
+    bench.peers[0].silence_ns = Some(240 * MS);
+    assert_eq!(bench.run(1000), None);
+    bench.peers[0].silence_ns = Some(SILENT_NS);
+    assert_eq!(bench.run(1000), Some(130));
+    assert_eq!(bench.view().why, "lb-a had it and is silent");
+    assert!(u64::from(ASKS) * ASK_EVERY_NS + SILENT_NS + 50 * MS < 450 * MS);
+}
+
+#[test]
+fn a_host_that_answers_keeps_the_vip_and_is_asked_again() {
+    let mut bench = Bench::new(vec![peer("lb-a", VipPart::Holds)]);
+    bench.peers[0].silence_ns = Some(SILENT_NS);
+    for _ in 0..10 {
+        bench.run(50);
+        let now_ns = bench.now_ns;
+        bench.machine.handle_answer([2, 0, 0, 0, 0, 9], now_ns);
+        bench.run(10);
+        assert_eq!(bench.view().why, "another host (02:00:00:00:00:09) has one of the addresses");
+        assert_eq!(bench.run(140), None);
+    }
+    let told = bench.orders.iter().filter(|it| matches!(it, VipOrder::Note(VipNote::Answered(_)))).count();
+    assert_eq!(told, 1, "it is told once");
+    assert!(bench.run(400).is_some(), "it answers no more");
+}
+
+#[test]
+fn a_host_that_hears_nobody_takes_nothing() {
+    let mut bench = Bench::new(vec![peer("lb-a", VipPart::Holds)]);
+    (bench.peers[0].silence_ns, bench.deaf) = (Some(SILENT_NS), true);
+    assert_eq!(bench.run(10_000), None);
+    assert_eq!(bench.view().holder, None);
+    bench.deaf = false;
+    assert!(bench.run(1500).is_some());
+}
+
+#[test]
+fn a_later_claim_wins_and_the_earlier_holder_yields_to_it() {
+    let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
+    bench.standing(0).part = VipPart::Holds;
+    bench.run(20);
+    assert!(bench.machine.holds(), "claim 1 stands above claim 0");
+    bench.standing(0).claim = 2;
+    bench.run(20);
+    assert_eq!(bench.lost(), Some(&VipLoss::Yielded { to: named("lb-a") }));
+    assert_eq!(bench.here, VipPresence::Absent);
+}
+
+#[test]
+fn what_does_not_ask_baton_keeps_what_it_has_taken() {
+    let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
+    (bench.peers[0].standing, bench.peers[0].has_address) = (None, true);
+    bench.run(20);
+    assert_eq!(bench.lost(), Some(&VipLoss::Yielded { to: named("lb-a") }));
+    assert_eq!(bench.run(5000), None);
+}
+
+#[test]
+fn an_instance_that_is_not_ready_gives_it_up_only_to_one_that_is() {
+    let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
+    bench.ready = false;
+    bench.standing(0).ready = false;
+    bench.run(1000);
+    assert!(bench.machine.holds(), "clients find out sooner by a reset than by silence");
+    bench.standing(0).ready = true;
+    bench.run(20);
+    assert_eq!(bench.lost(), Some(&VipLoss::NotReady { heir: named("lb-a") }));
+}
+
+#[test]
+fn a_stop_and_an_evacuation_give_it_up_at_once() {
+    for bar in [VipBar::Stopping, VipBar::Evacuated] {
+        let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
+        bench.bar = Some(bar.clone());
+        bench.run(10);
+        assert_eq!(bench.lost(), Some(&VipLoss::Barred(bar)));
+        assert_eq!((bench.here, bench.run(10_000)), (VipPresence::Absent, None));
+    }
+}
+
+#[test]
+fn what_something_else_removes_is_added_again_and_announced() {
+    let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
+    for presence in [VipPresence::Absent, VipPresence::Partial] {
+        bench.here = presence;
+        bench.orders.clear();
+        assert_eq!(bench.run(10), Some(10));
+        assert!(bench.orders.contains(&VipOrder::Announce));
+    }
+}
+
+#[test]
+fn a_process_that_did_not_run_for_longer_than_its_lease_asks_before_it_has_the_vip_again() {
+    let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
+    bench.now_ns += LEASE_NS;
+    bench.here = VipPresence::Absent;
+    bench.run(10);
+    assert_eq!(bench.lost(), Some(&VipLoss::Late));
+    assert!(!bench.orders.contains(&VipOrder::Add));
+}
+
+#[test]
+fn addresses_that_were_left_over_are_kept_if_nobody_has_the_vip_and_removed_if_a_peer_has_it() {
+    let mut bench = Bench::new(vec![peer("lb-a", VipPart::Stands)]);
+    (bench.here, bench.bar) = (VipPresence::Whole, Some(VipBar::Starting));
+    bench.run(100);
+    assert!(bench.machine.holds());
+    assert_eq!(bench.view().why, "its addresses were on this host already");
+    let mut bench = Bench::new(vec![peer("lb-a", VipPart::Holds)]);
+    bench.here = VipPresence::Whole;
+    bench.run(10);
+    assert_eq!((bench.machine.holds(), bench.here), (false, VipPresence::Absent));
+    assert_eq!(bench.lost(), Some(&VipLoss::LeftOver { holder: named("lb-a") }));
+}
+
+#[test]
+fn of_those_that_could_the_synced_then_the_ready_then_the_priority_then_the_name_decides() {
+    let better = |change: fn(&mut VipStanding)| {
+        let mut bench = Bench::new(vec![peer("lb-c", VipPart::Stands)]);
+        bench.standing(0).priority = 1;
+        change(bench.standing(0));
+        bench.run(250).is_none()
+    };
+    assert!(!better(|_| {}), "lb-b stands before lb-c");
+    assert!(better(|its| its.priority = 2));
+    assert!(!better(|its| (its.priority, its.ready) = (2, false)));
+    assert!(!better(|its| (its.priority, its.synced) = (2, false)));
+    assert!(!better(|its| (its.priority, its.hears) = (2, false)), "it could not take it");
+    assert!(!better(|its| (its.priority, its.damped) = (2, true)));
+    assert!(!better(|its| (its.priority, its.part) = (2, VipPart::Out)));
+    assert!(!better(|its| (its.priority, its.addresses) = (2, 8)), "that is another VIP");
+}
+
+#[test]
+fn whoever_comes_first_and_does_nothing_is_waited_for_only_for_moments() {
+    let mut bench = Bench::new(vec![peer("lb-a", VipPart::Stands)]);
+    bench.standing(0).priority = 9;
+    assert_eq!(bench.run(1000), Some(430));
+}
+
+#[test]
+fn a_holder_that_only_another_peer_hears_keeps_the_vip() {
+    let mut bench = Bench::new(vec![peer("lb-a", VipPart::Holds), peer("lb-c", VipPart::Stands)]);
+    bench.peers[0].silence_ns = Some(5000 * MS);
+    bench.standing(1).holder = Some(named("lb-a").tag());
+    assert_eq!(bench.run(3000), None);
+    assert_eq!(bench.view().why, "lb-c hears that lb-a has it");
+    // What it says itself is newer.
+    bench.peers[0].silence_ns = Some(0);
+    bench.standing(0).part = VipPart::Out;
+    assert!(bench.run(1000).is_some());
+}
+
+#[test]
+fn a_vip_that_moves_to_and_fro_stays_elsewhere_for_a_while() {
+    let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
+    for claim in [10, 20, 30, 40] {
+        (bench.standing(0).part, bench.standing(0).claim) = (VipPart::Holds, claim);
+        bench.run(1000);
+        assert!(!bench.machine.holds());
+        (bench.standing(0).part, bench.standing(0).hears) = (VipPart::Stands, false);
+        bench.run(2000);
+        assert!(bench.machine.holds(), "nobody else could have it");
+        bench.standing(0).hears = true;
+    }
+    assert!(bench.view().damped);
+    bench.now_ns += 1;
+    (bench.standing(0).part, bench.standing(0).claim) = (VipPart::Holds, 90);
+    bench.run(1000);
+    bench.standing(0).part = VipPart::Stands;
+    assert_eq!(bench.run(250), None, "lb-a comes first, although lb-b has the higher priority");
+}
+
+#[test]
+fn addresses_that_cannot_be_added_are_given_up_for_a_while() {
+    let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
+    let now_ns = bench.now_ns;
+    bench.machine.handle_failed("not permitted".to_owned(), now_ns);
+    // Orders are carried out before the next look.
+    while let Some(order) = bench.machine.poll_order() {
+        assert!(matches!(order, VipOrder::Remove { .. } | VipOrder::Note(_)), "{order:?}");
+    }
+    bench.here = VipPresence::Absent;
+    bench.run(1000);
+    assert_eq!(bench.view().why, "this host cannot have the addresses: not permitted");
+    assert_eq!(bench.view().part, VipPart::Out);
+    assert!(bench.run(6000).is_some());
+}
+
+#[test]
+fn the_same_addresses_have_the_same_number_in_any_order_and_others_another() {
+    let [one, two] = ["10.0.0.100", "fd00::100"].map(|ip| ip.parse().unwrap());
+    assert_eq!(address_set(&[one, two]), address_set(&[two, one]));
+    assert_ne!(address_set(&[one, two]), address_set(&[one]));
+}

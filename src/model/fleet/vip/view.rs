@@ -1,0 +1,131 @@
+//! What people are shown: who has the VIP, since when and why, and what would move it.
+
+use serde::{Deserialize, Serialize};
+
+use super::{VipLook, VipMachine, VipPart, VipPresence, VipStage};
+use crate::model::fleet::InstanceName;
+
+/// The VIP as this instance sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct VipView {
+    pub part: VipPart,
+    /// How long it has been so, ms.
+    pub for_ms: u64,
+    /// Why this instance has it, or has not.
+    pub why: String,
+    /// Who has it, as far as this instance hears.
+    pub holder: Option<InstanceName>,
+    /// The number of the claim that this instance holds it by; 0: it has found the addresses, or does not hold it.
+    pub claim: u64,
+    pub ready: bool,
+    pub synced: bool,
+    /// The gateway, a backend or a client was heard lately.
+    pub hears: bool,
+    pub damped: bool,
+    pub priority: u8,
+    pub peers: Vec<VipPeerView>,
+    /// What would move it now, a sentence each.
+    pub would_move: Vec<String>,
+}
+
+/// A peer, as `baton vip` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct VipPeerView {
+    pub name: InstanceName,
+    /// `None`: it says nothing about the VIP.
+    pub part: Option<VipPart>,
+    pub ready: bool,
+    pub synced: bool,
+    pub hears: bool,
+    pub damped: bool,
+    pub priority: u8,
+    /// It was heard itself a moment ago.
+    pub heard: bool,
+    /// One of the addresses is on its host.
+    pub has_address: bool,
+}
+
+impl VipMachine {
+    /// How things are at this look; call it behind [`VipMachine::handle_look`].
+    pub(crate) fn view(&self, look: &VipLook<'_>) -> VipView {
+        let peers = look.peers.unwrap_or_default();
+        let own = self.own(look, peers);
+        let holder = match self.holds() {
+            true => Some(self.settings.me.clone()),
+            false => peers.iter().find(|peer| self.holds_too(peer)).map(|peer| peer.name.clone()),
+        };
+        let why = match &self.stage {
+            VipStage::Holds { gain, .. } => gain.to_string(),
+            VipStage::Stands | VipStage::Takes { .. } => self.why.to_string(),
+        };
+        let views = peers.iter().map(|peer| {
+            let its = self.says(peer).copied();
+            let said = its.unwrap_or_default();
+            VipPeerView {
+                name: peer.name.clone(),
+                part: its.map(|its| its.part),
+                ready: said.ready,
+                synced: said.synced,
+                hears: said.hears,
+                damped: said.damped,
+                priority: said.priority,
+                heard: peer.is_heard(),
+                has_address: peer.has_address,
+            }
+        });
+        VipView {
+            part: own.part,
+            for_ms: look.now_ns.saturating_sub(self.changed_ns) / 1_000_000,
+            why,
+            holder,
+            claim: if self.holds() { own.claim } else { 0 },
+            ready: own.ready,
+            synced: own.synced,
+            hears: own.hears,
+            damped: own.damped,
+            priority: own.priority,
+            peers: views.collect(),
+            would_move: self.would_move(look),
+        }
+    }
+
+    fn would_move(&self, look: &VipLook<'_>) -> Vec<String> {
+        let peers = look.peers.unwrap_or_default();
+        if !self.holds() {
+            let first = match self.obstacle_now(look) {
+                None => "this instance takes it as soon as no host answers for the addresses".to_owned(),
+                Some(why) => format!("this instance does not take it: {why}"),
+            };
+            return vec![first];
+        }
+        let mine = self.own(look, peers);
+        let rank = |name: &InstanceName| peers.iter().find(|peer| peer.name == *name).and_then(|peer| self.says(peer));
+        let heard = peers.iter().filter(|peer| peer.is_heard()).map(|peer| &peer.name);
+        let able = heard.filter(|name| rank(name).is_some_and(|its| its.is_able()));
+        let next = able.max_by(|one, other| {
+            let of = |name| rank(name).map(|its| its.rank(name));
+            of(one).cmp(&of(other))
+        });
+        match next {
+            None => vec!["no peer could take it now".to_owned()],
+            Some(next) => {
+                let mut moves = vec![format!(
+                    "{next} takes it when this host, its network or this process stops, and on `baton evacuate`"
+                )];
+                if !mine.ready {
+                    moves.push(format!("this instance is not ready: it goes to {next} as soon as that is ready"));
+                } else {
+                    moves.push(format!("it goes to {next} when this instance is not ready and {next} is"));
+                }
+                if look.here != VipPresence::Whole {
+                    moves.push("an address is missing on the interface; this instance adds it again".to_owned());
+                }
+                moves
+            }
+        }
+    }
+
+    fn obstacle_now(&self, _look: &VipLook<'_>) -> Option<&super::VipWhy> {
+        (!self.takes()).then_some(&self.why)
+    }
+}

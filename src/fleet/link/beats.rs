@@ -1,8 +1,10 @@
 //! Beats beside the link: independent datagrams, so that no peer mistakes a cut link for a dead host.
 //!
 //! ```text
-//!   "BTNB" | version | sender's tag | number | heard instances, sealed      4 + 1 + 2 + 8 + at most 200 + 16 bytes
+//!   "BTNB" | version | sender's tag | number | heard instances, standing to the VIP, sealed
+//!                                                                          4 + 1 + 2 + 8 + at most 200 + 16 bytes
 //! ```
+//! The heard instances come first: an earlier release reads them, and ignores the bytes behind them.
 //! Numbers are big-endian; the sealed part is encoded in postcard. The seal is ChaCha20-Poly1305 with the sender's
 //! secret, the number as the nonce, and the preceding bytes as associated data. No number is used twice: it only rises
 //! while the process uses its secret.
@@ -16,6 +18,7 @@ use snow::resolvers::{CryptoResolver, DefaultResolver};
 use snow::types::Cipher;
 
 use super::wire::SEAL_BYTES;
+use crate::model::fleet::vip::VipStanding;
 use crate::model::fleet::{Beat, BeatKey, BeatTo, HeardOf, InstanceName};
 
 /// Between two tries to bind the port: the process before this one may still have it.
@@ -142,7 +145,7 @@ fn cipher(key: &BeatKey) -> Option<Box<dyn Cipher>> {
 }
 
 fn seal(key: &BeatKey, own: &InstanceName, beat: &Beat) -> Option<Vec<u8>> {
-    let plain = postcard::to_stdvec(&beat.heard).ok()?;
+    let plain = postcard::to_stdvec(&(&beat.heard, beat.vip)).ok()?;
     let mut bytes = MAGIC.to_vec();
     bytes.push(VERSION);
     bytes.extend(own.tag().to_be_bytes());
@@ -166,14 +169,20 @@ fn open(key: &BeatKey, bytes: &[u8]) -> Option<Beat> {
     let number = u64::from_be_bytes(head[7..].try_into().ok()?);
     let mut plain = vec![0; sealed.len()];
     let length = cipher(key)?.decrypt(number, head, sealed, &mut plain).ok()?;
-    let heard: Vec<HeardOf> = postcard::from_bytes(&plain[..length]).ok()?;
-    Some(Beat { number, heard })
+    let (heard, rest): (Vec<HeardOf>, _) = postcard::take_from_bytes(&plain[..length]).ok()?;
+    Some(Beat { number, heard, vip: vip(rest) })
+}
+
+/// A sender of an earlier release says nothing about it, and one of a later release more.
+fn vip(rest: &[u8]) -> Option<VipStanding> {
+    postcard::from_bytes::<Option<VipStanding>>(rest).ok().flatten()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::model::fleet::Epoch;
+    use crate::model::fleet::vip::VipPart;
 
     fn name(text: &str) -> InstanceName {
         InstanceName(text.into())
@@ -181,7 +190,24 @@ mod tests {
 
     fn largest() -> Beat {
         let heard = HeardOf { tag: u16::MAX, epoch: Epoch(u64::MAX), ago_ms: u16::MAX };
-        Beat { number: u64::MAX - 1, heard: vec![heard; 7] }
+        let vip = VipStanding {
+            part: VipPart::Holds,
+            claim: u64::MAX,
+            holder: Some(u16::MAX),
+            addresses: u32::MAX,
+            ..VipStanding::default()
+        };
+        Beat { number: u64::MAX - 1, heard: vec![heard; 7], vip: Some(vip) }
+    }
+
+    #[test]
+    fn a_beat_is_read_by_and_from_a_release_that_knows_nothing_about_the_vip() {
+        let Beat { heard, vip: said, .. } = largest();
+        let plain = postcard::to_stdvec(&(&heard, said)).unwrap();
+        assert_eq!(postcard::from_bytes::<Vec<HeardOf>>(&plain), Ok(heard.clone()), "as that release reads it");
+        let before = postcard::to_stdvec(&heard).unwrap();
+        let (_, rest) = postcard::take_from_bytes::<Vec<HeardOf>>(&before).unwrap();
+        assert_eq!(vip(rest), None);
     }
 
     #[test]

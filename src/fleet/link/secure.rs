@@ -166,8 +166,11 @@ pub(crate) fn closed(error: io::Error) -> LinkError {
 }
 
 impl Sealer {
-    /// Adds the frame of `message` to `out`.
+    /// Adds the frame of `message` to `out`, unless the other end does not know such a message.
     pub(crate) fn write(&mut self, message: &Message, out: &mut Vec<u8>) -> Result<(), LinkError> {
+        if !self.version.has(message) {
+            return Ok(());
+        }
         self.seal(&wire::encode(message, self.version)?, out)
     }
 
@@ -269,7 +272,7 @@ mod tests {
     async fn a_peer_of_another_version_is_refused_and_both_can_say_so() {
         for connects in [true, false] {
             let (mut near, mut far) = duplex(4096);
-            let later = Versions { lowest: 2, highest: 3 };
+            let later = Versions { lowest: 3, highest: 4 };
             far.write_all(&later.preamble()).await.unwrap();
             let key = key(1);
             let made = match connects {
@@ -277,7 +280,10 @@ mod tests {
                 false => accept(&mut near, &[key]).await.map(|(secured, _)| secured),
             };
             let said = made.unwrap_err().to_string();
-            assert!(said.contains("speaks versions 2 to 3 of the peer protocol, this instance version 1"), "{said}");
+            assert!(
+                said.contains("speaks versions 3 to 4 of the peer protocol, this instance versions 1 to 2"),
+                "{said}"
+            );
             let mut heard = [0; PREAMBLE_BYTES];
             far.read_exact(&mut heard).await.unwrap();
             assert_eq!(Versions::parse(&heard), Some(VERSIONS));

@@ -20,13 +20,15 @@ pub(crate) const FRAME_MAX: usize = u16::MAX as usize;
 pub(crate) const SEAL_BYTES: usize = 16;
 
 /// The lowest and the highest version that this release supports.
-pub(crate) const VERSIONS: Versions = Versions { lowest: Version::One as u16, highest: Version::One as u16 };
+pub(crate) const VERSIONS: Versions = Versions { lowest: Version::One as u16, highest: Version::Two as u16 };
 
 /// The version of one link. Each has its own arm in [`encode`] and [`decode`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
     /// Messages in postcard.
     One = 1,
+    /// As version 1, with [`Message::Vip`].
+    Two = 2,
 }
 
 const MAGIC: [u8; 4] = *b"BTNP";
@@ -70,6 +72,7 @@ impl Versions {
     pub fn spoken(self) -> Option<Version> {
         match VERSIONS.common(self)? {
             1 => Some(Version::One),
+            2 => Some(Version::Two),
             _ => None,
         }
     }
@@ -90,16 +93,23 @@ impl std::fmt::Display for Versions {
     }
 }
 
+impl Version {
+    /// Whether whoever speaks it knows such a message.
+    pub(crate) fn has(self, message: &Message) -> bool {
+        self >= Self::Two || !matches!(message, Message::Vip(_))
+    }
+}
+
 pub fn encode(message: &Message, version: Version) -> Result<Vec<u8>, FrameTooLong> {
     let bytes = match version {
-        Version::One => postcard::to_stdvec(message).expect("a vector takes everything"),
+        Version::One | Version::Two => postcard::to_stdvec(message).expect("a vector takes everything"),
     };
     if bytes.len() > FRAME_MAX - SEAL_BYTES { Err(FrameTooLong(bytes.len())) } else { Ok(bytes) }
 }
 
 pub fn decode(bytes: &[u8], version: Version) -> Result<Message, FrameError> {
     let read = match version {
-        Version::One => postcard::take_from_bytes(bytes),
+        Version::One | Version::Two => postcard::take_from_bytes(bytes),
     };
     match read {
         Ok((message, [])) => Ok(message),
@@ -112,6 +122,7 @@ pub fn decode(bytes: &[u8], version: Version) -> Result<Message, FrameError> {
 mod tests {
     use super::*;
     use crate::model::fleet::testing::{passage, record};
+    use crate::model::fleet::vip::VipStanding;
     use crate::model::fleet::{
         Abandoned, Asked, Change, Epoch, Farewell, FleetId, FlowRecord, Hello, InstanceName, Keeping,
     };
@@ -158,19 +169,24 @@ mod tests {
                 Abandoned { from: packet.from, to: packet.to, seqs: [u32::MAX; 2], ack: u32::MAX };
                 256
             ]),
+            Message::Vip(VipStanding { claim: u64::MAX, holder: Some(u16::MAX), ..VipStanding::default() }),
         ]
     }
 
     #[test]
     fn every_message_survives_the_wire_and_fits_into_a_frame() {
-        for message in all() {
-            let bytes = encode(&message, Version::One).unwrap();
-            assert_eq!(decode(&bytes, Version::One).as_ref(), Ok(&message));
+        let versions = [Version::One, Version::Two];
+        for (message, version) in all().into_iter().flat_map(|it| versions.map(|version| (it.clone(), version))) {
+            if !version.has(&message) {
+                continue;
+            }
+            let bytes = encode(&message, version).unwrap();
+            assert_eq!(decode(&bytes, version).as_ref(), Ok(&message));
             let mut longer = bytes.clone();
             longer.push(0);
-            assert_eq!(decode(&longer, Version::One), Err(FrameError::Rest(1)));
+            assert_eq!(decode(&longer, version), Err(FrameError::Rest(1)));
             for length in 0..bytes.len().min(300) {
-                assert!(decode(&bytes[..length], Version::One).is_err(), "{message:?} cut to {length}");
+                assert!(decode(&bytes[..length], version).is_err(), "{message:?} cut to {length}");
             }
         }
         let long = Message::Claim(vec![FleetId { flow: FlowId(u64::MAX), ends: u64::MAX }; 10_000]);
@@ -184,6 +200,9 @@ mod tests {
         assert_eq!(versions(2, 5).common(versions(1, 3)), Some(3));
         assert_eq!(versions(1, 1).common(versions(2, 2)), None);
         assert_eq!(versions(4, 4).common(versions(1, 9)), Some(4));
+        let vip = Message::Vip(VipStanding::default());
+        assert_eq!([Version::One, Version::Two].map(|version| version.has(&vip)), [false, true]);
+        assert!(Version::One.has(&Message::Whole));
         // A release that advertises a version has an arm for it.
         for version in VERSIONS.lowest..=VERSIONS.highest {
             assert_eq!(versions(version, version).spoken().map(|spoken| spoken as u16), Some(version));

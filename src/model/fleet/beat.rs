@@ -9,6 +9,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::vip::VipStanding;
 use super::{Epoch, InstanceName};
 
 /// The secret that a process seals its beats with, as long as it runs. Every instance that was linked with it knows it.
@@ -22,6 +23,8 @@ pub struct Beat {
     pub number: u64,
     /// The instances that the sender itself hears.
     pub heard: Vec<Heard>,
+    /// How the sender stands to the VIP, if it decides about one.
+    pub vip: Option<VipStanding>,
 }
 
 /// What the sender of a beat says of a third instance.

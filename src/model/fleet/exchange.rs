@@ -9,15 +9,18 @@
 //!   handle_time                        ┘            └ poll_drop     links that must end
 //! ```
 
+mod beats;
+mod vip;
+
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
 use super::message::{CLAIM_MAX, Hello, Message};
 use super::mirror::Mirror;
-use super::session::{BEAT_NS, DEAD_NS, Heard, PeerReport, Session};
+use super::session::{Heard, PeerReport, Session};
+use super::vip::VipStanding;
 use super::{
-    Asked, Beat, BeatKey, BeatTo, Epoch, Farewell, HeardOf, InstanceName, Liveness, Local, MemberView, PeerCommand,
-    Remembered, Remote, Said,
+    Asked, BeatKey, Epoch, Farewell, InstanceName, Liveness, Local, MemberView, PeerCommand, Remembered, Remote, Said,
 };
 
 /// Limit for the answers to a question, while the asked peers are heard. A peer on a loaded host or behind a slow link
@@ -118,6 +121,8 @@ pub struct Exchange {
     /// When the next beats are due, and how many there were.
     beat_due_ns: u64,
     beats: u64,
+    /// How this instance stands to the VIP. `None`: it does not decide about one.
+    vip: Option<VipStanding>,
 }
 
 #[derive(Debug)]
@@ -149,6 +154,7 @@ impl Exchange {
             own_ids_told: 0,
             beat_due_ns: now_ns,
             beats: 0,
+            vip: None,
         };
         exchange.join(members, PeerReport::Awaited { since_ns: now_ns });
         exchange
@@ -251,6 +257,9 @@ impl Exchange {
         let liveness = session.linked(hello, wait, now_ns);
         session.say(Message::BeatKey(self.own.beat_key.clone()));
         session.say(Message::Addresses(addresses));
+        if let Some(standing) = self.vip {
+            session.say(Message::Vip(standing));
+        }
         let untold: Vec<_> = self.untold.all(now_ns).collect();
         session.say_untold(&untold);
         let peer = hello.name.clone();
@@ -345,59 +354,6 @@ impl Exchange {
                 });
             }
             PeerCommand::Ping => self.sessions.values_mut().for_each(|session| session.ping(now_ns)),
-        }
-    }
-
-    /// The beats to send now, if they are due. A peer that this instance was never linked with gets none: it could not
-    /// decrypt them.
-    pub(crate) fn poll_beat(&mut self, now_ns: u64) -> Option<BeatTo> {
-        if now_ns < self.beat_due_ns {
-            return None;
-        }
-        self.beat_due_ns = now_ns + BEAT_NS;
-        self.beats += 1;
-        let ago = |session: &Session| Some(now_ns.saturating_sub(session.heard_at_ns()?));
-        let heard = |session: &Session| {
-            let ago_ns = ago(session).filter(|ago_ns| *ago_ns < DEAD_NS)?;
-            Some(HeardOf { tag: session.name.tag(), epoch: session.epoch, ago_ms: (ago_ns / 1_000_000) as u16 })
-        };
-        let beat = Beat { number: self.beats, heard: self.sessions.values().filter_map(heard).collect() };
-        let places = |session: &Session| {
-            let mut places: Vec<_> = session.places().filter(|ip| !self.is_own(*ip)).collect();
-            let mut seen = HashSet::new();
-            places.retain(|ip| seen.insert(*ip));
-            places.truncate(PLACES_MAX);
-            (session.name.clone(), places)
-        };
-        let known = self.sessions.values().filter(|session| session.epoch != Epoch::default());
-        Some(BeatTo { beat, to: known.map(places).collect() })
-    }
-
-    /// Addresses that lead back to this host, or to the host that has the VIP.
-    fn is_own(&self, ip: IpAddr) -> bool {
-        self.own.vips.contains(&ip) || self.addresses.contains(&ip)
-    }
-
-    /// The secrets that seal the peers' beats, with their owners.
-    pub(crate) fn beat_keys(&self) -> impl Iterator<Item = (&InstanceName, &BeatKey)> {
-        self.sessions.values().filter_map(|session| Some((&session.name, session.beat_key()?)))
-    }
-
-    pub(crate) fn own_beat_key(&self) -> &BeatKey {
-        &self.own.beat_key
-    }
-
-    /// A beat of `from`, sealed with the secret that it sent on the link.
-    pub(crate) fn handle_beat(&mut self, from: &InstanceName, beat: Beat, now_ns: u64) {
-        let is_new = self.sessions.get_mut(from).is_some_and(|session| session.beat(beat.number, now_ns));
-        if !is_new {
-            return;
-        }
-        for heard in beat.heard {
-            let its = |session: &&mut Session| session.name.tag() == heard.tag && session.epoch == heard.epoch;
-            if let Some(session) = self.sessions.values_mut().find(its).filter(|session| session.name != *from) {
-                session.witness(now_ns.saturating_sub(u64::from(heard.ago_ms) * 1_000_000));
-            }
         }
     }
 

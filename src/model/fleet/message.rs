@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::vip::VipStanding;
 use super::{Abandoned, Asked, BeatKey, Epoch, Farewell, FleetId, FlowRecord, InstanceName};
 
 /// Records of one message, about 16 KiB: few enough that no message delays a beat for long.
@@ -66,6 +67,8 @@ pub enum Message {
     BeatKey(BeatKey),
     /// The instance that has or gets these clients' addresses must reset them again.
     Untold(Vec<Abandoned>),
+    /// How the sender stands to the VIP.
+    Vip(VipStanding),
 }
 
 /// The sender of a hello.

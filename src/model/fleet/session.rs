@@ -15,6 +15,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::message::{CLAIM_MAX, Change, Hello, Message, RECORDS_MAX, UNTOLD_MAX};
 use super::mirror::Mirror;
+use super::vip::{PeerVip, VipStanding};
 use super::{
     Abandoned, Asked, BeatKey, Epoch, Farewell, FleetId, InstanceName, Keeping, Liveness, MemberView, Notice, Remote,
 };
@@ -64,6 +65,8 @@ pub(super) struct Session {
     resyncs: u64,
     round_trip_us: u64,
     vips: Vec<IpAddr>,
+    /// How it stood to the VIP when it last said so.
+    pub vip: Option<VipStanding>,
     pub why_not: Option<String>,
     pub health_state: PeerReport,
 }
@@ -160,6 +163,7 @@ impl Session {
             resyncs: 0,
             round_trip_us: 0,
             vips: Vec::new(),
+            vip: None,
             why_not: Some(why_not.to_owned()),
             health_state,
         }
@@ -173,7 +177,7 @@ impl Session {
             self.health_state = PeerReport::Awaited { since_ns: now_ns };
         }
         if self.epoch != hello.epoch {
-            self.synced = false;
+            (self.synced, self.vip) = (false, None);
             (self.witnessed_ns, self.beat_ns, self.beat_key, self.beat_number) = (None, None, None, 0);
         }
         self.epoch = hello.epoch;
@@ -254,6 +258,18 @@ impl Session {
     /// When this instance itself last heard the peer.
     pub(super) fn heard_at_ns(&self) -> Option<u64> {
         self.heard_ns.max(self.beat_ns)
+    }
+
+    /// As whoever decides about the VIP sees it, whose addresses are `of`.
+    pub(super) fn vip_peer(&self, of: &[IpAddr], now_ns: u64) -> PeerVip {
+        let silence_ns = match self.liveness {
+            // Its successor goes on as it did.
+            Liveness::Left(Farewell::Succeeded) => Some(0),
+            Liveness::Left(Farewell::Stopped) => None,
+            _ => self.heard_at_ns().map(|at_ns| now_ns.saturating_sub(at_ns)),
+        };
+        let has_address = self.vips.iter().any(|ip| of.contains(ip));
+        PeerVip { name: self.name.clone(), silence_ns, standing: self.vip, has_address }
     }
 
     /// The destinations of beats to it: all known addresses of its host.
@@ -382,6 +398,7 @@ impl Session {
                 remotes.push_back(Remote::Addresses { owner: owner(), vips });
             }
             Message::BeatKey(key) => self.beat_key = Some(key),
+            Message::Vip(standing) => self.vip = Some(standing),
             Message::Untold(all) => {
                 if all.len() > UNTOLD_MAX {
                     return Err(Fault::TooLong);

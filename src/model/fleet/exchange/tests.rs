@@ -1,6 +1,7 @@
 //! Two or three exchanges that send their messages to each other at once.
 
 use super::*;
+use crate::model::fleet::BeatTo;
 use crate::model::fleet::testing::{passage, record};
 use crate::model::fleet::{Abandoned, Change, FlowRecord, Keeping};
 use crate::model::ids::FlowId;

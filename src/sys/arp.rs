@@ -26,6 +26,14 @@ pub(crate) struct Claim {
     pub mac: Mac,
 }
 
+/// What another host says about an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Overheard {
+    Claim(Claim),
+    /// It asks, in nobody's name, who has it: it has it or wants it.
+    Question(Claim),
+}
+
 impl ArpSocket {
     /// For the interface called `name`; `Unsupported` if it is not Ethernet.
     pub(crate) fn open(name: &str) -> io::Result<Self> {
@@ -46,6 +54,11 @@ impl ArpSocket {
     /// The next received claim; `None`: no more for now.
     pub(crate) fn heard(&self) -> Option<Claim> {
         self.0.heard(claim)
+    }
+
+    /// As [`ArpSocket::heard`], questions of others included.
+    pub(crate) fn overheard(&self) -> Option<Overheard> {
+        self.0.heard(|frame| claim(frame).map(Overheard::Claim).or_else(|| question(frame).map(Overheard::Question)))
     }
 }
 
@@ -72,6 +85,14 @@ fn claim(frame: &[u8]) -> Option<Claim> {
     (!address.is_unspecified()).then_some(Claim { address: address.into(), mac })
 }
 
+/// Which address a frame asks for in nobody's name, and who asks.
+fn question(frame: &[u8]) -> Option<Claim> {
+    let arp = frame.get(ETHERNET_LENGTH..FRAME_LENGTH)?;
+    let nobody = arp[..6] == KIND && arp[6..8] == REQUEST.to_be_bytes() && arp[14..18] == [0; 4];
+    let address = Ipv4Addr::new(arp[24], arp[25], arp[26], arp[27]);
+    nobody.then(|| Claim { address: address.into(), mac: std::array::from_fn(|byte| arp[8 + byte]) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -81,8 +102,10 @@ mod tests {
         let address = Ipv4Addr::new(10, 0, 0, 100);
         let mut frame = frame([2, 0, 0, 0, 0, 7], address);
         assert_eq!(claim(&frame), None);
+        assert_eq!(question(&frame), Some(Claim { address: address.into(), mac: [2, 0, 0, 0, 0, 7] }));
         frame[28..32].copy_from_slice(&address.octets());
         assert_eq!(claim(&frame), Some(Claim { address: address.into(), mac: [2, 0, 0, 0, 0, 7] }));
+        assert_eq!(question(&frame), None, "it says whose it is");
         assert_eq!(claim(&frame[..41]), None, "cut off");
         frame[14] = 9;
         assert_eq!(claim(&frame), None, "not of Ethernet");

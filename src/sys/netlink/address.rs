@@ -1,10 +1,11 @@
 //! Addresses on the loopback interface: one that has left its interface stays this host's in this way.
+//! And addresses with a short lifetime: the kernel removes one that its process does not renew.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
-use netlink_packet_core::{Emitable, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, Parseable};
-use netlink_packet_route::address::{AddressAttribute, AddressHeader, AddressHeaderFlags, AddressProtocol};
+use netlink_packet_core::{Emitable, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REPLACE, Parseable};
+use netlink_packet_route::address::{AddressAttribute, AddressHeader, AddressHeaderFlags, AddressProtocol, CacheInfo};
 
 use super::{ask, attributes};
 
@@ -53,6 +54,29 @@ pub(crate) fn added_to_loopback() -> io::Result<Vec<IpAddr>> {
         }
     })?;
     Ok(added)
+}
+
+/// Adds `ip` alone to the interface with this index, or keeps it there, for so many seconds from now: then the kernel removes it, unless this
+/// is called again. Needs CAP_NET_ADMIN. No packet leaves by a connection of its own choice from an IPv6 address of these: it is deprecated.
+pub(crate) fn lease(interface: u32, ip: IpAddr, seconds: u32) -> io::Result<()> {
+    let (mut header, attributes) = alone(ip);
+    header.index = interface;
+    let preferred = if ip.is_ipv4() { seconds } else { 0 };
+    let mut lives = CacheInfo::default();
+    (lives.ifa_preferred, lives.ifa_valid) = (preferred, seconds);
+    let lives = AddressAttribute::CacheInfo(lives);
+    let request: &[&dyn Emitable] = &[&header, &attributes.as_slice(), &lives, &AddressAttribute::Protocol(BY_BATON)];
+    ask(None, libc::RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE, request, |_| {})
+}
+
+/// Removes it; true if it was there.
+pub(crate) fn end_lease(interface: u32, ip: IpAddr) -> io::Result<bool> {
+    let (mut header, attributes) = alone(ip);
+    header.index = interface;
+    match ask(None, libc::RTM_DELADDR, NLM_F_ACK, &[&header, &attributes.as_slice()], |_| {}) {
+        Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(false),
+        removed => removed.map(|()| true),
+    }
 }
 
 /// Interface and attributes of an address.

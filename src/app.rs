@@ -59,12 +59,17 @@ use crate::upgrade::channel::Channel;
 use crate::upgrade::destination::{self, NoOffer, Offer, Outcome};
 use crate::upgrade::message::{Hello, ProgramReader, State};
 use crate::vips;
+use crate::vips::holder::{self, HolderHost, HolderParts};
 use control::Wiring;
 use doors::OpenDoors;
 use upgrade::new::StartingInstance;
 
 pub(crate) use reload::Reloader;
 pub(crate) use upgrade::{Replacement, Succession, Upgrader};
+
+/// How long a stop waits until the VIP is given up: the kernel removes the addresses by itself after the lease.
+const GIVE_UP_MAX: Duration = Duration::from_secs(1);
+const GIVE_UP_LOOK: Duration = Duration::from_millis(5);
 
 /// How often quiet sources are forgotten.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
@@ -147,6 +152,7 @@ pub(crate) async fn build(
     parts.doors.set(doors);
     parts.core.offload.recover();
     parts.core.link_up();
+    parts.core.hold_vip(&parts.metrics, false);
     if parts.config.peers.is_none() {
         // A process with peers may have been killed here.
         failover::give_up_addresses();
@@ -422,6 +428,7 @@ impl Bound {
     /// Goes through the phases of a stop, and returns when no flow is left.
     pub(crate) async fn stop(self) {
         stop::run(&self.core).await;
+        self.core.vip_is_given_up().await;
         self.core.peers.leave(Farewell::Stopped).await;
         let has_peers = self.core.config.load().peers.is_some();
         self.end().await;
@@ -442,6 +449,7 @@ impl Core {
             standby: ports.part(),
             journal: table.part(),
             beats: table.part(),
+            vip: ports.part(),
         };
         let Some(links) = self.peers.start(parts, self.latest.subscribe()) else { return };
         let parts = FailoverParts {
@@ -453,9 +461,49 @@ impl Core {
             late_resets: ports.part(),
             journal: table.part(),
             beats: table.part(),
+            vip: ports.part(),
         };
         if let Err(error) = failover::start(parts, self.latest.subscribe(), links) {
             tracing::error!(%error, "cannot start failover: this instance will not carry on or reset the flows of a peer that dies");
+        }
+    }
+}
+
+impl Core {
+    /// Looks after the VIP, if it is built in. `is_successor`: another process of this host did so before.
+    fn hold_vip(self: &Arc<Self>, metrics: &Arc<Metrics>, is_successor: bool) {
+        let (table, ports) = (&self.table, &self.ports);
+        let parts = HolderParts {
+            vip: ports.part(),
+            fleet: ports.part(),
+            fleet_view: table.part(),
+            registry: table.part(),
+            reachability: ports.part(),
+            engine: ports.part(),
+            journal: table.part(),
+            beats: table.part(),
+        };
+        let core = self.clone();
+        let hangs =
+            move || watchdog::complaints(&core.table.workers, &core.table.beats, core.drain.watch().phase(), now_ns());
+        let host = HolderHost {
+            config: self.latest.subscribe(),
+            phase: self.drain.watch(),
+            is_live: Box::new(move || hangs().is_empty()),
+            is_successor,
+            metrics: metrics.clone(),
+        };
+        if let Err(error) = holder::start(parts, host) {
+            table.journal.record(What::VipRefused { error: error.to_string() });
+        }
+    }
+
+    /// Returns once this process has given up the VIP, as it does when it is about to stop, or soon after.
+    async fn vip_is_given_up(&self) {
+        let is_held = || self.ports.vip.is_held();
+        let until_ns = now_ns() + GIVE_UP_MAX.as_nanos() as u64;
+        while is_held() && now_ns() < until_ns {
+            tokio::time::sleep(GIVE_UP_LOOK).await;
         }
     }
 }

@@ -28,6 +28,7 @@ mod shell;
 mod socket;
 mod status;
 mod upgrade;
+mod vip;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -84,6 +85,8 @@ enum Verb {
     },
     /// Lists the other instances of the fleet, their links, and the number of their flows that this instance knows.
     Peers(peers::PeersArguments),
+    /// Shows which instance has the VIP that Baton itself moves, and which could take it.
+    Vip(vip::VipArguments),
     /// Lists events.
     Events(events::EventsArguments),
     /// Sends a backend no new flows; its existing flows go on until drain_timeout.
@@ -192,6 +195,7 @@ fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &O
         Verb::Flows(arguments) => flows::list(&mut client, arguments, output),
         Verb::Backends { backend } => status::backends(&mut client, backend.map(BackendName), output),
         Verb::Peers(arguments) => peers::peers(&mut client, &arguments, output),
+        Verb::Vip(arguments) => vip::vip(&mut client, &arguments, output),
         Verb::Events(arguments) => events::list(client, &arguments, output),
         Verb::Drain { backend, wait } => orders::drain(&mut client, BackendName(backend), wait, output),
         Verb::Undrain { backend } => orders::undrain(&mut client, BackendName(backend), output),

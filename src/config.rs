@@ -27,6 +27,7 @@ mod spelling;
 mod title;
 mod tls;
 mod unknown;
+mod vip;
 
 pub use diagnostic::{Diagnostic, Loaded, Quote, Rejected, Severity};
 pub(crate) use file::{FileFault, read as read_file};
@@ -57,6 +58,8 @@ pub struct Config {
     /// `None`: this instance is alone.
     pub peers: Option<Peers>,
     pub failover: FailoverSettings,
+    /// `None`: another program moves the VIP, or nothing does.
+    pub vip: Option<VipSettings>,
     /// At least one; names are unique.
     pub frontends: Vec<Arc<Frontend>>,
 }
@@ -156,6 +159,19 @@ pub struct FailoverSettings {
     pub priority: Vec<IpNet>,
     /// Holds 1 while this host should not have the VIP, for keepalived's vrrp_track_file. `None`: only readiness says so.
     pub track_file: Option<PathBuf>,
+}
+
+/// `[vip]`: addresses that Baton itself moves between the instances, all together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct VipSettings {
+    /// At least one.
+    pub addresses: Vec<IpAddr>,
+    pub interface: Arc<str>,
+    /// Of several instances that could take the VIP, the one with the highest does.
+    pub priority: u8,
+    /// A program with its arguments, run when this host has got the VIP. Empty: none.
+    pub on_gain: Vec<String>,
+    pub on_loss: Vec<String>,
 }
 
 /// `[[peers.peer]]`.

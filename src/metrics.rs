@@ -100,6 +100,10 @@ pub struct Metrics {
     /// Unix seconds.
     pub last_reload_success_time: Gauge,
     pub upgrades: Upgrades,
+    /// 1 while Baton has this address of the VIP on this host.
+    pub vip_held: Family<AddressLabels, Gauge>,
+    /// How often this host has got the VIP.
+    pub vip_gains: Counter,
     /// 1 while another host also has this address.
     pub vip_duplicate: Family<AddressLabels, Gauge>,
     /// 1 while this address is on this host but keepalived, which added it, has ended.
@@ -119,6 +123,8 @@ impl Default for Metrics {
             last_reload_successful: Gauge::default(),
             last_reload_success_time: Gauge::default(),
             upgrades: Upgrades::default(),
+            vip_held: Family::default(),
+            vip_gains: Counter::default(),
             vip_duplicate: Family::default(),
             vip_left_behind: Family::default(),
             registry: Mutex::new(Registry::with_prefix("baton")),
@@ -145,6 +151,9 @@ impl Default for Metrics {
                 time,
             );
             metrics.upgrades.register(registry);
+            let (held, gains) = (metrics.vip_held.clone(), metrics.vip_gains.clone());
+            registry.register("vip_held", "1 while Baton has this address of the built-in VIP on this host", held);
+            registry.register("vip_gains", "Times that this host has got the built-in VIP", gains);
             let (duplicate, left) = (metrics.vip_duplicate.clone(), metrics.vip_left_behind.clone());
             registry.register("vip_duplicate", "1 while another host has this address as well", duplicate);
             let help = "1 while this host has the address although the keepalived that added it has ended";

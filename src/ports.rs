@@ -10,6 +10,7 @@
 //!   workers, engine ─▶ fleet ────────▶ the peer link
 //!   workers ─────────▶ ended ────────▶ the log of ended flows
 //!   workers, engine ─▶ suspicion ────▶ health
+//!   whoever has the VIP ◀▶ vip ◀─────▶ the peer link
 //!   workers ─────────▶ strangers ────▶ health
 //! ```
 //! The last two belong to one backend, or to the registry of all: the table has them beside its entries. `AllPorts` has
@@ -25,6 +26,7 @@ pub mod orders;
 pub(crate) mod reachability;
 pub(crate) mod strangers;
 pub(crate) mod suspicion;
+pub(crate) mod vip;
 
 use std::io;
 use std::sync::Arc;
@@ -36,6 +38,7 @@ use late_resets::LateResets;
 use offload::{EngineWake, Offload, StandbyQueues};
 use orders::Orders;
 use reachability::Reachability;
+use vip::VipPort;
 
 /// The ports of one instance. Only `app` has all of them, and gives each part its own.
 #[derive(Debug)]
@@ -46,6 +49,7 @@ pub struct AllPorts {
     pub reachability: Reachability,
     pub late_resets: LateResets,
     pub ended: EndedFlows,
+    pub vip: VipPort,
 }
 
 impl AllPorts {
@@ -58,6 +62,7 @@ impl AllPorts {
             reachability: Reachability::default(),
             late_resets: LateResets::default(),
             ended: EndedFlows::new(workers),
+            vip: VipPort::default(),
         }))
     }
 
@@ -77,4 +82,5 @@ parts! {
     Reachability => ports.reachability;
     LateResets => ports.late_resets;
     EndedFlows => ports.ended;
+    VipPort => ports.vip;
 }

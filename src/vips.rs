@@ -10,6 +10,7 @@
 
 mod claims;
 mod ears;
+pub(crate) mod holder;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -215,13 +216,15 @@ impl Keeper {
         self.mover = next;
     }
 
-    /// Addresses of frontends here with a prefix of a single address, as keepalived adds them.
+    /// Addresses of frontends here with a prefix of a single address, as keepalived adds them, without those that Baton adds itself.
     fn guests(&self, networks: &[(String, IpNet)]) -> BTreeSet<IpAddr> {
+        let own = self.config.borrow().vip.as_ref().map(|vip| vip.addresses.clone()).unwrap_or_default();
         let alone = |address: IpAddr| {
             let is = |network: &IpNet| network.addr() == address && network.prefix_len() == network.max_prefix_len();
             networks.iter().any(|(_, network)| is(network))
         };
-        self.held(networks).into_iter().map(|(_, address)| address).filter(|address| alone(*address)).collect()
+        let held = self.held(networks).into_iter().map(|(_, address)| address);
+        held.filter(|address| alone(*address) && !own.contains(address)).collect()
     }
 }
 

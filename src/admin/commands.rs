@@ -17,7 +17,7 @@ use super::Admin;
 use super::control::ReloadRefused;
 use super::protocol::{About, BackendName, Command, Ordered, Rebalance, Refusal, Reloaded, VERSION};
 use super::session::Replies;
-use super::status::{backend_status, peers_report};
+use super::status::{backend_status, peers_report, vip_report};
 use crate::model::health::Order;
 use crate::sys::clock::now_ns;
 use crate::table::backend::BackendEntry;
@@ -50,6 +50,7 @@ pub(super) async fn execute(
         }
         Command::Upgrade(asked) => upgrade::upgrade(admin, asked, replies).await?,
         Command::Peers {} => Ok(json(&peers_report(admin))),
+        Command::Vip {} => Ok(json(&vip_report(admin))),
         Command::Evacuate(asked) => evacuate::evacuate(admin, asked, replies).await?,
         Command::CancelEvacuation {} => evacuate::take_back(admin).await,
         Command::CheckEvacuation(asked) => {

@@ -275,6 +275,7 @@ mod tests {
             instance: Default::default(),
             peers: None,
             failover: crate::config::FailoverSettings::default(),
+            vip: None,
             frontends: Vec::new(),
         };
         let config = Arc::new(ArcSwap::from_pointee(config));

@@ -63,6 +63,8 @@ pub enum Command {
     Upgrade(UpgradeRequest),
     /// [`super::status::PeersReport`].
     Peers {},
+    /// [`super::status::VipReport`].
+    Vip {},
     /// [`super::upgrade::UpgradeCheck`].
     CheckUpgrade(UpgradeRequest),
     /// Items: [`super::evacuate::EvacuationProgress`]; ok: [`super::evacuate::EvacuationReport`].

@@ -11,13 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use super::control::ConfigState;
 use crate::model::fleet::InstanceName;
+use crate::model::fleet::vip::VipView;
 use crate::model::health::{Cause, HealthState};
 use crate::table::backend::Service;
 use crate::table::fleet::MemberView;
 use crate::table::flows::{FlowState, FlowView};
 use crate::table::journal::Event;
 
-pub(crate) use build::{backend_status, peers_report};
+pub(crate) use build::{backend_status, peers_report, vip_report};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
@@ -126,6 +127,19 @@ pub struct PeersReport {
     #[serde(default)]
     pub vips: Vec<IpAddr>,
     pub peers: Vec<MemberView>,
+}
+
+/// The VIP that Baton itself moves.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct VipReport {
+    /// This instance's name; `None`: it has none.
+    pub name: Option<InstanceName>,
+    /// Empty: Baton does not move it.
+    pub addresses: Vec<IpAddr>,
+    pub interface: String,
+    pub view: Option<VipView>,
+    /// When it came and went, and why: the latest.
+    pub moves: Vec<Event>,
 }
 
 /// Flows by state.

@@ -66,6 +66,9 @@ pub(super) fn between(old: &Config, new: &Config) -> Vec<String> {
     if old.failover != new.failover {
         changes.push("failover settings changed: track_file applies from the next evacuation on".to_owned());
     }
+    if old.vip != new.vip {
+        changes.push("VIP settings changed".to_owned());
+    }
     if old.admin != new.admin {
         changes.push("admin addresses changed".to_owned());
     }

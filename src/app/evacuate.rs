@@ -143,7 +143,10 @@ pub(super) fn check(core: &Core, asked: &EvacuationRequest) -> EvacuationCheck {
     }
     let here = core.table.fleet.places().here.clone();
     let track_file = core.config.load().failover.track_file.clone();
-    let stays = if obstacles.is_empty() { mover::missing(&here, track_file.as_deref()) } else { Vec::new() };
+    // Those that Baton moves itself leave.
+    let own = core.config.load().vip.as_ref().map(|vip| vip.addresses.clone()).unwrap_or_default();
+    let others: Vec<_> = here.iter().copied().filter(|ip| !own.contains(ip)).collect();
+    let stays = if obstacles.is_empty() { mover::missing(&others, track_file.as_deref()) } else { Vec::new() };
     let mut check = EvacuationCheck {
         obstacles,
         unmoved: stays,
@@ -336,6 +339,7 @@ impl Run {
                 EvacuateOrder::Keep => ports.fleet.set_keeping(true),
                 EvacuateOrder::LetGo => {
                     evacuation.let_go.store(true, Relaxed);
+                    ports.vip.set_evacuated(true);
                     if let Some(path) = &self.track_file
                         && let Err(error) = write(path, true)
                     {
@@ -355,6 +359,7 @@ impl Run {
                 }
                 EvacuateOrder::TakeBack => {
                     evacuation.let_go.store(false, Relaxed);
+                    ports.vip.set_evacuated(false);
                     if let Some(path) = &self.track_file
                         && let Err(error) = write(path, false)
                     {

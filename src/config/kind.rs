@@ -2,7 +2,7 @@
 
 mod address;
 
-pub(super) use address::{AddressKind, Host, Listen, Network, ProbePlace, SourcePlace, path_text};
+pub(super) use address::{AddressKind, Host, Listen, LoneAddress, Network, ProbePlace, SourcePlace, path_text};
 
 use std::time::Duration;
 
@@ -72,6 +72,10 @@ pub(super) struct FilePath;
 /// The path of a request.
 #[derive(Debug)]
 pub(super) struct UrlPath;
+
+/// One word of a command: the program, or an argument.
+#[derive(Debug)]
+pub(super) struct CommandWord;
 
 pub(super) const fn whole(min: u32, max: u32) -> Whole {
     Whole { min, max, zero: None }
@@ -224,6 +228,18 @@ impl Kind for FilePath {
 
     fn allowed(&self) -> String {
         "the path of a file, relative ones beginning at this file's directory".into()
+    }
+}
+
+impl Kind for CommandWord {
+    type Value = String;
+
+    fn read(&self, value: &DeValue) -> Option<String> {
+        path_text(value).map(str::to_owned)
+    }
+
+    fn allowed(&self) -> String {
+        "a word of a command: first the whole path of a program, then its arguments".into()
     }
 }
 

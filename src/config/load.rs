@@ -9,7 +9,7 @@ use super::document::Document;
 use super::section::{Element, Section};
 use super::{
     Config, Diagnostic, FileFault, Frontend, Loaded, Rejected, Severity, Target, cluster, failover, file, frontend,
-    offload, peers, process,
+    offload, peers, process, vip,
 };
 use crate::addr::VipAddr;
 
@@ -90,8 +90,9 @@ fn read(document: &Document) -> Option<Config> {
     if peers.is_some() {
         warn_of_unnamed(document, &listen);
     }
+    let vip = vip::read(&root.table("vip"), peers.as_ref(), &listen);
     root.refuse_unknown_keys();
-    Some(Config { admin, process, log, offload, cluster, instance, peers, failover, frontends })
+    Some(Config { admin, process, log, offload, cluster, instance, peers, failover, vip, frontends })
 }
 
 /// An address serves once. A wildcard and a specific address of one port are two: the kernel prefers the specific.

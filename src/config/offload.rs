@@ -89,7 +89,7 @@ fn interfaces(section: &Section) -> Vec<Arc<str>> {
 }
 
 /// The name of a network interface (net/core/dev.c, dev_valid_name).
-struct InterfaceName;
+pub(super) struct InterfaceName;
 
 impl Kind for InterfaceName {
     type Value = String;

@@ -28,6 +28,7 @@ use crate::model::fleet::{PeerCommand, Remote};
 use crate::ports::fleet::Fleet;
 use crate::ports::late_resets::LateResets;
 use crate::ports::offload::{Offload, StandbyQueues};
+use crate::ports::vip::VipPort;
 use crate::sys::source;
 use crate::table::Part;
 use crate::table::beats::LoopBeats;
@@ -48,6 +49,8 @@ pub(crate) struct FailoverParts {
     pub late_resets: Part<LateResets>,
     pub journal: Part<Journal>,
     pub beats: Part<LoopBeats>,
+    /// For addresses that are about to leave.
+    pub vip: Part<VipPort>,
 }
 
 /// The channels and handles that the failover gets from other parts.

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 
 use super::count::Tally;
 pub(crate) use crate::model::fleet::MemberView;
 use crate::model::fleet::evacuate::Places;
+use crate::model::fleet::vip::VipView;
 
 /// The fleet for status and metrics, in cache lines of its own. Unused without peers.
 #[derive(Debug, Default)]
@@ -21,6 +22,8 @@ pub struct FleetView {
     resyncs_before: ArcSwap<BTreeMap<String, u64>>,
     /// Where the frontends' addresses are on this host.
     places: ArcSwap<Places>,
+    /// Who has the VIP, as this instance sees it. `None`: it is not built in.
+    vip: ArcSwapOption<VipView>,
     pub census: FleetCensus,
 }
 
@@ -91,6 +94,14 @@ impl FleetView {
 
     pub(crate) fn places(&self) -> Arc<Places> {
         self.places.load_full()
+    }
+
+    pub(crate) fn vip(&self) -> Option<Arc<VipView>> {
+        self.vip.load_full()
+    }
+
+    pub(crate) fn show_vip(&self, view: Option<VipView>) {
+        self.vip.store(view.map(Arc::new));
     }
 
     pub(crate) fn show_places(&self, places: Places) {

@@ -97,6 +97,33 @@ pub enum What {
     VipLeftBehind {
         address: IpAddr,
     },
+    /// This host has the VIP from now on, by Baton's hand.
+    VipGained {
+        vip: String,
+        why: String,
+    },
+    /// Baton has removed it from this host.
+    VipGivenUp {
+        vip: String,
+        why: String,
+    },
+    /// Something else had removed the addresses from this host, and Baton has added them again.
+    VipRestored {
+        vip: String,
+    },
+    /// Nobody is known to have the VIP, and yet this host answers for it.
+    VipAnswered {
+        by: String,
+    },
+    /// The addresses cannot be added.
+    VipRefused {
+        error: String,
+    },
+    /// A program that the configuration names for a gain or a loss has failed.
+    VipHookFailed {
+        command: String,
+        error: String,
+    },
     Started {
         version: String,
     },

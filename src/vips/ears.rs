@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use crate::addr::Mac;
 use crate::model::neighbour;
-use crate::sys::arp::{ArpSocket, Claim};
+use crate::sys::arp::{ArpSocket, Claim, Overheard};
 use crate::sys::ndisc::NdSocket;
 
 /// Sockets for the families that an interface has addresses of.
@@ -35,6 +35,13 @@ impl Ears {
             (IpAddr::V6(address), _, Some(socket)) => socket.send(&neighbour::question(address, socket.mac())),
             _ => Ok(()),
         }
+    }
+
+    /// As [`Ears::heard`], with the questions that other hosts ask by ARP.
+    pub(super) fn overheard(&self, max: usize) -> Vec<Overheard> {
+        let arp = self.arp.iter().flat_map(|arp| std::iter::from_fn(|| arp.overheard()).take(max));
+        let discovery = self.discovery.iter().flat_map(|it| std::iter::from_fn(|| it.heard()).take(max));
+        arp.chain(discovery.map(Overheard::Claim)).collect()
     }
 
     /// Up to `max` received claims of each family.

@@ -64,7 +64,7 @@ fn everything() -> FakeInstance {
     let metrics = &instance.admin.metrics;
     let probe = ProbeLabels { frontend: "apiserver".into(), backend: "cp1".into(), outcome: "passed" };
     metrics.probe.observe(&probe, 0.003);
-    for family in [&metrics.vip_duplicate, &metrics.vip_left_behind] {
+    for family in [&metrics.vip_duplicate, &metrics.vip_held, &metrics.vip_left_behind] {
         drop(family.get_or_create(&AddressLabels { address: "10.0.0.100".into() }));
     }
     instance.backend("cp1").configure(1, Some(1000));

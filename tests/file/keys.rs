@@ -31,10 +31,11 @@ const FAILOVER: &str = "src/model/fleet/failover/tests settings_of_a_reload_coun
 const AWAY: &str = "tests/net/fleet/failover/evacuate a_host_is_emptied_by_real_keepalived_and_no_client_notices";
 const LINK: &str = "tests/net/fleet/link a_link_moves_to_another_port_and_is_waited_for_as_long_as_a_reload_says";
 const KEYS: &str = "tests/net/fleet/rotation a_new_key_for_the_fleet_costs_no_flow_and_buries_nobody";
+const VIP: &str = "tests/net/vip/built_in the_built_in_vip_follows_a_reload";
 /// A running instance has no use for these: `baton check` computes from the file.
 const CHECK: &str = "src/cli/check the_budget_is_computed_from_the_files_own_timers";
 
-const PROOFS: [(&str, &str); 28] = [
+const PROOFS: [(&str, &str); 29] = [
     (DOORS, "admin.http admin.socket"),
     (STOP, "process.shutdown_delay process.stop_timeout"),
     (PACE, "process.reset_within process.reset_rate"),
@@ -52,6 +53,7 @@ const PROOFS: [(&str, &str); 28] = [
     (FAILOVER, "failover.challenge failover.guard failover.priority"),
     (FAILOVER_PACE, "failover.resets_per_second"),
     (AWAY, "failover.track_file"),
+    (VIP, "vip.mode vip.addresses vip.interface vip.priority vip.on_gain vip.on_loss"),
     (FRONTENDS, "frontend.name frontend.listen"),
     (PORTS, "frontend.share_port"),
     (

@@ -17,6 +17,7 @@ pub struct Config {
     instance: Table,
     peers: Table,
     failover: Table,
+    vip: Table,
     frontend: Table,
     health: Table,
     backends: Vec<Table>,
@@ -34,6 +35,7 @@ impl Config {
             instance: Table::new(),
             peers: Table::new(),
             failover: Table::new(),
+            vip: Table::new(),
             frontend: Table::new(),
             health: Table::new(),
             backends: Vec::new(),
@@ -85,6 +87,10 @@ impl Config {
 
     pub fn failover(self, key: &str, value: impl Into<Value>) -> Self {
         Self { failover: with(self.failover, key, value), ..self }
+    }
+
+    pub fn vip(self, key: &str, value: impl Into<Value>) -> Self {
+        Self { vip: with(self.vip, key, value), ..self }
     }
 
     /// One more `[[peers.peer]]`.
@@ -158,7 +164,9 @@ impl Config {
         file.insert("process".to_owned(), self.process.clone().into());
         file.insert("log".to_owned(), self.log.clone().into());
         file.insert("offload".to_owned(), self.path.clone().into());
-        for (name, table) in [("instance", &self.instance), ("peers", &self.peers), ("failover", &self.failover)] {
+        let tables =
+            [("instance", &self.instance), ("peers", &self.peers), ("failover", &self.failover), ("vip", &self.vip)];
+        for (name, table) in tables {
             if !table.is_empty() {
                 file.insert(name.to_owned(), table.clone().into());
             }

@@ -17,10 +17,14 @@ use crate::model::histogram::LatencySnapshot;
 use crate::model::stays::Stays;
 use crate::sys::netdev;
 use crate::table::backend::{BackendEntry, FrontendEntry, Registry};
+use crate::table::journal::What;
 use crate::table::worker::WorkerState;
 
 /// Events on the page.
 const EVENTS: usize = 50;
+
+/// Moves of the VIP that `baton vip --why` shows.
+const MOVES: usize = 10;
 
 /// The inputs of one gathering.
 struct Gathering<'a> {
@@ -113,6 +117,22 @@ pub(crate) fn peers_report(admin: &Admin) -> PeersReport {
         ready: fleet.is_ready(),
         vips: vips(&config, admin),
         peers: admin.table.fleet.members().to_vec(),
+    }
+}
+
+pub(crate) fn vip_report(admin: &Admin) -> VipReport {
+    let config = admin.config.load();
+    let name = config.peers.as_ref().map(|peers| peers.name.clone()).or(config.instance.name.clone());
+    let Some(settings) = &config.vip else { return VipReport { name, ..VipReport::default() } };
+    let is_move = |event: &Event| matches!(event.what, What::VipGained { .. } | What::VipGivenUp { .. });
+    let mut moves: Vec<_> = admin.table.journal.since(0, false).into_iter().filter(is_move).collect();
+    let shown = moves.split_off(moves.len().saturating_sub(MOVES));
+    VipReport {
+        name,
+        addresses: settings.addresses.clone(),
+        interface: settings.interface.to_string(),
+        view: admin.table.fleet.vip().map(|view| VipView::clone(&view)),
+        moves: shown,
     }
 }
 

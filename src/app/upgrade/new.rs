@@ -144,6 +144,7 @@ impl NewProcess for StartingInstance {
         self.tell(last);
         self.core.offload.recover();
         self.core.link_up();
+        self.core.hold_vip(&self.metrics, true);
         if self.config.offload.mode != OffloadMode::Off {
             self.core.offload.serve();
         }

@@ -34,6 +34,10 @@ pub(crate) struct Network;
 #[derive(Debug)]
 pub(crate) struct Host;
 
+/// An address that moves between hosts, alone in its network.
+#[derive(Debug)]
+pub(crate) struct LoneAddress;
+
 /// A string that can be a path: not empty and without NUL.
 pub(crate) fn path_text<'v>(value: &'v DeValue) -> Option<&'v str> {
     value.as_str().filter(|text| !text.is_empty() && !text.contains('\0'))
@@ -116,6 +120,23 @@ impl Kind for Network {
 
     fn allowed(&self) -> String {
         "a network without host bits, such as \"10.0.0.0/8\" or \"2001:db8::/32\", or one address".into()
+    }
+}
+
+impl Kind for LoneAddress {
+    type Value = IpAddr;
+
+    fn read(&self, value: &DeValue) -> Option<IpAddr> {
+        let text = value.as_str()?;
+        let network: IpNet = text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))?;
+        let ip = network.addr().to_canonical();
+        let is_alone = network.prefix_len() == network.max_prefix_len() && network.addr() == ip;
+        let is_usable = is_plain(&SocketAddr::new(ip, 0)) && !ip.is_unspecified() && !ip.is_loopback();
+        (is_alone && is_usable).then_some(ip)
+    }
+
+    fn allowed(&self) -> String {
+        "one address that moves between hosts, such as \"10.0.0.100/32\" or \"fd00::100/128\"".into()
     }
 }
 

@@ -42,8 +42,9 @@ pub(super) struct FailoverControl {
     firewall: Firewall,
     untold: UntoldQueue,
     challenged: mpsc::UnboundedReceiver<u64>,
-    /// Whether an evacuation is about to remove addresses.
+    /// Whether an evacuation, or the VIP's holder, is about to remove addresses.
     keeping: watch::Receiver<bool>,
+    vip_keeping: watch::Receiver<bool>,
     config: watch::Receiver<Arc<Config>>,
     links: Links,
     /// Commands that the link has no room for yet.
@@ -63,7 +64,7 @@ enum ControlHeard {
     Answers,
     Network,
     Challenged(u64),
-    Keeping(bool),
+    Keeping,
     Reloaded,
     Time,
     Gone,
@@ -87,6 +88,7 @@ impl FailoverControl {
             untold: UntoldQueue::default(),
             challenged,
             keeping: table.fleet.keeping(),
+            vip_keeping: table.vip.keeping(),
             config,
             links,
             backlog: VecDeque::new(),
@@ -128,8 +130,9 @@ impl FailoverControl {
                 }
                 ControlHeard::Network => self.network_changed(),
                 ControlHeard::Challenged(round) => self.machine.handle_challenged(now_ns(), round),
-                ControlHeard::Keeping(keeping) => {
-                    self.addresses.keep_ahead(keeping);
+                ControlHeard::Keeping => {
+                    let keeping = [&mut self.keeping, &mut self.vip_keeping].map(|it| *it.borrow_and_update());
+                    self.addresses.keep_ahead(keeping.contains(&true));
                     self.look_at_addresses();
                 }
                 ControlHeard::Reloaded => self.follow(),
@@ -179,7 +182,8 @@ impl FailoverControl {
             () = self.table.offload.held.answered() => ControlHeard::Answers,
             Some(round) = self.challenged.recv() => ControlHeard::Challenged(round),
             Ok(()) = self.config.changed() => ControlHeard::Reloaded,
-            Ok(()) = self.keeping.changed() => ControlHeard::Keeping(*self.keeping.borrow_and_update()),
+            Ok(()) = self.keeping.changed() => ControlHeard::Keeping,
+            Ok(()) = self.vip_keeping.changed() => ControlHeard::Keeping,
             () = tokio::time::sleep(due.min(wait)) => ControlHeard::Time,
         }
     }

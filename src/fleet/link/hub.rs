@@ -21,6 +21,7 @@ use crate::model::fleet::{
 };
 use crate::ports::fleet::Fleet;
 use crate::ports::offload::StandbyQueues;
+use crate::ports::vip::VipPort;
 use crate::sys::clock::{now_ns, unix_ns};
 use crate::sys::sock_diag::Connection;
 use crate::sys::{netlink, random, sock_diag};
@@ -66,6 +67,7 @@ pub(crate) struct PeerLinkParts {
     pub standby: Part<StandbyQueues>,
     pub journal: Part<Journal>,
     pub beats: Part<LoopBeats>,
+    pub vip: Part<VipPort>,
 }
 
 /// The running link. Dropping it leaves it running until the runtime ends.
@@ -241,8 +243,15 @@ impl Hub {
         if self.exchange.remotes() >= REMOTES_MAX {
             self.exchange.is_deaf(now_ns);
         }
+        if let Some(standing) = self.table.vip.take_untold() {
+            self.exchange.set_vip(standing, now_ns);
+        }
         self.take_beats(now_ns);
         self.exchange.handle_time(now_ns);
+        let vip = self.table.vip.addresses();
+        if !vip.is_empty() {
+            self.table.vip.show_peers(now_ns, self.exchange.vip_peers(&vip, now_ns));
+        }
         self.answer_queries();
         while let Some((peer, why)) = self.exchange.poll_drop() {
             self.links.remove(&peer);

@@ -121,6 +121,29 @@ impl What {
                      remove the address"
                 )
             }
+            Self::VipGained { vip, why } => say!(Good, { vip }, "this host has the VIP {vip} now: {why}"),
+            Self::VipGivenUp { vip, why } => say!(Notice, { vip }, "this host has given up the VIP {vip}: {why}"),
+            Self::VipRestored { vip } => {
+                say!(
+                    Notice,
+                    { vip },
+                    "another program had removed the VIP {vip} from this host; Baton has added it again"
+                )
+            }
+            Self::VipAnswered { by } => {
+                say!(
+                    Notice,
+                    { by },
+                    "no instance has the VIP, and another host ({by}) answers for it: this host does not take it while that \
+                     host answers"
+                )
+            }
+            Self::VipRefused { error } => {
+                say!(Bad, {}, "this host cannot have the VIP: {error}")
+            }
+            Self::VipHookFailed { command, error } => {
+                say!(Bad, { command }, "{command} has failed: {error}")
+            }
             Self::Started { version } => say!(Plain, { version }, "Baton {version} starts"),
             Self::Stopping { flows, timeout_ms } => {
                 let (number, timeout) = (plural(*flows as u64, "flow"), duration_ms(*timeout_ms));

@@ -1,0 +1,167 @@
+//! `baton vip`.
+
+use std::process::ExitCode;
+
+use super::grid::{Align::*, Cell, Grid};
+use super::output::{CliError, Output};
+use crate::admin::client::Client;
+use crate::admin::protocol::Command;
+use crate::admin::status::VipReport;
+use crate::model::fleet::vip::{VipPart, VipPeerView, VipView};
+use crate::model::humane::{date_and_time, duration_ms};
+use crate::model::weight::Weight;
+
+#[derive(clap::Args, Clone, Debug)]
+pub(super) struct VipArguments {
+    /// Says as well why the VIP is where it is, what would move it, and why it moved before.
+    #[arg(long)]
+    why: bool,
+}
+
+pub(super) fn vip(client: &mut Client, arguments: &VipArguments, output: &Output) -> Result<ExitCode, CliError> {
+    let report: VipReport = client.ask(&Command::Vip {})?;
+    match output.json {
+        true => output.document(&report)?,
+        false => output.text(&in_words(&report, arguments.why, output))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn in_words(report: &VipReport, why: bool, output: &Output) -> String {
+    let Some(view) = &report.view else {
+        return match report.addresses.is_empty() {
+            true => "Baton does not move the VIP itself: there is no [vip] in its configuration, or its mode is \
+                     \"external\"\n"
+                .to_owned(),
+            false => "Baton has not looked at the VIP yet\n".to_owned(),
+        };
+    };
+    let addresses = report.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let holder = match &view.holder {
+        Some(holder) => output.paint(Weight::Good, &holder.to_string()),
+        None => output.paint(Weight::Bad, "no instance that this one hears"),
+    };
+    let mut text = format!("{} on {}: {holder}\n", output.bold(&addresses), report.interface);
+    let mut grid = Grid::new(&[
+        ("INSTANCE", Left),
+        ("VIP", Left),
+        ("READY", Left),
+        ("SYNCED", Left),
+        ("HEARS", Left),
+        ("PRIORITY", Right),
+        ("", Left),
+    ]);
+    grid.row(own(report, view));
+    view.peers.iter().for_each(|peer| grid.row(row(peer)));
+    text += &grid.render(output);
+    if why {
+        text += &reasons(report, view);
+    }
+    text
+}
+
+fn reasons(report: &VipReport, view: &VipView) -> String {
+    let mut text = format!("why: {} (for {})\n", view.why, duration_ms(view.for_ms));
+    text += "what would move it:\n";
+    view.would_move.iter().for_each(|reason| text += &format!("  {reason}\n"));
+    if report.moves.is_empty() {
+        return text + "it has not moved here since this process began\n";
+    }
+    text += "why it moved:\n";
+    for event in &report.moves {
+        let (date, time) = date_and_time(event.at_unix_ms);
+        text += &format!("  {date} {time}  {}\n", event.what.sentence());
+    }
+    text
+}
+
+fn yes(is: bool) -> Cell {
+    if is { Cell::painted(Weight::Plain, "yes") } else { Cell::painted(Weight::Bad, "no") }
+}
+
+fn own(report: &VipReport, view: &VipView) -> [Cell; 7] {
+    [
+        report.name.as_ref().map_or_else(|| "this instance".to_owned(), ToString::to_string).into(),
+        view.part.label().into(),
+        yes(view.ready),
+        yes(view.synced),
+        yes(view.hears),
+        view.priority.to_string().into(),
+        if view.damped { "held back: it has moved too often" } else { "" }.into(),
+    ]
+}
+
+fn row(peer: &VipPeerView) -> [Cell; 7] {
+    let note = match peer {
+        VipPeerView { heard: false, .. } => "silent",
+        VipPeerView { part: None, has_address: true, .. } => "has an address; another program moves its VIP",
+        VipPeerView { part: None, .. } => "says nothing about the VIP",
+        VipPeerView { damped: true, .. } => "held back: it has moved too often",
+        _ => "",
+    };
+    let said = |cell: Cell| if peer.part.is_some() { cell } else { "-".into() };
+    [
+        peer.name.to_string().into(),
+        peer.part.map_or("-", VipPart::label).into(),
+        said(yes(peer.ready)),
+        said(yes(peer.synced)),
+        said(yes(peer.hears)),
+        said(peer.priority.to_string().into()),
+        note.into(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::samples;
+    use crate::model::fleet::InstanceName;
+    use crate::table::journal::{Event, What};
+
+    #[test]
+    fn the_documents_show_what_is_printed_of_the_vip() {
+        let addresses = vec!["10.0.0.100".parse().unwrap(), "fd00::100".parse().unwrap()];
+        let [own, other] = ["lb-a", "lb-b"].map(|name| InstanceName(name.into()));
+        let peer = VipPeerView {
+            name: other,
+            part: Some(VipPart::Stands),
+            ready: true,
+            synced: true,
+            hears: true,
+            damped: false,
+            priority: 100,
+            heard: true,
+            has_address: false,
+        };
+        let view = VipView {
+            part: VipPart::Holds,
+            for_ms: 754_000,
+            why: "lb-b had it and is silent".to_owned(),
+            holder: Some(own.clone()),
+            claim: 4,
+            ready: true,
+            synced: true,
+            hears: true,
+            damped: false,
+            priority: 100,
+            peers: vec![peer],
+            would_move: vec![
+                "lb-b takes it when this host, its network or this process stops, and on `baton evacuate`".to_owned(),
+                "it goes to lb-b when this instance is not ready and lb-b is".to_owned(),
+            ],
+        };
+        let what =
+            What::VipGained { vip: "10.0.0.100, fd00::100".to_owned(), why: "lb-b had it and is silent".to_owned() };
+        let report = VipReport {
+            name: Some(own),
+            addresses,
+            interface: "eth0".to_owned(),
+            view: Some(view),
+            moves: vec![Event { number: 7, at_unix_ms: 1_767_261_600_000, what }],
+        };
+        let output = Output::new(false);
+        assert_eq!(samples::shown("docs/vip.md", "baton vip --why"), in_words(&report, true, &output));
+        let external = VipReport { view: None, addresses: Vec::new(), ..report };
+        assert!(in_words(&external, true, &output).starts_with("Baton does not move the VIP itself"));
+    }
+}

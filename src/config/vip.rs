@@ -1,0 +1,120 @@
+//! `[vip]`.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::kind::{CommandWord, Kind, LoneAddress, OneOf, quote, whole};
+use super::offload::InterfaceName;
+use super::section::{Element, Section};
+use super::{Peers, VipSettings};
+use crate::addr::VipAddr;
+
+/// Reads `[vip]`. `None`: another program moves the VIP, or nothing does. `listen`: of all frontends.
+pub(super) fn read(section: &Section, peers: Option<&Peers>, listen: &[Element<VipAddr>]) -> Option<VipSettings> {
+    let addresses = section.list("addresses", &LoneAddress);
+    let is_named = !section.is_absent_or_empty("addresses");
+    let mode = section.read_or("mode", &MODE, is_named);
+    let is_wanted = mode.value && is_named;
+    let interface = match is_wanted {
+        true => section.require("interface", &InterfaceName),
+        false => section.read("interface", &InterfaceName).value,
+    };
+    let priority = section.read_or("priority", &whole(0, 255), 100).value as u8;
+    let [on_gain, on_loss] = ["on_gain", "on_loss"].map(|key| command(section, key));
+    if !mode.value {
+        for key in OTHERS.iter().filter(|key| section.has(key) && !mode.is_refused()) {
+            let message = match mode.is_given() {
+                true => format!("{} has no effect while mode is \"external\"", section.name(key)),
+                false => format!("{} has no effect without \"addresses\"", section.name(key)),
+            };
+            section.warn(key, message, "remove it, or set addresses, interface and mode = \"built-in\"");
+        }
+        return None;
+    }
+    if !is_named {
+        let help = format!("expected an array in [ ], each element {}", LoneAddress.allowed());
+        section.refuse("addresses", format!("missing {}", section.name("addresses")), help);
+        return None;
+    }
+    check(section, &addresses, peers, listen);
+    let addresses = addresses.into_iter().map(|element| element.value).collect();
+    Some(VipSettings { addresses, interface: Arc::from(interface?), priority, on_gain, on_loss })
+}
+
+fn check(section: &Section, addresses: &[Element<IpAddr>], peers: Option<&Peers>, listen: &[Element<VipAddr>]) {
+    let document = section.document;
+    for (index, element) in addresses.iter().enumerate() {
+        let address = element.value;
+        if let Some(first) = addresses[..index].iter().find(|other| other.value == address) {
+            let message = format!("{} is \"{address}\", as is {}", element.name, first.name);
+            document.error(&element.place, message, "name each address once");
+        }
+        let own = peers.filter(|peers| peers.listen.ip() == address);
+        let its = peers.and_then(|peers| peers.peers.iter().find(|peer| peer.address.ip() == address));
+        let is_taken = own.map(|peers| &peers.name).or(its.map(|peer| &peer.name));
+        if let Some(name) = is_taken {
+            let message = format!("{} is \"{address}\", the address of instance \"{name}\" in [peers]", element.name);
+            document.error(&element.place, message, "name an address that moves: the peers reach each host at its own");
+        }
+        let serves =
+            |vip: &VipAddr| vip.ip() == address || vip.ip().is_unspecified() && vip.ip().is_ipv4() == address.is_ipv4();
+        if !listen.iter().any(|other| serves(&other.value)) {
+            let message = format!("{} is \"{address}\", and no frontend listens on it", element.name);
+            document.warning(
+                &element.place,
+                message,
+                "name it in \"listen\" of a frontend, or clients are refused there",
+            );
+        }
+    }
+}
+
+/// A program with its arguments; it is run without a shell.
+fn command(section: &Section, key: &str) -> Vec<String> {
+    let words = section.list(key, &CommandWord);
+    if let Some(program) = words.first().filter(|program| !Path::new(&program.value).is_absolute()) {
+        let help = format!("expected the whole path of a program, beginning with /; found {}", quote(&program.value));
+        section.document.error(&program.place, format!("invalid value for {}", program.name), help);
+    }
+    words.into_iter().map(|word| word.value).collect()
+}
+
+/// Whether Baton moves the VIP itself.
+const MODE: OneOf<bool> = OneOf(&[("built-in", true), ("external", false)]);
+const OTHERS: [&str; 5] = ["addresses", "interface", "priority", "on_gain", "on_loss"];
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use crate::config;
+
+    #[test]
+    fn an_address_of_an_instance_is_no_vip() {
+        let directory = tempfile::tempdir().unwrap();
+        let key = directory.path().join("key");
+        std::fs::write(&key, "0".repeat(64)).unwrap();
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let text = |address: &str| {
+            format!(
+                "[instance]\nname = \"lb-a\"\n[peers]\nlisten = \"10.0.0.21:9471\"\nkey_file = {key:?}\n[[peers.peer]]\n\
+                 name = \"lb-b\"\naddress = \"10.0.0.22:9471\"\n[vip]\naddresses = [\"{address}\"]\ninterface = \"eth0\"\n\
+                 [[frontend]]\nname = \"a\"\nlisten = [\"0.0.0.0:6443\"]\n[[frontend.backend]]\nname = \"cp-1\"\n\
+                 address = \"10.0.0.11:6443\"\n"
+            )
+        };
+        let read = |address: &str| config::parse(&text(address), &directory.path().join("baton.toml"));
+        for (address, name) in [("10.0.0.21/32", "lb-a"), ("10.0.0.22", "lb-b")] {
+            let errors = read(address).unwrap_err().errors;
+            assert_eq!(errors.len(), 1);
+            assert!(
+                errors[0].message.contains(&format!("the address of instance \"{name}\"")),
+                "{}",
+                errors[0].message
+            );
+        }
+        let vip = read("10.0.0.100/32").unwrap().config.vip.unwrap();
+        assert_eq!((vip.addresses, vip.priority), (vec!["10.0.0.100".parse().unwrap()], 100));
+    }
+}

@@ -1,0 +1,466 @@
+//! Carries out what `model::fleet::vip` decides: asks for the VIP's addresses, adds them, renews them, announces them and removes them.
+//!
+//! ```text
+//!   peer link ──peers──▶ │        │ ──how this instance stands──▶ peer link
+//!   ARP, ND ────answers─▶ │ holder │ ──questions, announcements──▶ the wire
+//!   netlink ──addresses─▶ │        │ ──leases──▶ this host's addresses
+//! ```
+//! It has a thread of its own: an address must be renewed within its lease, whatever else this process does. A process that does not run
+//! renews nothing, and its kernel removes the address.
+
+mod hearing;
+mod hooks;
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime;
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::ears::Ears;
+use crate::config::{Config, VipSettings};
+use crate::drain::{DrainWatch, LifePhase};
+use crate::essential;
+use crate::metrics::{AddressLabels, Metrics};
+use crate::model::fleet::InstanceName;
+use crate::model::fleet::vip::{
+    LEASE_NS, PeerVip, VipBar, VipLook, VipMachine, VipNote, VipOrder, VipPresence, VipTerms, address_set,
+};
+use crate::model::neighbour;
+use crate::ports::fleet::Fleet;
+use crate::ports::offload::EngineWake;
+use crate::ports::reachability::Reachability;
+use crate::ports::vip::VipPort;
+use crate::sys::arp::Overheard;
+use crate::sys::clock::now_ns;
+use crate::sys::frame::FrameSender;
+use crate::sys::netdev;
+use crate::sys::netlink::{self, Watch};
+use crate::table::Part;
+use crate::table::backend::Registry;
+use crate::table::beats::LoopBeats;
+use crate::table::fleet::FleetView;
+use crate::table::journal::{Journal, What};
+use hearing::VipHearing;
+use hooks::Hooks;
+
+/// Between two looks; and without a VIP to look after.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+const IDLE_EVERY: Duration = Duration::from_millis(250);
+/// What no event tells is asked for this often.
+const CHECK_EVERY_NS: u64 = 100_000_000;
+const SHOW_EVERY_NS: u64 = 100_000_000;
+/// The peer link looks every few milliseconds; behind this its silence is its own.
+const LINK_LOOKS_NS: u64 = 100_000_000;
+/// A successor is as ready as the process before it was, until it has heard its peers itself.
+const SUCCESSION_NS: u64 = 10_000_000_000;
+/// How long an address that leaves is waited for on `lo`, and how long all of them stay there at least.
+const KEPT_WITHIN: Duration = Duration::from_millis(150);
+const KEEP_NS: u64 = 5_000_000_000;
+const LEASE_SECONDS: u32 = (LEASE_NS / 1_000_000_000) as u32;
+/// Frames that are read at one look.
+const FRAMES_MAX: usize = 1024;
+
+/// What it may touch.
+#[derive(Debug)]
+pub(crate) struct HolderParts {
+    pub vip: Part<VipPort>,
+    pub fleet: Part<Fleet>,
+    pub fleet_view: Part<FleetView>,
+    pub registry: Part<Registry>,
+    pub reachability: Part<Reachability>,
+    /// To have clients listened for.
+    pub engine: Part<EngineWake>,
+    pub journal: Part<Journal>,
+    pub beats: Part<LoopBeats>,
+}
+
+/// What it follows of the instance that it belongs to.
+pub(crate) struct HolderHost {
+    pub config: watch::Receiver<Arc<Config>>,
+    pub phase: DrainWatch,
+    /// No thread of this process hangs.
+    pub is_live: Box<dyn Fn() -> bool + Send>,
+    /// Another process of this host was there before, and its VIP is this one's.
+    pub is_successor: bool,
+    pub metrics: Arc<Metrics>,
+}
+
+/// Starts it, on a thread of its own, with or without a VIP to look after: a reload may bring one.
+pub(crate) fn start(parts: HolderParts, host: HolderHost) -> io::Result<()> {
+    essential::thread("vip", move || {
+        let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                let error = error.to_string();
+                return parts.journal.record(What::VipRefused { error });
+            }
+        };
+        runtime.block_on(async move { VipHolder::new(parts, host).run().await });
+    })?;
+    Ok(())
+}
+
+struct VipHolder {
+    parts: HolderParts,
+    host: HolderHost,
+    hooks: Hooks,
+    watch: Option<Watch>,
+    frames: Option<FrameSender>,
+    began_ns: u64,
+    /// `None`: the VIP is not built in.
+    built_in: Option<BuiltInVip>,
+    /// Until then addresses are kept on `lo` for this part.
+    keeps_until_ns: Option<u64>,
+    check_at_ns: u64,
+    show_at_ns: u64,
+    is_live: bool,
+    is_following: bool,
+}
+
+/// A VIP, as it is configured, and what is known of it on this host.
+struct BuiltInVip {
+    settings: VipSettings,
+    has_peers: bool,
+    machine: VipMachine,
+    ears: Ears,
+    hearing: VipHearing,
+    here: Vec<IpAddr>,
+    has_carrier: bool,
+    renewed_ns: u64,
+    refused: bool,
+}
+
+impl BuiltInVip {
+    fn presence(&self) -> VipPresence {
+        match self.here.len() {
+            0 => VipPresence::Absent,
+            count if count == self.settings.addresses.len() => VipPresence::Whole,
+            _ => VipPresence::Partial,
+        }
+    }
+
+    fn label(&self) -> String {
+        self.settings.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl VipHolder {
+    fn new(parts: HolderParts, host: HolderHost) -> Self {
+        Self {
+            hooks: Hooks::start(parts.journal.clone()),
+            watch: Watch::open().ok(),
+            frames: FrameSender::open().ok(),
+            began_ns: now_ns(),
+            built_in: None,
+            keeps_until_ns: None,
+            check_at_ns: 0,
+            show_at_ns: 0,
+            is_live: true,
+            is_following: false,
+            parts,
+            host,
+        }
+    }
+
+    async fn run(mut self) {
+        let beat = self.parts.beats.begin("vip");
+        let mut ticks = interval(LOOK_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            beat.turn();
+            if !std::mem::replace(&mut self.is_following, true) || self.host.config.has_changed().unwrap_or(false) {
+                self.follow();
+            }
+            match self.built_in.is_some() {
+                true => drop(ticks.tick().await),
+                false => tokio::time::sleep(IDLE_EVERY).await,
+            }
+            self.turn();
+        }
+    }
+
+    /// Takes over what the file says.
+    fn follow(&mut self) {
+        let config = self.host.config.borrow_and_update().clone();
+        let is_same =
+            |vip: &BuiltInVip| Some(&vip.settings) == config.vip.as_ref() && vip.has_peers == config.peers.is_some();
+        if self.built_in.as_ref().is_some_and(is_same) {
+            return;
+        }
+        if let Some(before) = self.built_in.take() {
+            self.end(before, config.vip.as_ref());
+        }
+        let addresses = config.vip.as_ref().map(|settings| settings.addresses.clone()).unwrap_or_default();
+        self.parts.vip.set_addresses(addresses);
+        self.parts.fleet_view.show_vip(None);
+        let Some(settings) = config.vip.clone() else { return };
+        let me = config.peers.as_ref().map(|peers| peers.name.clone()).or(config.instance.name.clone());
+        let terms = VipTerms {
+            me: me.unwrap_or_else(|| InstanceName("this instance".into())),
+            priority: settings.priority,
+            addresses: address_set(&settings.addresses),
+            has_peers: config.peers.is_some(),
+        };
+        (self.check_at_ns, self.show_at_ns) = (0, 0);
+        self.built_in = Some(BuiltInVip {
+            has_peers: terms.has_peers,
+            machine: VipMachine::new(terms),
+            ears: Ears::default(),
+            hearing: VipHearing::default(),
+            here: Vec::new(),
+            has_carrier: false,
+            renewed_ns: 0,
+            refused: false,
+            settings,
+        });
+    }
+
+    /// The file has another VIP, or none: what the next one has as well stays, and it finds that.
+    fn end(&mut self, before: BuiltInVip, next: Option<&VipSettings>) {
+        let stays = |ip: &IpAddr| {
+            next.is_some_and(|next| next.interface == before.settings.interface && next.addresses.contains(ip))
+        };
+        if !before.machine.holds() {
+            return;
+        }
+        let goes: Vec<_> = before.settings.addresses.iter().copied().filter(|ip| !stays(ip)).collect();
+        if goes.is_empty() {
+            return;
+        }
+        self.keep(&goes);
+        remove(&before.settings.interface, &goes);
+        let why = "the configuration no longer has it".to_owned();
+        let vip = before.label();
+        self.parts.journal.record(What::VipGivenUp { vip, why });
+        for ip in goes {
+            self.host.metrics.vip_held.remove(&AddressLabels { address: ip.to_string() });
+        }
+        self.hooks.run(&before.settings.on_loss, "loss", &before.settings.addresses);
+        self.parts.vip.set_held(false);
+    }
+
+    fn turn(&mut self) {
+        let now_ns = now_ns();
+        if self.keeps_until_ns.is_some_and(|until_ns| now_ns >= until_ns) {
+            self.keeps_until_ns = None;
+            self.parts.vip.set_keeping(false);
+        }
+        let Some(mut vip) = self.built_in.take() else { return };
+        let has_changed = self.watch.as_ref().is_none_or(Watch::has_changed);
+        let is_due = now_ns >= self.check_at_ns;
+        if is_due {
+            self.check_at_ns = now_ns + CHECK_EVERY_NS;
+            self.is_live = (self.host.is_live)();
+            self.listen(&mut vip);
+        }
+        if has_changed || is_due {
+            see(&mut vip);
+        }
+        match self.parts.fleet.is_succeeded() {
+            true => self.renew_only(&mut vip, now_ns),
+            false => self.look(&mut vip),
+        }
+        self.built_in = Some(vip);
+    }
+
+    /// Another process of this host is about to see to the VIP: until it does, the addresses stay.
+    fn renew_only(&self, vip: &mut BuiltInVip, now_ns: u64) {
+        if vip.machine.holds() && vip.presence() == VipPresence::Whole && now_ns >= vip.renewed_ns + LEASE_NS / 4 {
+            vip.renewed_ns = now_ns;
+            vip.machine.handle_renewed(now_ns);
+            let _ = add(&vip.settings);
+        }
+    }
+
+    fn listen(&self, vip: &mut BuiltInVip) {
+        let has = |is_ipv4: bool| vip.settings.addresses.iter().any(|ip| ip.is_ipv4() == is_ipv4);
+        let (ipv4, ipv6) = (has(true), has(false));
+        let open = vip.ears.listen(&vip.settings.interface, ipv4, ipv6);
+        if let Err(error) = open
+            && error.kind() == io::ErrorKind::PermissionDenied
+        {
+            self.refuse(vip, format!("it may not ask its neighbours for the addresses (CAP_NET_RAW): {error}"));
+        }
+    }
+
+    fn refuse(&self, vip: &mut BuiltInVip, error: String) {
+        vip.machine.handle_failed(error.clone(), now_ns());
+        if !std::mem::replace(&mut vip.refused, true) {
+            self.parts.journal.record(What::VipRefused { error });
+        }
+    }
+
+    fn look(&mut self, vip: &mut BuiltInVip) {
+        let now_ns = now_ns();
+        self.overhear(vip, now_ns);
+        let bar = self.bar();
+        let is_succession = self.host.is_successor && now_ns.saturating_sub(self.began_ns) < SUCCESSION_NS;
+        let shown = self.parts.vip.peers().filter(|(at_ns, _)| now_ns.saturating_sub(*at_ns) < LINK_LOOKS_NS);
+        let peers: Option<Vec<PeerVip>> = if vip.has_peers { shown.map(|(_, peers)| peers) } else { Some(Vec::new()) };
+        let members = self.parts.fleet_view.members();
+        let heard_ns = vip.hearing.heard_ns(&self.parts, now_ns, vip.machine.takes());
+        let look = VipLook {
+            now_ns,
+            peers: peers.as_deref(),
+            ready: (bar.is_none() || is_succession && bar == Some(VipBar::Starting)) && self.is_live,
+            bar,
+            synced: members.iter().all(|it| it.synced),
+            heard_ns,
+            has_carrier: vip.has_carrier,
+            here: vip.presence(),
+        };
+        vip.machine.handle_look(&look);
+        let mut has_acted = false;
+        while let Some(order) = vip.machine.poll_order() {
+            has_acted |= !matches!(order, VipOrder::Tell(_) | VipOrder::Ask | VipOrder::Renew);
+            self.carry_out(vip, order);
+        }
+        self.parts.vip.set_held(vip.machine.holds());
+        if has_acted || now_ns >= self.show_at_ns {
+            self.show_at_ns = now_ns + SHOW_EVERY_NS;
+            self.parts.fleet_view.show_vip(Some(vip.machine.view(&look)));
+        }
+        if has_acted {
+            see(vip);
+        }
+    }
+
+    /// Why this instance must not have the VIP.
+    fn bar(&self) -> Option<VipBar> {
+        match self.host.phase.phase() {
+            LifePhase::Starting => Some(VipBar::Starting),
+            LifePhase::Serving if self.parts.vip.is_evacuated() => Some(VipBar::Evacuated),
+            LifePhase::Serving => (!self.parts.fleet.is_ready()).then_some(VipBar::Starting),
+            _ => Some(VipBar::Stopping),
+        }
+    }
+
+    /// Reads what other hosts say about the addresses.
+    fn overhear(&self, vip: &mut BuiltInVip, now_ns: u64) {
+        let Some(own) = vip.ears.mac() else { return };
+        for heard in vip.ears.overheard(FRAMES_MAX) {
+            match heard {
+                Overheard::Claim(claim) | Overheard::Question(claim) if claim.mac == own => {}
+                Overheard::Claim(claim) if vip.settings.addresses.contains(&claim.address) => {
+                    vip.machine.handle_answer(claim.mac, now_ns);
+                }
+                Overheard::Claim(claim) => vip.hearing.hear(claim.address, now_ns),
+                Overheard::Question(claim) if vip.settings.addresses.contains(&claim.address) => {
+                    vip.machine.handle_rival(claim.mac, own);
+                }
+                Overheard::Question(_) => {}
+            }
+        }
+    }
+
+    fn carry_out(&mut self, vip: &mut BuiltInVip, order: VipOrder) {
+        match order {
+            VipOrder::Tell(standing) => self.parts.vip.tell(standing),
+            VipOrder::Ask => {
+                for ip in &vip.settings.addresses {
+                    // An interface that has just gone down tells so by itself.
+                    let _ = vip.ears.ask(*ip);
+                }
+                vip.hearing.ask(&self.parts, &vip.ears, &vip.settings);
+            }
+            VipOrder::Add | VipOrder::Renew => match add(&vip.settings) {
+                Ok(()) => (vip.renewed_ns, vip.refused) = (now_ns(), false),
+                Err(error) => {
+                    let interface = &vip.settings.interface;
+                    self.refuse(vip, format!("cannot add the addresses to {}: {error}", interface.clone()));
+                }
+            },
+            VipOrder::Announce => self.announce(vip),
+            VipOrder::Remove { serves } => {
+                if serves && vip.has_peers {
+                    self.keep(&vip.here);
+                }
+                remove(&vip.settings.interface, &vip.settings.addresses);
+            }
+            VipOrder::Note(note) => self.note(vip, note),
+        }
+    }
+
+    /// Has the addresses on `lo` as well, before they leave: flows of this process may need them.
+    fn keep(&mut self, addresses: &[IpAddr]) {
+        self.parts.vip.set_keeping(true);
+        self.keeps_until_ns = Some(now_ns() + KEEP_NS);
+        let until_ns = now_ns() + KEPT_WITHIN.as_nanos() as u64;
+        let are_kept = || {
+            let places = self.parts.fleet_view.places();
+            addresses.iter().all(|ip| places.kept.contains(ip) || !places.frontends.contains(ip))
+        };
+        while !are_kept() && now_ns() < until_ns {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn announce(&self, vip: &BuiltInVip) {
+        let Some(frames) = &self.frames else { return };
+        let interface = &vip.settings.interface;
+        let place = netdev::interface(interface).and_then(|it| Ok((it.index, netdev::hardware_address(interface)?)));
+        let sent = place.and_then(|(index, mac)| {
+            let all = vip.settings.addresses.iter().flat_map(|ip| neighbour::announcement(*ip, mac));
+            all.into_iter().try_for_each(|frame| frames.send(index, &frame))
+        });
+        if let Err(error) = sent {
+            tracing::warn!(%interface, %error, "cannot announce the VIP to neighbours");
+        }
+    }
+
+    fn note(&self, vip: &BuiltInVip, note: VipNote) {
+        let label = vip.label();
+        let gauge = |value: i64| {
+            for ip in &vip.settings.addresses {
+                self.host.metrics.vip_held.get_or_create(&AddressLabels { address: ip.to_string() }).set(value);
+            }
+        };
+        let what = match note {
+            VipNote::Gained(why) => {
+                gauge(1);
+                self.host.metrics.vip_gains.inc();
+                self.hooks.run(&vip.settings.on_gain, "gain", &vip.settings.addresses);
+                What::VipGained { vip: label, why: why.to_string() }
+            }
+            VipNote::Lost(why) => {
+                gauge(0);
+                self.hooks.run(&vip.settings.on_loss, "loss", &vip.settings.addresses);
+                What::VipGivenUp { vip: label, why: why.to_string() }
+            }
+            VipNote::Restored => What::VipRestored { vip: label },
+            VipNote::Answered(by) => What::VipAnswered { by: super::spelled(by) },
+        };
+        self.parts.journal.record(what);
+    }
+}
+
+/// Looks at the interface.
+fn see(vip: &mut BuiltInVip) {
+    let interface = &*vip.settings.interface;
+    vip.has_carrier = netdev::has_carrier(interface).unwrap_or(false);
+    // At an error it is as it was: what is missing is added, and what is not known to be here is not.
+    if let Ok(all) = netdev::addresses() {
+        let on = all.into_iter().filter(|(name, _)| name == interface).map(|(_, ip)| ip);
+        vip.here = on.filter(|ip| vip.settings.addresses.contains(ip)).collect();
+        vip.here.sort();
+        vip.here.dedup();
+    }
+}
+
+fn add(settings: &VipSettings) -> io::Result<()> {
+    let index = netdev::interface(&settings.interface)?.index;
+    settings.addresses.iter().try_for_each(|ip| netlink::lease(index, *ip, LEASE_SECONDS))
+}
+
+fn remove(interface: &str, addresses: &[IpAddr]) {
+    let Ok(interface) = netdev::interface(interface) else { return };
+    for ip in addresses {
+        if let Err(error) = netlink::end_lease(interface.index, *ip) {
+            tracing::error!(%ip, %error, "cannot remove the address of the VIP; the kernel removes it when its lease is over");
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! The VIP that Baton itself moves: the table of keepalived's VIP, without keepalived.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::*;
+use crate::fleet::{Instance, Scene};
+
+const VIP6: &str = "fd77::100";
+
+/// What instance `number` is to run with.
+fn config(scene: &Scene, number: usize) -> Config {
+    let config = scene.config(number).peers("sync_deadline", "2s").process("shutdown_delay", "300ms");
+    let config = config.frontend("listen", vec![format!("{VIP}:6443"), format!("[{VIP6}]:6443")]);
+    let config = config.health("interval", "1s").process("stop_timeout", "500ms");
+    config.vip("addresses", vec![format!("{VIP}/32"), format!("{VIP6}/128")]).vip("interface", "eth0")
+}
+
+fn fleet(test: &str, count: usize) -> Option<(Scene, [crate::lab::Server; 2], Vec<Instance>)> {
+    let scene = Scene::new(test, count)?;
+    let servers = scene.serve();
+    let all = (0..count).map(|number| scene.launch(number, &config(&scene, number))).collect();
+    Some((scene, servers, all))
+}
+
+fn has_vip(instance: &Instance) -> bool {
+    instance.host.has_address(VIP)
+}
+
+/// The one that has the VIP, once it is the only one.
+#[track_caller]
+fn owner(all: &[Instance]) -> usize {
+    let (owner, _) = eventually_some(LONG, "one has the VIP", || {
+        let have: Vec<_> = (0..all.len()).filter(|number| has_vip(&all[*number])).collect();
+        let is_both = |number: usize| all[number].host.has_address(VIP6);
+        (have.len() == 1 && is_both(have[0])).then(|| have[0])
+    });
+    owner
+}
+
+fn places() -> [SocketAddr; 2] {
+    [VIP, VIP6].map(|ip| SocketAddr::from((ip.parse::<IpAddr>().unwrap(), 6443)))
+}
+
+/// How long it takes until new connections to both addresses are served.
+#[track_caller]
+fn served_after(scene: &Scene, watch: &Stopwatch) -> Duration {
+    for place in places() {
+        eventually(LONG, "the VIP is served", || {
+            let conn = scene.lab.client.try_connect(place, ms(100));
+            conn.is_ok_and(|mut conn| conn.try_echo(1, 1000).is_ok())
+        });
+    }
+    watch.elapsed()
+}
+
+/// Looks again and again, while `work` runs, whether two hosts have the VIP; returns for how long they had, at most in a row.
+fn both_had_it<T>(all: &[&Host], work: impl FnOnce() -> T) -> (Duration, T) {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let looks = scope.spawn(|| {
+            let (mut since, mut longest) = (None, Duration::ZERO);
+            while !done.load(Relaxed) {
+                match all.iter().filter(|host| host.has_address(VIP)).count() {
+                    0 | 1 => since = None,
+                    _ => longest = longest.max(since.get_or_insert_with(Stopwatch::start).elapsed()),
+                }
+                std::thread::sleep(ms(20));
+            }
+            longest
+        });
+        let worked = work();
+        done.store(true, Relaxed);
+        (looks.join().unwrap(), worked)
+    })
+}
+
+fn vip_of(instance: &Instance) -> Value {
+    let output = instance.baton.cli(&["--json", "vip"]);
+    serde_json::from_slice(&output.stdout).unwrap_or_default()
+}
+
+fn restart(instance: &mut Instance) {
+    instance.baton = Baton::start_with(&instance.host, &instance.directory);
+    instance.baton.wait_until_ready();
+}
+
+#[test]
+fn the_built_in_vip_leaves_a_host_whose_baton_is_killed_or_hung_or_that_is_cut_off_and_does_not_come_back() {
+    let Some((scene, _servers, mut all)) = fleet("built-in vip", 2) else { return };
+    served_after(&scene, &Stopwatch::start());
+    let hosts = [scene.host(0).clone(), scene.host(1).clone()];
+    let mut moves = Vec::new();
+    for fault in ["cut off", "killed", "hung", "cut off", "killed and started at once"] {
+        all.iter().for_each(|instance| instance.baton.wait_until_ready());
+        for (one, other) in [(0, 1), (1, 0)] {
+            all[one].wait_synced(all[other].name);
+        }
+        let had = owner(&all);
+        let gets = 1 - had;
+        let (both, took) = both_had_it(&[&hosts[0], &hosts[1]], || {
+            let watch = Stopwatch::start();
+            match fault {
+                "killed" => all[had].baton.process.kill(),
+                "hung" => all[had].baton.process.stop(),
+                "cut off" => all[had].host.link_down(),
+                _ => {
+                    all[had].baton.process.kill();
+                    restart(&mut all[had]);
+                }
+            }
+            eventually(LONG, "the other has the VIP", || has_vip(&all[gets]));
+            let took = served_after(&scene, &watch);
+            match fault {
+                "killed" => restart(&mut all[had]),
+                "hung" => all[had].baton.process.go_on(),
+                "cut off" => all[had].host.link_up(),
+                _ => {}
+            }
+            // The host that is well again must not take it back: clients would be reset for nothing.
+            eventually(LONG, "one has the VIP", || !has_vip(&all[had]) && has_vip(&all[gets]));
+            wait::throughout(secs(2), "the VIP stays", || has_vip(&all[gets]) && !has_vip(&all[had]));
+            took
+        });
+        moves.push(format!("{fault} {} ms (both had it for {} ms)", took.as_millis(), both.as_millis()));
+    }
+    println!("from the fault until both addresses are served again: {}", moves.join(", "));
+}
+
+#[test]
+fn two_parted_hosts_both_have_the_built_in_vip_and_the_earlier_owner_yields_when_they_meet() {
+    let Some((scene, _servers, all)) = fleet("built-in vip parted", 2) else { return };
+    served_after(&scene, &Stopwatch::start());
+    let first = owner(&all);
+    let second = 1 - first;
+    all.iter().for_each(|instance| instance.host.isolate(true));
+    eventually(LONG, "both have the VIP", || all.iter().all(has_vip));
+    served_after(&scene, &Stopwatch::start());
+    let watch = Stopwatch::start();
+    all.iter().for_each(|instance| instance.host.isolate(false));
+    eventually(LONG, "the earlier owner yields", || !has_vip(&all[first]) && has_vip(&all[second]));
+    println!("one owner {:?} after the hosts met again", watch.elapsed());
+    let vip: IpAddr = VIP.parse().unwrap();
+    let mac = all[second].host.mac();
+    eventually(secs(5), "the client knows the owner", || scene.lab.client.neighbour(vip) == Some(mac.clone()));
+    served_after(&scene, &Stopwatch::start());
+    wait::throughout(secs(2), "it stays", || !has_vip(&all[first]) && has_vip(&all[second]));
+}
+
+#[test]
+fn all_are_stopped_and_started_in_any_order_and_one_has_the_built_in_vip() {
+    let Some((scene, _servers, mut all)) = fleet("built-in vip stopped", 3) else { return };
+    for order in [[0, 1, 2], [2, 0, 1], [1, 2, 0]] {
+        served_after(&scene, &Stopwatch::start());
+        for number in order {
+            let instance = &mut all[number];
+            let had = has_vip(instance);
+            instance.baton.process.signal(Signal::TERM);
+            instance.baton.process.wait(LONG);
+            assert!(!has_vip(instance), "a clean stop leaves nothing behind");
+            if had && number != order[2] {
+                served_after(&scene, &Stopwatch::start());
+            }
+        }
+        for number in [order[1], order[2], order[0]] {
+            let instance = &mut all[number];
+            instance.baton = Baton::start_with(&instance.host, &instance.directory);
+        }
+        owner(&all);
+    }
+}
+
+#[test]
+fn a_built_in_vip_that_something_removes_is_added_again() {
+    let Some((scene, _servers, all)) = fleet("built-in vip removed", 2) else { return };
+    served_after(&scene, &Stopwatch::start());
+    let instance = &all[owner(&all)];
+    for address in [format!("{VIP}/32"), format!("{VIP6}/128")] {
+        instance.host.run(&format!("ip address del {address} dev eth0"));
+        eventually(secs(2), "it is back", || instance.host.has_address(&address));
+    }
+    assert!(!instance.baton.events_of("vip_restored").is_empty());
+    wait::throughout(secs(3), "the lease is renewed", || has_vip(instance));
+}
+
+#[test]
+fn the_built_in_vip_stays_while_baton_is_upgraded_and_leaves_when_the_host_is_evacuated() {
+    let Some((scene, _servers, all)) = fleet("built-in vip upgraded", 2) else { return };
+    served_after(&scene, &Stopwatch::start());
+    all[0].wait_synced(all[1].name);
+    all[1].wait_synced(all[0].name);
+    let had = owner(&all);
+    let mut conn = scene.lab.client.connect(places()[0]);
+    conn.echo(1, 1000);
+    let upgraded = all[had].baton.cli(&["upgrade"]);
+    assert!(upgraded.status.success(), "{upgraded:?}");
+    wait::throughout(secs(4), "it stays", || has_vip(&all[had]) && !has_vip(&all[1 - had]));
+    conn.echo(2, 1000);
+    drop(conn);
+    let view = vip_of(&all[1 - had]);
+    assert_eq!((&view["view"]["holder"], &view["view"]["part"]), (&all[had].name.into(), &"stands".into()), "{view}");
+    all[had].wait_synced(all[1 - had].name);
+    all[1 - had].wait_synced(all[had].name);
+    let evacuated = all[had].baton.cli(&["evacuate", "--deadline", "5s"]);
+    println!("{}", String::from_utf8_lossy(&evacuated.stdout));
+    assert!(evacuated.status.success(), "{evacuated:?}");
+    assert_eq!(owner(&all), 1 - had);
+    served_after(&scene, &Stopwatch::start());
+}
+
+#[test]
+fn hooks_hear_of_a_gain_and_of_a_loss() {
+    let Some(scene) = Scene::new("built-in vip hooks", 2) else { return };
+    let _servers = scene.serve();
+    let file = scene.lab.directory().join("hooks");
+    let script = scene.lab.directory().join("hook");
+    std::fs::write(&script, format!("#!/bin/sh\necho \"$@\" >> {}\n", file.display())).unwrap();
+    let hook = |name: &str| vec!["/bin/sh".to_owned(), script.display().to_string(), name.to_owned()];
+    let launch = |number: usize| {
+        let name = ["lb-a", "lb-b"][number];
+        let config = config(&scene, number).vip("on_gain", hook(name)).vip("on_loss", hook(name));
+        scene.launch(number, &config)
+    };
+    let first = launch(0);
+    eventually(LONG, "the first has the VIP", || has_vip(&first));
+    let second = launch(1);
+    first.wait_synced("lb-b");
+    second.wait_synced("lb-a");
+    first.baton.process.signal(Signal::TERM);
+    eventually(LONG, "the second has the VIP", || has_vip(&second));
+    let addresses = format!("{VIP} {VIP6}");
+    let expected =
+        [format!("lb-a gain {addresses}"), format!("lb-a loss {addresses}"), format!("lb-b gain {addresses}")];
+    eventually(LONG, "all hooks have run", || {
+        let said = std::fs::read_to_string(&file).unwrap_or_default();
+        let mut said: Vec<_> = said.lines().map(str::to_owned).collect();
+        said.sort();
+        said == expected
+    });
+}
+
+/// The procedure of docs/vip.md, host by host.
+#[test]
+fn a_fleet_is_moved_from_keepalived_to_the_built_in_vip_without_a_reset() {
+    let Some(scene) = Scene::new("keepalived to built-in", 2) else { return };
+    let _servers = scene.serve();
+    let own = |number: usize| {
+        let config = scene.config(number).peers("sync_deadline", "2s");
+        config.frontend("listen", vec![format!("{VIP}:6443")])
+    };
+    let all: Vec<_> = (0..2).map(|number| scene.launch(number, &own(number))).collect();
+    let mover = |number: usize, priority: u8| {
+        let (here, there) = (&all[number], &all[1 - number]);
+        keepalived(&here.host, &there.host, &here.directory, &here.baton, (priority, &[]))
+    };
+    let first = mover(0, 100);
+    eventually(LONG, "the first has the VIP", || has_vip(&all[0]));
+    let second = mover(1, 90);
+    all[0].wait_synced("lb-b");
+    all[1].wait_synced("lb-a");
+    let place = places()[0];
+    let mut conns: Vec<_> = (0..20).map(|_| scene.lab.client.connect(place)).collect();
+    let mut seed = 0;
+    let mut all_answer = || {
+        seed += 1;
+        conns.iter_mut().for_each(|conn| conn.echo(seed, 1000));
+    };
+    all_answer();
+    let turn_over = |number: usize| {
+        let config = own(number).vip("addresses", vec![format!("{VIP}/32")]).vip("interface", "eth0");
+        all[number].baton.write_config(&config);
+        all[number].reload();
+    };
+    let part_of = |number: usize| vip_of(&all[number])["view"]["part"].as_str().unwrap_or_default().to_owned();
+
+    second.signal(Signal::TERM);
+    second.wait(LONG);
+    turn_over(1);
+    eventually(LONG, "the second stands by", || part_of(1) == "stands");
+    all_answer();
+    turn_over(0);
+    eventually(LONG, "the first has found it", || part_of(0) == "holds");
+    all_answer();
+    first.signal(Signal::TERM);
+    first.wait(LONG);
+    eventually(LONG, "the first has added it again", || has_vip(&all[0]));
+    wait::throughout(secs(3), "it stays", || has_vip(&all[0]) && !has_vip(&all[1]));
+    all_answer();
+    // And now without keepalived.
+    all[0].host.link_down();
+    eventually(LONG, "the second has the VIP", || has_vip(&all[1]));
+    let served = || scene.lab.client.try_connect(place, ms(100)).is_ok_and(|mut conn| conn.try_echo(1, 1000).is_ok());
+    eventually(LONG, "the VIP is served", served);
+}
+
+#[test]
+fn the_built_in_vip_follows_a_reload() {
+    let Some(scene) = Scene::new("built-in vip reloaded", 1) else { return };
+    let _servers = scene.serve();
+    let host = scene.host(0);
+    host.second_link("eth1");
+    let said = scene.lab.directory().join("hooks");
+    let hook = |name: &str| {
+        let command = format!("echo {name} \"$@\" >> {}", said.display());
+        vec!["/bin/sh".to_owned(), "-c".to_owned(), command, "hook".to_owned()]
+    };
+    let own = || config(&scene, 0).alone();
+    let instance = scene.launch(0, &own());
+    let on = |interface: &str, address: &str| {
+        !host.run(&format!("ip -o address show dev {interface} to {address}")).is_empty()
+    };
+    eventually(LONG, "it has both", || on("eth0", VIP) && on("eth0", VIP6));
+    let follow = |config: &Config| {
+        instance.baton.write_config(config);
+        instance.reload();
+    };
+    let named = |addresses: &[&str]| addresses.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
+    let one = || own().vip("addresses", named(&[VIP])).vip("priority", 7);
+    follow(&one());
+    eventually(LONG, "one is gone", || on("eth0", VIP) && !on("eth0", VIP6));
+    eventually(LONG, "the priority is another", || vip_of(&instance)["view"]["priority"] == 7);
+    let hooked =
+        |interface: &str| one().vip("interface", interface).vip("on_gain", hook("gained")).vip("on_loss", hook("lost"));
+    follow(&hooked("eth1"));
+    eventually(LONG, "it is on the other interface", || !on("eth0", VIP) && on("eth1", VIP));
+    follow(&hooked("eth0"));
+    eventually(LONG, "it is back", || on("eth0", VIP) && !on("eth1", VIP));
+    follow(&hooked("eth0").vip("mode", "external"));
+    eventually(LONG, "another program has it to move", || !on("eth0", VIP) && !on("eth1", VIP));
+    let expected = format!("gained gain {VIP}\nlost loss {VIP}\ngained gain {VIP}\nlost loss {VIP}\n");
+    eventually(LONG, "the hooks have run", || std::fs::read_to_string(&said).unwrap_or_default() == expected);
+}

@@ -15,6 +15,7 @@ use super::connection::{Admitted, Input, Site};
 use crate::config::{self, Config, PeerKey};
 use crate::essential;
 use crate::model::ends::Key;
+use crate::model::fleet::vip::{VipStanding, address_set};
 use crate::model::fleet::{
     BeatKey, Epoch, Exchange, Farewell, Hello, InstanceName, KnowsQuery, Liveness, Member, Message, Notice, Own,
     PeerCommand, Remote,
@@ -120,7 +121,12 @@ pub(crate) fn start(
     let (orders, orders_receiver) = mpsc::channel(4);
     let now_ns = now_ns();
     let room = Arc::new(Notify::new());
-    let exchange = Exchange::new(own, &members(&settings), now_ns);
+    let mut exchange = Exchange::new(own, &members(&settings), now_ns);
+    if let Some(vip) = &running.vip {
+        // From its first message on: peers would consider an address that an earlier process left here as held without Baton.
+        let (priority, addresses) = (vip.priority, address_set(&vip.addresses));
+        exchange.set_vip(VipStanding { priority, addresses, ..VipStanding::default() }, now_ns);
+    }
     let site = Site { keys: settings.keys(), hello: exchange.hello(), inputs: inputs_sender, room };
     let mut hub = Hub {
         table,

@@ -65,7 +65,9 @@ pub(super) struct Session {
     resyncs: u64,
     round_trip_us: u64,
     vips: Vec<IpAddr>,
-    /// How it stood to the VIP when it last said so.
+    /// This process of it has said which addresses its host has.
+    has_told_addresses: bool,
+    /// How this process of it stood to the VIP when it last said so.
     pub vip: Option<VipStanding>,
     pub why_not: Option<String>,
     pub health_state: PeerReport,
@@ -163,6 +165,7 @@ impl Session {
             resyncs: 0,
             round_trip_us: 0,
             vips: Vec::new(),
+            has_told_addresses: false,
             vip: None,
             why_not: Some(why_not.to_owned()),
             health_state,
@@ -177,7 +180,7 @@ impl Session {
             self.health_state = PeerReport::Awaited { since_ns: now_ns };
         }
         if self.epoch != hello.epoch {
-            (self.synced, self.vip) = (false, None);
+            (self.synced, self.vip, self.has_told_addresses) = (false, None, false);
             (self.witnessed_ns, self.beat_ns, self.beat_key, self.beat_number) = (None, None, None, 0);
         }
         self.epoch = hello.epoch;
@@ -268,7 +271,8 @@ impl Session {
             Liveness::Left(Farewell::Stopped) => None,
             _ => self.heard_at_ns().map(|at_ns| now_ns.saturating_sub(at_ns)),
         };
-        let has_address = self.vips.iter().any(|ip| of.contains(ip));
+        // The addresses that the process before had may be gone.
+        let has_address = self.has_told_addresses && self.vips.iter().any(|ip| of.contains(ip));
         PeerVip { name: self.name.clone(), silence_ns, standing: self.vip, has_address }
     }
 
@@ -395,6 +399,7 @@ impl Session {
                     return Err(Fault::TooLong);
                 }
                 self.vips.clone_from(&vips);
+                self.has_told_addresses = true;
                 remotes.push_back(Remote::Addresses { owner: owner(), vips });
             }
             Message::BeatKey(key) => self.beat_key = Some(key),

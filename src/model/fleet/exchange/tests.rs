@@ -530,3 +530,44 @@ fn who_may_not_have_heard_of_its_end_is_told_of_to_a_peer_that_was_not_linked_th
     fleet.link(0, 1);
     assert_eq!(heard(&mut fleet), [one(1), one(2)]);
 }
+
+/// Found as a holder that gave the VIP up to a peer that had just been restarted and had lost it long ago.
+#[test]
+fn a_new_process_of_a_peer_has_no_vip_before_it_says_so() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    let vip: [IpAddr; 1] = ["10.0.0.100".parse().unwrap()];
+    let seen = |fleet: &Fleet| fleet.instances[0].vip_peers(&vip, fleet.now_ns).remove(0);
+    fleet.instances[1].handle_command(PeerCommand::Addresses(vip.to_vec()), fleet.now_ns);
+    fleet.talk();
+    assert_eq!((seen(&fleet).has_address, seen(&fleet).standing), (true, None));
+    let standing = VipStanding { claim: 7, ..VipStanding::default() };
+    fleet.instances[1].set_vip(standing, fleet.now_ns);
+    fleet.talk();
+    assert_eq!(seen(&fleet).standing, Some(standing));
+    fleet.instances[0].handle_loss(&name("b"), "it was killed", fleet.now_ns);
+    assert_eq!((seen(&fleet).has_address, seen(&fleet).standing), (true, Some(standing)), "only the link is gone");
+    let hello = Hello { epoch: Epoch(2), ..fleet.instances[1].hello() };
+    fleet.instances[0].handle_link(&hello, fleet.now_ns).unwrap();
+    assert_eq!((seen(&fleet).has_address, seen(&fleet).standing), (false, None));
+}
+
+#[test]
+fn a_standing_comes_by_the_link_by_the_beat_and_with_a_new_link() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    let seen = |fleet: &Fleet| fleet.instances[0].vip_peers(&[], fleet.now_ns).remove(0);
+    let standing = |claim| VipStanding { claim, ..VipStanding::default() };
+    fleet.instances[1].set_vip(standing(1), fleet.now_ns);
+    let BeatTo { beat, .. } = fleet.instances[1].poll_beat(fleet.now_ns).expect("a beat at once");
+    fleet.instances[0].handle_beat(&name("b"), beat, fleet.now_ns);
+    assert_eq!(seen(&fleet).standing, Some(standing(1)));
+    fleet.instances[1].set_vip(standing(2), fleet.now_ns);
+    fleet.talk();
+    assert_eq!(seen(&fleet).standing, Some(standing(2)));
+    for (at, of) in [(0, "b"), (1, "a")] {
+        fleet.instances[at].handle_loss(&name(of), "it was cut", fleet.now_ns);
+    }
+    fleet.instances[1].set_vip(standing(3), fleet.now_ns);
+    fleet.link(0, 1);
+    fleet.talk();
+    assert_eq!(seen(&fleet).standing, Some(standing(3)));
+}

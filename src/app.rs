@@ -67,7 +67,7 @@ use upgrade::new::StartingInstance;
 pub(crate) use reload::Reloader;
 pub(crate) use upgrade::{Replacement, Succession, Upgrader};
 
-/// How long a stop waits until the VIP is given up: the kernel removes the addresses by itself after the lease.
+/// Limit for a stop's wait until the holder has given up the VIP. After the lease the kernel removes the addresses by itself.
 const GIVE_UP_MAX: Duration = Duration::from_secs(1);
 const GIVE_UP_LOOK: Duration = Duration::from_millis(5);
 
@@ -470,7 +470,7 @@ impl Core {
 }
 
 impl Core {
-    /// Looks after the VIP, if it is built in. `is_successor`: another process of this host did so before.
+    /// Starts the VIP's holder. `is_successor`: this is the new process of an upgrade.
     fn hold_vip(self: &Arc<Self>, metrics: &Arc<Metrics>, is_successor: bool) {
         let (table, ports) = (&self.table, &self.ports);
         let parts = HolderParts {
@@ -498,7 +498,7 @@ impl Core {
         }
     }
 
-    /// Returns once this process has given up the VIP, as it does when it is about to stop, or soon after.
+    /// Waits until the holder has given up the VIP, but no longer than the limit.
     async fn vip_is_given_up(&self) {
         let is_held = || self.ports.vip.is_held();
         let until_ns = now_ns() + GIVE_UP_MAX.as_nanos() as u64;

@@ -58,7 +58,7 @@ pub struct Config {
     /// `None`: this instance is alone.
     pub peers: Option<Peers>,
     pub failover: FailoverSettings,
-    /// `None`: another program moves the VIP, or nothing does.
+    /// `None`: Baton does not move the VIP.
     pub vip: Option<VipSettings>,
     /// At least one; names are unique.
     pub frontends: Vec<Arc<Frontend>>,
@@ -167,9 +167,9 @@ pub(crate) struct VipSettings {
     /// At least one.
     pub addresses: Vec<IpAddr>,
     pub interface: Arc<str>,
-    /// Of several instances that could take the VIP, the one with the highest does.
+    /// Of several equal instances, the one with the highest priority takes the VIP.
     pub priority: u8,
-    /// A program with its arguments, run when this host has got the VIP. Empty: none.
+    /// The program, with its arguments, that Baton runs when this host has got the VIP. Empty: none.
     pub on_gain: Vec<String>,
     pub on_loss: Vec<String>,
 }

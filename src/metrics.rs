@@ -102,7 +102,7 @@ pub struct Metrics {
     pub upgrades: Upgrades,
     /// 1 while Baton has this address of the VIP on this host.
     pub vip_held: Family<AddressLabels, Gauge>,
-    /// How often this host has got the VIP.
+    /// Counts the times that this host got the VIP.
     pub vip_gains: Counter,
     /// 1 while another host also has this address.
     pub vip_duplicate: Family<AddressLabels, Gauge>,

@@ -10,7 +10,7 @@
 //!   workers, engine ─▶ fleet ────────▶ the peer link
 //!   workers ─────────▶ ended ────────▶ the log of ended flows
 //!   workers, engine ─▶ suspicion ────▶ health
-//!   whoever has the VIP ◀▶ vip ◀─────▶ the peer link
+//!   the VIP's holder ◀───▶ vip ◀─────▶ the peer link
 //!   workers ─────────▶ strangers ────▶ health
 //! ```
 //! The last two belong to one backend, or to the registry of all: the table has them beside its entries. `AllPorts` has

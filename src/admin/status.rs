@@ -134,11 +134,11 @@ pub struct PeersReport {
 pub(crate) struct VipReport {
     /// This instance's name; `None`: it has none.
     pub name: Option<InstanceName>,
-    /// Empty: Baton does not move it.
+    /// Empty: Baton does not move the VIP.
     pub addresses: Vec<IpAddr>,
     pub interface: String,
     pub view: Option<VipView>,
-    /// When it came and went, and why: the latest.
+    /// The latest moves, with their reasons.
     pub moves: Vec<Event>,
 }
 

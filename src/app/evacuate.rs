@@ -143,7 +143,7 @@ pub(super) fn check(core: &Core, asked: &EvacuationRequest) -> EvacuationCheck {
     }
     let here = core.table.fleet.places().here.clone();
     let track_file = core.config.load().failover.track_file.clone();
-    // Those that Baton moves itself leave.
+    // The holder moves Baton's own VIP away.
     let own = core.config.load().vip.as_ref().map(|vip| vip.addresses.clone()).unwrap_or_default();
     let others: Vec<_> = here.iter().copied().filter(|ip| !own.contains(ip)).collect();
     let stays = if obstacles.is_empty() { mover::missing(&others, track_file.as_deref()) } else { Vec::new() };

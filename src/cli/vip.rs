@@ -1,4 +1,4 @@
-//! `baton vip`.
+//! `baton vip` shows the holder of the VIP.
 
 use std::process::ExitCode;
 
@@ -13,7 +13,7 @@ use crate::model::weight::Weight;
 
 #[derive(clap::Args, Clone, Debug)]
 pub(super) struct VipArguments {
-    /// Says as well why the VIP is where it is, what would move it, and why it moved before.
+    /// Also shows why the VIP is on its host, which events would move it, and why it moved before.
     #[arg(long)]
     why: bool,
 }

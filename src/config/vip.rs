@@ -1,4 +1,4 @@
-//! `[vip]`.
+//! `[vip]`: the addresses that Baton itself moves between hosts.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::section::{Element, Section};
 use super::{Peers, VipSettings};
 use crate::addr::VipAddr;
 
-/// Reads `[vip]`. `None`: another program moves the VIP, or nothing does. `listen`: of all frontends.
+/// Reads `[vip]`. `None`: Baton does not move the VIP. `listen` has the addresses of all frontends.
 pub(super) fn read(section: &Section, peers: Option<&Peers>, listen: &[Element<VipAddr>]) -> Option<VipSettings> {
     let addresses = section.list("addresses", &LoneAddress);
     let is_named = !section.is_absent_or_empty("addresses");
@@ -70,7 +70,7 @@ fn check(section: &Section, addresses: &[Element<IpAddr>], peers: Option<&Peers>
     }
 }
 
-/// A program with its arguments; it is run without a shell.
+/// A program with its arguments, which Baton runs without a shell.
 fn command(section: &Section, key: &str) -> Vec<String> {
     let words = section.list(key, &CommandWord);
     if let Some(program) = words.first().filter(|program| !Path::new(&program.value).is_absolute()) {
@@ -80,7 +80,7 @@ fn command(section: &Section, key: &str) -> Vec<String> {
     words.into_iter().map(|word| word.value).collect()
 }
 
-/// Whether Baton moves the VIP itself.
+/// Which program moves the VIP.
 const MODE: OneOf<bool> = OneOf(&[("built-in", true), ("external", false)]);
 const OTHERS: [&str; 5] = ["addresses", "interface", "priority", "on_gain", "on_loss"];
 

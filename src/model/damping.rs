@@ -27,7 +27,7 @@ impl Penalty {
         self.held |= self.value > policy.suppress;
     }
 
-    /// Whether it is held back at `now_ns`.
+    /// Whether the penalty holds its subject back at `now_ns`.
     pub(in crate::model) fn holds(&mut self, policy: &DampingPolicy, now_ns: u64) -> bool {
         self.held &= self.at(policy, now_ns) >= policy.reuse;
         self.held

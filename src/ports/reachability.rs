@@ -23,7 +23,7 @@ impl Reachability {
         self.client_ns.load(Relaxed)
     }
 
-    /// The health checker wants to know whether clients are heard.
+    /// The health checker, or the VIP's holder, asks whether this host hears clients.
     pub(crate) fn want_clients(&self) {
         self.wanted.store(true, Relaxed);
     }

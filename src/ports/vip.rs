@@ -1,4 +1,4 @@
-//! Between whoever decides about the VIP, the peer link, and the wiring that knows of evacuations and stops.
+//! Between the VIP's holder, the peer link, the failover and `app`, which knows of evacuations and stops.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering::*};
@@ -8,30 +8,30 @@ use tokio::sync::watch;
 
 use crate::model::fleet::vip::{PeerVip, VipStanding};
 
-/// What they know of each other. Without a built-in VIP nothing of it is used.
+/// The state that they share. Unused if Baton does not move the VIP.
 #[derive(Debug, Default)]
 pub(crate) struct VipPort {
     talk: Mutex<VipTalk>,
-    /// An evacuation wants the VIP to be elsewhere.
+    /// An evacuation moves the VIP to another host.
     evacuated: AtomicBool,
-    /// This host has the VIP by this process's hand.
+    /// This process has added the VIP to this host.
     held: AtomicBool,
-    /// The addresses are to be on `lo` as well: they are about to leave.
-    keeping: watch::Sender<bool>,
+    /// The failover must add the addresses to `lo`, because they are about to leave the interface.
+    leaving: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
 struct VipTalk {
-    /// The addresses of the VIP; empty: it is not built in.
+    /// The addresses of the VIP; empty: Baton does not move it.
     addresses: Vec<IpAddr>,
-    /// What the peers are to be told.
+    /// The standing that the link has not sent yet.
     untold: Option<VipStanding>,
-    /// The peers, and when the link looked at them (monotonic ns).
+    /// The peers, and when the link looked at them, in monotonic ns.
     peers: Option<(u64, Vec<PeerVip>)>,
 }
 
 impl VipPort {
-    /// Which addresses are the VIP from now on. None: it is not built in any more.
+    /// Sets the VIP's addresses from now on. None: Baton does not move it any more.
     pub(crate) fn set_addresses(&self, addresses: Vec<IpAddr>) {
         let mut talk = self.talk();
         if talk.addresses != addresses {
@@ -39,27 +39,27 @@ impl VipPort {
         }
     }
 
-    /// Empty: nobody wants to know about the peers.
+    /// Empty: the link need not show the peers.
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         self.talk().addresses.clone()
     }
 
-    /// Leaves word for the peers; the link looks every few milliseconds.
+    /// Leaves the standing for the link, which looks every few milliseconds.
     pub(crate) fn tell(&self, standing: VipStanding) {
         self.talk().untold = Some(standing);
     }
 
-    /// What the peers are to be told, if that is new.
+    /// Takes the standing that the link has not sent yet.
     pub(crate) fn take_untold(&self) -> Option<VipStanding> {
         self.talk().untold.take()
     }
 
-    /// The peers as they are at `now_ns`.
+    /// Shows the peers' state at `now_ns`.
     pub(crate) fn show_peers(&self, now_ns: u64, peers: Vec<PeerVip>) {
         self.talk().peers = Some((now_ns, peers));
     }
 
-    /// As they were last shown, and when that was.
+    /// The peers as the link last showed them, and when that was.
     pub(crate) fn peers(&self) -> Option<(u64, Vec<PeerVip>)> {
         self.talk().peers.clone()
     }
@@ -80,13 +80,13 @@ impl VipPort {
         self.held.store(held, Release);
     }
 
-    /// Whether the frontends' addresses are to be on `lo` as well, before they leave.
-    pub(crate) fn keeping(&self) -> watch::Receiver<bool> {
-        self.keeping.subscribe()
+    /// Whether the failover must add the frontends' addresses to `lo`.
+    pub(crate) fn leaving(&self) -> watch::Receiver<bool> {
+        self.leaving.subscribe()
     }
 
-    pub(crate) fn set_keeping(&self, keeping: bool) {
-        self.keeping.send_if_modified(|now| std::mem::replace(now, keeping) != keeping);
+    pub(crate) fn set_leaving(&self, leaving: bool) {
+        self.leaving.send_if_modified(|now| std::mem::replace(now, leaving) != leaving);
     }
 
     fn talk(&self) -> MutexGuard<'_, VipTalk> {

@@ -26,11 +26,11 @@ pub(crate) struct Claim {
     pub mac: Mac,
 }
 
-/// What another host says about an address.
+/// Another host's message about an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Overheard {
     Claim(Claim),
-    /// It asks, in nobody's name, who has it: it has it or wants it.
+    /// The host probes for the address (RFC 5227): it has the address or wants it.
     Question(Claim),
 }
 
@@ -56,7 +56,7 @@ impl ArpSocket {
         self.0.heard(claim)
     }
 
-    /// As [`ArpSocket::heard`], questions of others included.
+    /// As [`ArpSocket::heard`], with other hosts' probes.
     pub(crate) fn overheard(&self) -> Option<Overheard> {
         self.0.heard(|frame| claim(frame).map(Overheard::Claim).or_else(|| question(frame).map(Overheard::Question)))
     }
@@ -85,7 +85,7 @@ fn claim(frame: &[u8]) -> Option<Claim> {
     (!address.is_unspecified()).then_some(Claim { address: address.into(), mac })
 }
 
-/// Which address a frame asks for in nobody's name, and who asks.
+/// The address that a probe asks for, and the asking host.
 fn question(frame: &[u8]) -> Option<Claim> {
     let arp = frame.get(ETHERNET_LENGTH..FRAME_LENGTH)?;
     let nobody = arp[..6] == KIND && arp[6..8] == REQUEST.to_be_bytes() && arp[14..18] == [0; 4];

@@ -22,7 +22,7 @@ pub struct FleetView {
     resyncs_before: ArcSwap<BTreeMap<String, u64>>,
     /// Where the frontends' addresses are on this host.
     places: ArcSwap<Places>,
-    /// Who has the VIP, as this instance sees it. `None`: it is not built in.
+    /// The VIP as this instance sees it. `None`: Baton does not move it.
     vip: ArcSwapOption<VipView>,
     pub census: FleetCensus,
 }

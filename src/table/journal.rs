@@ -97,25 +97,25 @@ pub enum What {
     VipLeftBehind {
         address: IpAddr,
     },
-    /// This host has the VIP from now on, by Baton's hand.
+    /// Baton has added the VIP to this host.
     VipGained {
         vip: String,
         why: String,
     },
-    /// Baton has removed it from this host.
+    /// Baton has removed the VIP from this host.
     VipGivenUp {
         vip: String,
         why: String,
     },
-    /// Something else had removed the addresses from this host, and Baton has added them again.
+    /// Another program had removed the addresses from this host, and Baton has added them again.
     VipRestored {
         vip: String,
     },
-    /// Nobody is known to have the VIP, and yet this host answers for it.
+    /// No instance says that it has the VIP, and yet the host `by` answers for it.
     VipAnswered {
         by: String,
     },
-    /// The addresses cannot be added.
+    /// Baton cannot add the addresses.
     VipRefused {
         error: String,
     },

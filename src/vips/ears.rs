@@ -37,7 +37,7 @@ impl Ears {
         }
     }
 
-    /// As [`Ears::heard`], with the questions that other hosts ask by ARP.
+    /// As [`Ears::heard`], with other hosts' ARP probes.
     pub(super) fn overheard(&self, max: usize) -> Vec<Overheard> {
         let arp = self.arp.iter().flat_map(|arp| std::iter::from_fn(|| arp.overheard()).take(max));
         let discovery = self.discovery.iter().flat_map(|it| std::iter::from_fn(|| it.heard()).take(max));

@@ -1,12 +1,12 @@
-//! Carries out what `model::fleet::vip` decides: asks for the VIP's addresses, adds them, renews them, announces them and removes them.
+//! Carries out the decisions of `model::fleet::vip`: asks for the VIP's addresses, adds them, renews them, announces them and removes them.
 //!
 //! ```text
-//!   peer link ──peers──▶ │        │ ──how this instance stands──▶ peer link
+//!   peer link ──peers──▶ │        │ ────own standing────────────▶ peer link
 //!   ARP, ND ────answers─▶ │ holder │ ──questions, announcements──▶ the wire
 //!   netlink ──addresses─▶ │        │ ──leases──▶ this host's addresses
 //! ```
-//! It has a thread of its own: an address must be renewed within its lease, whatever else this process does. A process that does not run
-//! renews nothing, and its kernel removes the address.
+//! The holder has a thread of its own, because it must renew an address within its lease, however busy the process is. A process that does
+//! not run renews nothing, and its kernel removes the address.
 
 mod hearing;
 mod hooks;
@@ -47,24 +47,24 @@ use crate::table::journal::{Journal, What};
 use hearing::VipHearing;
 use hooks::Hooks;
 
-/// Between two looks; and without a VIP to look after.
+/// Interval between two looks with a VIP, and without one.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 const IDLE_EVERY: Duration = Duration::from_millis(250);
-/// What no event tells is asked for this often.
+/// Interval between two looks at states that send no notifications.
 const CHECK_EVERY_NS: u64 = 100_000_000;
 const SHOW_EVERY_NS: u64 = 100_000_000;
-/// The peer link looks every few milliseconds; behind this its silence is its own.
+/// The peer link looks at the peers every few milliseconds; if its last look is older than this, the link itself does not run.
 const LINK_LOOKS_NS: u64 = 100_000_000;
-/// A successor is as ready as the process before it was, until it has heard its peers itself.
+/// For this long the new process of an upgrade counts as ready while it starts, as the old process was.
 const SUCCESSION_NS: u64 = 10_000_000_000;
-/// How long an address that leaves is waited for on `lo`, and how long all of them stay there at least.
+/// Limit for the wait until the failover has added the leaving addresses to `lo`, and how long they stay there at least.
 const KEPT_WITHIN: Duration = Duration::from_millis(150);
 const KEEP_NS: u64 = 5_000_000_000;
 const LEASE_SECONDS: u32 = (LEASE_NS / 1_000_000_000) as u32;
-/// Frames that are read at one look.
+/// Frames that one look reads.
 const FRAMES_MAX: usize = 1024;
 
-/// What it may touch.
+/// The parts of the state and the ports that the holder uses.
 #[derive(Debug)]
 pub(crate) struct HolderParts {
     pub vip: Part<VipPort>,
@@ -72,24 +72,24 @@ pub(crate) struct HolderParts {
     pub fleet_view: Part<FleetView>,
     pub registry: Part<Registry>,
     pub reachability: Part<Reachability>,
-    /// To have clients listened for.
+    /// Wakes the engine, which listens for clients.
     pub engine: Part<EngineWake>,
     pub journal: Part<Journal>,
     pub beats: Part<LoopBeats>,
 }
 
-/// What it follows of the instance that it belongs to.
+/// The holder's view of its instance.
 pub(crate) struct HolderHost {
     pub config: watch::Receiver<Arc<Config>>,
     pub phase: DrainWatch,
-    /// No thread of this process hangs.
+    /// Whether no thread of this process hangs.
     pub is_live: Box<dyn Fn() -> bool + Send>,
-    /// Another process of this host was there before, and its VIP is this one's.
+    /// Whether an upgrade started this process: it gets the old process's VIP.
     pub is_successor: bool,
     pub metrics: Arc<Metrics>,
 }
 
-/// Starts it, on a thread of its own, with or without a VIP to look after: a reload may bring one.
+/// Starts the holder's thread, also without a VIP, because a reload may add one.
 pub(crate) fn start(parts: HolderParts, host: HolderHost) -> io::Result<()> {
     essential::thread("vip", move || {
         let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
@@ -111,9 +111,9 @@ struct VipHolder {
     watch: Option<Watch>,
     frames: Option<FrameSender>,
     began_ns: u64,
-    /// `None`: the VIP is not built in.
+    /// `None`: Baton does not move the VIP.
     built_in: Option<BuiltInVip>,
-    /// Until then addresses are kept on `lo` for this part.
+    /// The failover keeps addresses on `lo` for the holder until then.
     keeps_until_ns: Option<u64>,
     check_at_ns: u64,
     show_at_ns: u64,
@@ -121,7 +121,7 @@ struct VipHolder {
     is_following: bool,
 }
 
-/// A VIP, as it is configured, and what is known of it on this host.
+/// A VIP with its settings and its state on this host.
 struct BuiltInVip {
     settings: VipSettings,
     has_peers: bool,
@@ -183,7 +183,7 @@ impl VipHolder {
         }
     }
 
-    /// Takes over what the file says.
+    /// Follows a changed configuration.
     fn follow(&mut self) {
         let config = self.host.config.borrow_and_update().clone();
         let is_same =
@@ -219,7 +219,7 @@ impl VipHolder {
         });
     }
 
-    /// The file has another VIP, or none: what the next one has as well stays, and it finds that.
+    /// Ends a VIP that the file no longer has. Addresses that the next VIP has too stay on the host, and its machine finds them.
     fn end(&mut self, before: BuiltInVip, next: Option<&VipSettings>) {
         let stays = |ip: &IpAddr| {
             next.is_some_and(|next| next.interface == before.settings.interface && next.addresses.contains(ip))
@@ -247,7 +247,7 @@ impl VipHolder {
         let now_ns = now_ns();
         if self.keeps_until_ns.is_some_and(|until_ns| now_ns >= until_ns) {
             self.keeps_until_ns = None;
-            self.parts.vip.set_keeping(false);
+            self.parts.vip.set_leaving(false);
         }
         let Some(mut vip) = self.built_in.take() else { return };
         let has_changed = self.watch.as_ref().is_none_or(Watch::has_changed);
@@ -267,7 +267,7 @@ impl VipHolder {
         self.built_in = Some(vip);
     }
 
-    /// Another process of this host is about to see to the VIP: until it does, the addresses stay.
+    /// Keeps the addresses until the new process of an upgrade renews them.
     fn renew_only(&self, vip: &mut BuiltInVip, now_ns: u64) {
         if vip.machine.holds() && vip.presence() == VipPresence::Whole && now_ns >= vip.renewed_ns + LEASE_NS / 4 {
             vip.renewed_ns = now_ns;
@@ -329,7 +329,7 @@ impl VipHolder {
         }
     }
 
-    /// Why this instance must not have the VIP.
+    /// Why this instance must not have the VIP; `None`: it may.
     fn bar(&self) -> Option<VipBar> {
         match self.host.phase.phase() {
             LifePhase::Starting => Some(VipBar::Starting),
@@ -339,7 +339,7 @@ impl VipHolder {
         }
     }
 
-    /// Reads what other hosts say about the addresses.
+    /// Reads other hosts' claims to the addresses and their questions for them.
     fn overhear(&self, vip: &mut BuiltInVip, now_ns: u64) {
         let Some(own) = vip.ears.mac() else { return };
         for heard in vip.ears.overheard(FRAMES_MAX) {
@@ -362,7 +362,7 @@ impl VipHolder {
             VipOrder::Tell(standing) => self.parts.vip.tell(standing),
             VipOrder::Ask => {
                 for ip in &vip.settings.addresses {
-                    // An interface that has just gone down tells so by itself.
+                    // If the interface has just gone down, the next look at its carrier shows it.
                     let _ = vip.ears.ask(*ip);
                 }
                 vip.hearing.ask(&self.parts, &vip.ears, &vip.settings);
@@ -385,9 +385,9 @@ impl VipHolder {
         }
     }
 
-    /// Has the addresses on `lo` as well, before they leave: flows of this process may need them.
+    /// Has the failover add the addresses to `lo` before they leave the interface: flows of this process may need them.
     fn keep(&mut self, addresses: &[IpAddr]) {
-        self.parts.vip.set_keeping(true);
+        self.parts.vip.set_leaving(true);
         self.keeps_until_ns = Some(now_ns() + KEEP_NS);
         let until_ns = now_ns() + KEPT_WITHIN.as_nanos() as u64;
         let are_kept = || {
@@ -438,11 +438,11 @@ impl VipHolder {
     }
 }
 
-/// Looks at the interface.
+/// Reads the carrier and the addresses of the interface.
 fn see(vip: &mut BuiltInVip) {
     let interface = &*vip.settings.interface;
     vip.has_carrier = netdev::has_carrier(interface).unwrap_or(false);
-    // At an error it is as it was: what is missing is added, and what is not known to be here is not.
+    // After an error the last known addresses count.
     if let Ok(all) = netdev::addresses() {
         let on = all.into_iter().filter(|(name, _)| name == interface).map(|(_, ip)| ip);
         vip.here = on.filter(|ip| vip.settings.addresses.contains(ip)).collect();

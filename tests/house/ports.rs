@@ -47,6 +47,7 @@ const STATE: &[(&str, &str, &str)] = &[
 const SET_TWICE: &[(&str, &str)] = &[
     ("wake", "whoever has put something into the queue sets it for the part that waits"),
     ("complain", "late_resets and the worker send resets, and the first failure of either is logged"),
+    ("want_clients", "the health checker and the VIP's holder ask for clients, each for its own decision"),
     ("set_whole", "the offload engine, when it has recovered all; the wiring, where there is no engine"),
 ];
 

@@ -42,9 +42,10 @@ pub(super) struct FailoverControl {
     firewall: Firewall,
     untold: UntoldQueue,
     challenged: mpsc::UnboundedReceiver<u64>,
-    /// Whether an evacuation, or the VIP's holder, is about to remove addresses.
+    /// Whether an evacuation is about to remove addresses.
     keeping: watch::Receiver<bool>,
-    vip_keeping: watch::Receiver<bool>,
+    /// Whether the VIP's holder is about to remove addresses.
+    vip_leaving: watch::Receiver<bool>,
     config: watch::Receiver<Arc<Config>>,
     links: Links,
     /// Commands that the link has no room for yet.
@@ -88,7 +89,7 @@ impl FailoverControl {
             untold: UntoldQueue::default(),
             challenged,
             keeping: table.fleet.keeping(),
-            vip_keeping: table.vip.keeping(),
+            vip_leaving: table.vip.leaving(),
             config,
             links,
             backlog: VecDeque::new(),
@@ -131,7 +132,7 @@ impl FailoverControl {
                 ControlHeard::Network => self.network_changed(),
                 ControlHeard::Challenged(round) => self.machine.handle_challenged(now_ns(), round),
                 ControlHeard::Keeping => {
-                    let keeping = [&mut self.keeping, &mut self.vip_keeping].map(|it| *it.borrow_and_update());
+                    let keeping = [&mut self.keeping, &mut self.vip_leaving].map(|it| *it.borrow_and_update());
                     self.addresses.keep_ahead(keeping.contains(&true));
                     self.look_at_addresses();
                 }
@@ -183,7 +184,7 @@ impl FailoverControl {
             Some(round) = self.challenged.recv() => ControlHeard::Challenged(round),
             Ok(()) = self.config.changed() => ControlHeard::Reloaded,
             Ok(()) = self.keeping.changed() => ControlHeard::Keeping,
-            Ok(()) = self.vip_keeping.changed() => ControlHeard::Keeping,
+            Ok(()) = self.vip_leaving.changed() => ControlHeard::Keeping,
             () = tokio::time::sleep(due.min(wait)) => ControlHeard::Time,
         }
     }

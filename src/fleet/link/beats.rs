@@ -173,7 +173,7 @@ fn open(key: &BeatKey, bytes: &[u8]) -> Option<Beat> {
     Some(Beat { number, heard, vip: vip(rest) })
 }
 
-/// A sender of an earlier release says nothing about it, and one of a later release more.
+/// Reads the standing. A beat of an earlier release has none, and a beat of a later release may have more bytes.
 fn vip(rest: &[u8]) -> Option<VipStanding> {
     postcard::from_bytes::<Option<VipStanding>>(rest).ok().flatten()
 }

@@ -123,7 +123,8 @@ pub(crate) fn start(
     let room = Arc::new(Notify::new());
     let mut exchange = Exchange::new(own, &members(&settings), now_ns);
     if let Some(vip) = &running.vip {
-        // From its first message on: peers would consider an address that an earlier process left here as held without Baton.
+        // The standing goes out with the first message: else peers would take an address that an earlier process left here for one that
+        // another program moves.
         let (priority, addresses) = (vip.priority, address_set(&vip.addresses));
         exchange.set_vip(VipStanding { priority, addresses, ..VipStanding::default() }, now_ns);
     }

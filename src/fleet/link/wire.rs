@@ -27,7 +27,7 @@ pub(crate) const VERSIONS: Versions = Versions { lowest: Version::One as u16, hi
 pub enum Version {
     /// Messages in postcard.
     One = 1,
-    /// As version 1, with [`Message::Vip`].
+    /// Version 1 with [`Message::Vip`].
     Two = 2,
 }
 
@@ -94,7 +94,7 @@ impl std::fmt::Display for Versions {
 }
 
 impl Version {
-    /// Whether whoever speaks it knows such a message.
+    /// Whether an instance of this version knows such a message.
     pub(crate) fn has(self, message: &Message) -> bool {
         self >= Self::Two || !matches!(message, Message::Vip(_))
     }

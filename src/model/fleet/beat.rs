@@ -23,7 +23,7 @@ pub struct Beat {
     pub number: u64,
     /// The instances that the sender itself hears.
     pub heard: Vec<Heard>,
-    /// How the sender stands to the VIP, if it decides about one.
+    /// The sender's standing to the VIP, if its file has one.
     pub vip: Option<VipStanding>,
 }
 

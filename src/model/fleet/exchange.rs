@@ -121,7 +121,7 @@ pub struct Exchange {
     /// When the next beats are due, and how many there were.
     beat_due_ns: u64,
     beats: u64,
-    /// How this instance stands to the VIP. `None`: it does not decide about one.
+    /// This instance's standing to the VIP. `None`: its file has none.
     vip: Option<VipStanding>,
 }
 

@@ -67,7 +67,7 @@ pub enum Message {
     BeatKey(BeatKey),
     /// The instance that has or gets these clients' addresses must reset them again.
     Untold(Vec<Abandoned>),
-    /// How the sender stands to the VIP.
+    /// The sender's standing to the VIP.
     Vip(VipStanding),
 }
 

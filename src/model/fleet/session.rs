@@ -65,9 +65,9 @@ pub(super) struct Session {
     resyncs: u64,
     round_trip_us: u64,
     vips: Vec<IpAddr>,
-    /// This process of it has said which addresses its host has.
+    /// Whether the peer's present process has said which addresses its host has.
     has_told_addresses: bool,
-    /// How this process of it stood to the VIP when it last said so.
+    /// The latest standing of the peer's present process to the VIP.
     pub vip: Option<VipStanding>,
     pub why_not: Option<String>,
     pub health_state: PeerReport,
@@ -263,15 +263,15 @@ impl Session {
         self.heard_ns.max(self.beat_ns)
     }
 
-    /// As whoever decides about the VIP sees it, whose addresses are `of`.
+    /// The peer, as the machine of a VIP with the addresses `of` sees it.
     pub(super) fn vip_peer(&self, of: &[IpAddr], now_ns: u64) -> PeerVip {
         let silence_ns = match self.liveness {
-            // Its successor goes on as it did.
+            // The new process of its upgrade goes on as it did.
             Liveness::Left(Farewell::Succeeded) => Some(0),
             Liveness::Left(Farewell::Stopped) => None,
             _ => self.heard_at_ns().map(|at_ns| now_ns.saturating_sub(at_ns)),
         };
-        // The addresses that the process before had may be gone.
+        // The addresses that an earlier process told may be gone.
         let has_address = self.has_told_addresses && self.vips.iter().any(|ip| of.contains(ip));
         PeerVip { name: self.name.clone(), silence_ns, standing: self.vip, has_address }
     }

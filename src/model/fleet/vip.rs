@@ -1,18 +1,18 @@
-//! Which instance of a fleet has the VIP: decisions only, each instance for itself. No clock, no socket.
+//! Decides which instance of a fleet holds the VIP, each instance for itself. No clock and no socket.
 //!
 //! ```text
-//!            nobody has it, and nobody comes first        no answer, and somebody is heard
+//!            no holder, and no better peer             no answer, and the host hears others
 //!   Stands ────────────────────────────────────▶ Takes ───────────────────────────────────▶ Holds
-//!     ▲                                            │ another host answers, a better one takes   │ a stop, an evacuation, a later claim,
-//!     │                                            │ it, or nobody is heard                     │ not ready while a peer is
+//!     ▲                                            │ another host answers, a better peer takes  │ a stop, an evacuation, a later claim,
+//!     │                                            │ the VIP, or the host hears no other        │ not ready while a peer is
 //!     └────────────────────────────────────────────┴────────────────────────────────────────────┘
 //! ```
-//! Whoever drives it looks every few milliseconds and carries out its orders at once. All addresses of both families are one VIP: they are
-//! asked for, added and removed together.
+//! The caller passes a look to the machine every few milliseconds and carries out its orders at once. All addresses of both families are one VIP:
+//! the machine asks for them, adds them and removes them together.
 //!
-//! An instance takes the VIP from a peer that it has not heard for [`SILENT_NS`], which is much sooner than it counts the peer as dead. It may:
-//! a host that lives answers the question for its address, and an address whose process does not run is removed by its kernel, because
-//! the process must renew it ([`LEASE_NS`]). docs/decisions/016-vip.md has the reasons.
+//! An instance takes the VIP from a peer that it has not heard for [`SILENT_NS`], long before it counts the peer as dead. This is safe: the
+//! kernel of a living host answers a question for its address, and the kernel removes an address that the holder's process does not renew
+//! ([`LEASE_NS`]). docs/decisions/016-vip.md gives the reasons.
 
 #[cfg(test)]
 mod simulation;
@@ -32,56 +32,56 @@ pub(crate) use standing::{PeerVip, VipPart, VipStanding, address_set};
 pub(crate) use view::{VipPeerView, VipView};
 pub(crate) use why::{VipBar, VipGain, VipLoss, VipWhy};
 
-/// Five beats are missing.
+/// A peer that was not heard for five beats is silent.
 pub(crate) const SILENT_NS: u64 = 250_000_000;
-/// For so long the kernel keeps the addresses of a process that does not renew them.
+/// The kernel removes an address this long after the process renewed it last.
 pub(crate) const LEASE_NS: u64 = 2_000_000_000;
-/// Longer ago than this the kernel may have removed them by the time that they are renewed.
+/// If the last renewal is longer ago, the kernel may remove the addresses before the process renews them.
 const LEASE_SAFE_NS: u64 = 1_800_000_000;
 const RENEW_NS: u64 = 500_000_000;
 
-/// Questions for the addresses before they are taken, and the wait behind each. RFC 5227 section 2.1.1 asks as often, a second apart: it is
-/// for hosts that have time, and its answer is as late as the slowest host that may have the address. Here this is a host that has just
-/// been silent, and a wrong guess is corrected as soon as the two instances hear each other.
+/// An instance asks this many times for the addresses before it takes them, [`ASK_EVERY_NS`] apart. RFC 5227 section 2.1.1 asks as often, a
+/// second apart, because any host of the network may have the address, also a slow one. Here only a host that has just fallen silent may have
+/// it, and the two instances correct a wrong guess as soon as they hear each other.
 const ASKS: u32 = 3;
-/// After an answer: a host has the addresses and lives, so an answer that is lost must not count for much.
+/// Questions after a host has answered: it lives and has the addresses, so one lost answer must not count for much.
 const ASKS_ANSWERED: u32 = 6;
 const ASK_EVERY_NS: u64 = 40_000_000;
-/// Without anybody heard it goes on asking for so long.
+/// An instance that hears no other host stops asking after this time.
 const ASK_MAX_NS: u64 = 1_000_000_000;
-/// Until it asks again after an answer, and after it heard nobody; at first, and later.
+/// Pause before the instance asks again, after an answer or while it hears no other host: at first, and after [`SOON_NS`].
 const AGAIN_NS: u64 = 150_000_000;
 const AGAIN_LATER_NS: u64 = 1_000_000_000;
 const SOON_NS: u64 = 5_000_000_000;
-/// Whoever comes first has so long to begin; the next as long again.
+/// The best instance has this long to begin to ask; each further one waits as long again.
 const PATIENCE_NS: u64 = 300_000_000;
-/// Whoever comes first and has not ended asking within this does not hear what it must.
+/// A better peer that has asked for longer than this does not hear other hosts: this instance stops waiting for it.
 const TAKES_MAX_NS: u64 = 600_000_000;
-/// The heir has so long for itself.
+/// An instance that gave the VIP up does not ask for it again before this time, so that a peer can take it.
 const GAVE_UP_NS: u64 = 500_000_000;
-/// Between two times that it is given up because a peer is ready and this instance is not: the heir may fail to take it.
+/// Least time between two times that an unready instance gives the VIP up to a ready peer, because that peer may fail to take it.
 const UNREADY_AGAIN_NS: u64 = 5_000_000_000;
-/// Without a carrier for so long, the host is cut off: another one has the VIP by now.
+/// After this time without a carrier the host is cut off, and another host has taken the VIP.
 const NO_CARRIER_NS: u64 = 250_000_000;
-/// The gateway, a backend or a client was heard within this.
+/// An instance hears others if it heard its gateway, a backend or a client within this time.
 const HEARD_NS: u64 = 3_000_000_000;
 const FAILED_NS: u64 = 5_000_000_000;
-/// Neighbours are told where the VIP is: so long after it came.
+/// Times after the gain at which the instance announces the addresses to all neighbours.
 const ANNOUNCE_NS: [u64; 4] = [0, 200_000_000, 1_000_000_000, 3_000_000_000];
 const DAMPING: DampingPolicy = DampingPolicy { half_life_ns: 60_000_000_000, suppress: 3.0, reuse: 1.0 };
 
-/// What does not change while the machine lives.
+/// The settings, which do not change while the machine lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VipTerms {
     pub me: InstanceName,
     pub priority: u8,
-    /// [`address_set`] of the addresses.
+    /// The [`address_set`] of the VIP.
     pub addresses: u32,
-    /// A fleet of one has nobody to give the VIP to.
+    /// Whether there are other instances to give the VIP to.
     pub has_peers: bool,
 }
 
-/// Which of the addresses are on the interface.
+/// How many of the VIP's addresses are on the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VipPresence {
     Absent,
@@ -89,50 +89,50 @@ pub(crate) enum VipPresence {
     Whole,
 }
 
-/// How things are at a moment.
+/// The state of the host and of the peers at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct VipLook<'a> {
     pub now_ns: u64,
-    /// `None`: the peer link does not look at the moment, so that silence means nothing.
+    /// `None` while the peer link does not run: then a peer's silence proves nothing.
     pub peers: Option<&'a [PeerVip]>,
     pub bar: Option<VipBar>,
     pub ready: bool,
-    /// All flows of all peers are known here.
+    /// This instance knows all flows of all peers.
     pub synced: bool,
-    /// When the gateway, a backend or a client was last heard; 0: never.
+    /// When this host last heard its gateway, a backend or a client; 0: never.
     pub heard_ns: u64,
     pub has_carrier: bool,
     pub here: VipPresence,
 }
 
-/// What is to be done, in this order.
+/// The caller carries these out in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum VipOrder {
-    /// Say this to the peers.
+    /// Send this standing to the peers.
     Tell(VipStanding),
-    /// Ask whether another host has one of the addresses, and make the gateway and the backends show themselves.
+    /// Ask the network for the addresses, and make the gateway and the backends answer something.
     Ask,
-    /// Add the addresses that are missing, each for [`LEASE_NS`]; call [`VipMachine::handle_failed`] if that fails.
+    /// Add the missing addresses, each for [`LEASE_NS`]; call [`VipMachine::handle_failed`] if that fails.
     Add,
-    /// Keep them for [`LEASE_NS`] from now on.
+    /// Renew the addresses for [`LEASE_NS`] from now on.
     Renew,
-    /// Tell all neighbours that the addresses are here.
+    /// Announce the addresses to all neighbours.
     Announce,
-    /// Remove the addresses. `serves`: flows of this process may need them on `lo`, and they are to be there before they leave.
+    /// Remove the addresses. With `serves`, flows of this process may need them, so add them to `lo` first.
     Remove {
         serves: bool,
     },
     Note(VipNote),
 }
 
-/// What is worth remembering, and what hooks are for.
+/// Events for the journal; the hooks run at the first two.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum VipNote {
     Gained(VipGain),
     Lost(VipLoss),
-    /// Something else had removed the addresses, and they are here again.
+    /// Another program had removed the addresses, and this instance added them again.
     Restored,
-    /// Another host has one of the addresses, and no peer says so: told once for each vacancy.
+    /// Another host has one of the addresses, and no peer says so. The machine notes this once for each vacancy.
     Answered(Mac),
 }
 
@@ -143,33 +143,34 @@ enum VipStage {
     Holds { since_ns: u64, renewed_ns: u64, announce_from_ns: u64, announced: usize, gain: VipGain },
 }
 
-/// See the module.
+/// The state machine of the module's drawing.
 #[derive(Debug)]
 pub(crate) struct VipMachine {
     settings: VipTerms,
     stage: VipStage,
-    /// Why it is where it is.
+    /// Why this instance does not hold the VIP.
     why: VipWhy,
-    /// Of the claim that it holds by, or takes with; 0: none, or it has found the addresses.
+    /// The number of this instance's claim; 0: it has none, or it found the addresses on its host.
     claim: u64,
-    /// The highest that was ever seen.
+    /// The highest number that any instance has used.
     claim_max: u64,
-    /// Since when no peer is known to have it.
+    /// Since when this instance knows no holder.
     vacant_ns: Option<u64>,
     last_holder: Option<InstanceName>,
-    /// Peers that take it, and since when they say so.
+    /// The peers that ask for the VIP, and since when each says so.
     takers: BTreeMap<InstanceName, u64>,
-    /// Another host with a lower Ethernet address asks, too; and whether a peer has said meanwhile that it takes the VIP, which that may be.
+    /// A host with a lower Ethernet address that asks for the addresses at the same time, and whether a peer has said meanwhile that it
+    /// takes the VIP: the host may be that peer's.
     rival: Option<Mac>,
     saw_taker: bool,
-    /// Not before this it asks again, for the reason in `why`.
+    /// The instance does not ask before this time, for the reason in `why`.
     again_ns: u64,
-    /// Who answered last, when that was first, and whether it was told.
+    /// The host that answered last, and when the first answer of this vacancy came.
     answered: Option<(Mac, u64)>,
     no_carrier_ns: Option<u64>,
     unready_ns: Option<u64>,
     failed: Option<(String, u64)>,
-    /// Another instance holds it, too, by an earlier claim.
+    /// Another instance holds the VIP at the same time, by an earlier claim.
     is_contested: bool,
     penalty: Penalty,
     damped: bool,
@@ -213,7 +214,7 @@ impl VipMachine {
         matches!(self.stage, VipStage::Holds { .. })
     }
 
-    /// Whether it asks for the addresses now: then the sooner the next look, and what was heard, the better.
+    /// Whether the instance asks for the addresses now: then the caller looks at other hosts' packets more often.
     pub(crate) fn takes(&self) -> bool {
         matches!(self.stage, VipStage::Takes { .. })
     }
@@ -236,7 +237,7 @@ impl VipMachine {
         self.tell(look, peers);
     }
 
-    /// Another host has one of the addresses, or says that it has: it answered, or told so by itself.
+    /// The host `by` has one of the addresses: it answered a question, or announced the address.
     pub(crate) fn handle_answer(&mut self, by: Mac, now_ns: u64) {
         if !self.takes() {
             return;
@@ -252,22 +253,22 @@ impl VipMachine {
         self.pause(VipWhy::Answered { by }, since_ns, now_ns);
     }
 
-    /// Another host asks for the addresses at the same time, and does not hear this instance by the peer link, or it would leave them to one of
-    /// the two. The lower Ethernet address goes on.
+    /// Another host asks for the addresses at the same time. The two do not hear each other by the peer link, or the standings would decide;
+    /// so the host with the lower Ethernet address goes on.
     pub(crate) fn handle_rival(&mut self, its: Mac, own: Mac) {
         if self.takes() && its < own {
             self.rival = Some(its);
         }
     }
 
-    /// The addresses were renewed without an order.
+    /// The caller renewed the addresses without an order.
     pub(crate) fn handle_renewed(&mut self, now_ns: u64) {
         if let VipStage::Holds { renewed_ns, .. } = &mut self.stage {
             *renewed_ns = now_ns;
         }
     }
 
-    /// The addresses cannot be added.
+    /// The caller could not add the addresses.
     pub(crate) fn handle_failed(&mut self, error: String, now_ns: u64) {
         self.failed = Some((error.clone(), now_ns + FAILED_NS));
         if self.holds() {
@@ -289,14 +290,14 @@ impl VipMachine {
             return self.give_up(VipLoss::NoCarrier, now_ns);
         }
         if self.claim == 0 && look.ready && !peers.iter().any(|peer| self.holds_too(peer)) {
-            // Whoever had it before, nobody has it beside this instance.
+            // This instance found the addresses, and no peer holds them: from now on it holds them by a claim.
             self.claim_max += 1;
             self.claim = self.claim_max;
         }
         let mine = self.own(look, peers);
         let above = |peer: &&PeerVip| match peer.says(self.settings.addresses) {
             Some(its) => its.hold_rank(&peer.name) > mine.hold_rank(&self.settings.me),
-            // What moves the VIP there does not ask Baton.
+            // On that host another program moves the VIP, and it does not ask Baton.
             None => true,
         };
         if let Some(peer) = peers.iter().filter(|peer| self.holds_too(peer)).find(above) {
@@ -312,7 +313,7 @@ impl VipMachine {
         self.keep(look, was_contested && !self.is_contested);
     }
 
-    /// Adds what is missing, renews, announces.
+    /// Adds missing addresses, renews and announces.
     fn keep(&mut self, look: &VipLook<'_>, is_alone_again: bool) {
         let now_ns = look.now_ns;
         let VipStage::Holds { renewed_ns, announce_from_ns, announced, .. } = &mut self.stage else { return };
@@ -333,7 +334,7 @@ impl VipMachine {
         }
     }
 
-    /// Who takes it if this instance gives it up because it is not ready.
+    /// The ready peer that this instance, which is not ready, gives the VIP up to.
     fn heir(&self, look: &VipLook<'_>, peers: &[PeerVip]) -> Option<InstanceName> {
         let is_soon = self.unready_ns.is_some_and(|at_ns| look.now_ns.saturating_sub(at_ns) < UNREADY_AGAIN_NS);
         if look.ready || is_soon {
@@ -382,7 +383,7 @@ impl VipMachine {
         }
     }
 
-    /// The addresses are here, and this machine has not added them.
+    /// The addresses are on this host, and this machine has not added them.
     fn find(&mut self, look: &VipLook<'_>, peers: &[PeerVip]) {
         let now_ns = look.now_ns;
         let holder = peers.iter().find(|peer| self.holds_too(peer)).map(|peer| peer.name.clone());
@@ -397,7 +398,7 @@ impl VipMachine {
         }
     }
 
-    /// Why the VIP is not to be taken now.
+    /// Why this instance does not take the VIP now.
     fn obstacle(&mut self, look: &VipLook<'_>, peers: &[PeerVip]) -> Option<VipWhy> {
         let now_ns = look.now_ns;
         let bar = look.bar.clone().or_else(|| self.failed.clone().map(|(error, _)| VipBar::Failed { error }));
@@ -424,19 +425,19 @@ impl VipMachine {
         (now_ns < self.again_ns).then(|| self.why.clone())
     }
 
-    /// A peer hears a third instance that holds it, and that this one does not hear.
+    /// A peer says that it hears a third instance hold the VIP, and this instance does not hear that third one.
     fn hearsay(&self, peers: &[PeerVip]) -> Option<(InstanceName, Option<InstanceName>)> {
         let by_tag = |tag: u16| peers.iter().find(|peer| peer.name.tag() == tag);
         peers.iter().filter(|peer| peer.is_heard()).find_map(|peer| {
             let tag = self.says(peer)?.holder.filter(|tag| *tag != self.settings.me.tag())?;
             let holder = by_tag(tag);
-            // What it says itself is newer.
+            // The word of the named instance itself is newer.
             let denies = holder.is_some_and(|holder| holder.is_heard() && self.says(holder).is_some());
             (!denies).then(|| (peer.name.clone(), holder.map(|holder| holder.name.clone())))
         })
     }
 
-    /// A peer that is to take the VIP rather than this instance.
+    /// A better peer that this instance leaves the VIP to.
     fn first(&mut self, look: &VipLook<'_>, peers: &[PeerVip]) -> Option<InstanceName> {
         let now_ns = look.now_ns;
         let mine = self.own(look, peers);
@@ -453,7 +454,7 @@ impl VipMachine {
         }
         let able: Vec<_> = better.iter().filter(|(_, its)| its.is_able()).collect();
         if let Some((peer, _)) = able.iter().find(|(_, its)| its.answered) {
-            // Another host has it, and that peer asks again and again.
+            // Another host has the addresses, and that peer asks again and again.
             let name = peer.name.clone();
             self.vacant_ns = Some(now_ns);
             return Some(name);
@@ -480,7 +481,7 @@ impl VipMachine {
         peer.says(self.settings.addresses)
     }
 
-    /// It is heard, and has the VIP.
+    /// Whether this instance hears the peer, and the peer holds the VIP.
     fn holds_too(&self, peer: &PeerVip) -> bool {
         peer.is_heard() && peer.holds(self.settings.addresses)
     }
@@ -517,7 +518,7 @@ impl VipMachine {
         (self.vacant_ns, self.changed_ns) = (None, now_ns);
     }
 
-    /// It asks no more for a while.
+    /// Stops asking for a while.
     fn pause(&mut self, why: VipWhy, since_ns: u64, now_ns: u64) {
         let wait_ns = if now_ns.saturating_sub(since_ns) < SOON_NS { AGAIN_NS } else { AGAIN_LATER_NS };
         (self.stage, self.again_ns) = (VipStage::Stands, now_ns + wait_ns);
@@ -530,7 +531,7 @@ impl VipMachine {
         }
     }
 
-    /// How this instance stands at this look.
+    /// This instance's standing at this look.
     fn own(&self, look: &VipLook<'_>, peers: &[PeerVip]) -> VipStanding {
         let part = match self.stage {
             VipStage::Holds { .. } => VipPart::Holds,

@@ -1,5 +1,5 @@
 //! Addresses on the loopback interface: one that has left its interface stays this host's in this way.
-//! And addresses with a short lifetime: the kernel removes one that its process does not renew.
+//! Also adds addresses with a short lifetime, which the kernel removes unless their process renews them.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
@@ -56,8 +56,8 @@ pub(crate) fn added_to_loopback() -> io::Result<Vec<IpAddr>> {
     Ok(added)
 }
 
-/// Adds `ip` alone to the interface with this index, or keeps it there, for so many seconds from now: then the kernel removes it, unless this
-/// is called again. Needs CAP_NET_ADMIN. No packet leaves by a connection of its own choice from an IPv6 address of these: it is deprecated.
+/// Adds `ip` alone to the interface with this index, or keeps it there: the kernel removes it after `seconds`, unless the caller renews it by
+/// another call. Needs CAP_NET_ADMIN. IPv6 addresses are deprecated from the start, so the kernel chooses none as the source of a connection.
 pub(crate) fn lease(interface: u32, ip: IpAddr, seconds: u32) -> io::Result<()> {
     let (mut header, attributes) = alone(ip);
     header.index = interface;
@@ -69,7 +69,7 @@ pub(crate) fn lease(interface: u32, ip: IpAddr, seconds: u32) -> io::Result<()> 
     ask(None, libc::RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE, request, |_| {})
 }
 
-/// Removes it; true if it was there.
+/// Removes the address; true if the interface had it.
 pub(crate) fn end_lease(interface: u32, ip: IpAddr) -> io::Result<bool> {
     let (mut header, attributes) = alone(ip);
     header.index = interface;

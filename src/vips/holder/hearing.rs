@@ -1,4 +1,4 @@
-//! Whether this host hears its gateway, a backend or a client: a host that is cut off takes the VIP for nobody.
+//! Finds out when this host last heard its gateway, a backend or a client: a host that is cut off must not take the VIP.
 
 use std::net::IpAddr;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,22 +9,22 @@ use crate::ports::suspicion::Suspicion;
 use crate::sys::netlink;
 use crate::vips::ears::Ears;
 
-/// While nothing depends on it, it is looked at this often.
+/// Interval between two looks at the backends while the instance does not ask for the addresses.
 const LOOK_EVERY_NS: u64 = 100_000_000;
-/// Nobody's addresses (RFC 5737, RFC 3849): packets to them take the default route.
+/// Addresses that no host has (RFC 5737, RFC 3849): packets to them take the default route.
 const ANYWHERE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 
-/// When somebody was last heard.
+/// When this host last heard another one.
 #[derive(Debug, Default)]
 pub(super) struct VipHearing {
     heard_ns: u64,
-    /// Routers that were asked.
+    /// The routers that this host asked.
     gateways: Vec<IpAddr>,
     look_at_ns: u64,
 }
 
 impl VipHearing {
-    /// Makes the gateway and the backends show themselves.
+    /// Makes the gateway and the backends answer: asks for the gateway's address and has the backends probed.
     pub(super) fn ask(&mut self, parts: &HolderParts, ears: &Ears, settings: &VipSettings) {
         self.gateways = gateways(settings);
         for gateway in &self.gateways {
@@ -36,21 +36,21 @@ impl VipHearing {
         self.look_at_ns = 0;
     }
 
-    /// A neighbour says that it has this address.
+    /// A neighbour says that it has `address`.
     pub(super) fn hear(&mut self, address: IpAddr, now_ns: u64) {
         if self.gateways.contains(&address) {
             self.heard_ns = now_ns;
         }
     }
 
-    /// When the last of them was heard; 0: never.
+    /// When this host last heard one of them; 0: never.
     pub(super) fn heard_ns(&mut self, parts: &HolderParts, now_ns: u64, is_urgent: bool) -> u64 {
         if is_urgent || now_ns >= self.look_at_ns {
             self.look_at_ns = now_ns + LOOK_EVERY_NS;
             self.heard_ns = self.heard_ns.max(parts.reachability.client_ns());
             for entry in parts.registry.backends() {
                 let heard_ns = entry.answered_ns.load(Relaxed).max(entry.heard_ns.load(Relaxed));
-                // What is on this host answers without any network.
+                // A backend on this host answers without any network.
                 let is_far = |ip: IpAddr| !netlink::route(ip).is_ok_and(|route| route.is_local);
                 if heard_ns > self.heard_ns && entry.address().is_some_and(|address| is_far(address.ip())) {
                     self.heard_ns = heard_ns;

@@ -1,4 +1,4 @@
-//! The programs that an operator has run when this host gets the VIP or gives it up: one at a time, in the order of what happened.
+//! Runs the operator's programs when this host gets the VIP or gives it up: one at a time, in the order of the events.
 
 use std::net::IpAddr;
 use std::process::Stdio;
@@ -14,13 +14,14 @@ use crate::table::journal::{Journal, What};
 
 const RUN_MAX: Duration = Duration::from_secs(30);
 
-/// Runs them. Needs a tokio runtime.
+/// The queue of programs to run.
 #[derive(Debug)]
 pub(super) struct Hooks {
     waiting: mpsc::UnboundedSender<Vec<String>>,
 }
 
 impl Hooks {
+    /// Starts the task that runs them. Needs a tokio runtime.
     pub(super) fn start(journal: Part<Journal>) -> Self {
         let (waiting, mut commands) = mpsc::unbounded_channel::<Vec<String>>();
         let run = async move {
@@ -34,7 +35,7 @@ impl Hooks {
         Self { waiting }
     }
 
-    /// Leaves `command` to be run, if there is one, with what happened and the addresses behind its own arguments.
+    /// Queues `command`, unless it is empty. Its own arguments come first, then the event and the addresses.
     pub(super) fn run(&self, command: &[String], happened: &str, addresses: &[IpAddr]) {
         if command.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! The VIP that Baton itself moves: the table of keepalived's VIP, without keepalived.
+//! The VIP that Baton itself moves: the same faults as with keepalived, without keepalived.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering::*};
@@ -11,7 +11,7 @@ use crate::fleet::{Instance, Scene};
 
 const VIP6: &str = "fd77::100";
 
-/// What instance `number` is to run with.
+/// The configuration of instance `number`.
 fn config(scene: &Scene, number: usize) -> Config {
     let config = scene.config(number).peers("sync_deadline", "2s").process("shutdown_delay", "300ms");
     let config = config.frontend("listen", vec![format!("{VIP}:6443"), format!("[{VIP6}]:6443")]);
@@ -30,7 +30,7 @@ fn has_vip(instance: &Instance) -> bool {
     instance.host.has_address(VIP)
 }
 
-/// The one that has the VIP, once it is the only one.
+/// Waits until exactly one instance has the VIP, and returns it.
 #[track_caller]
 fn owner(all: &[Instance]) -> usize {
     let (owner, _) = eventually_some(LONG, "one has the VIP", || {
@@ -45,7 +45,7 @@ fn places() -> [SocketAddr; 2] {
     [VIP, VIP6].map(|ip| SocketAddr::from((ip.parse::<IpAddr>().unwrap(), 6443)))
 }
 
-/// How long it takes until new connections to both addresses are served.
+/// Waits until both addresses serve new connections, and returns how long that took.
 #[track_caller]
 fn served_after(scene: &Scene, watch: &Stopwatch) -> Duration {
     for place in places() {
@@ -57,7 +57,7 @@ fn served_after(scene: &Scene, watch: &Stopwatch) -> Duration {
     watch.elapsed()
 }
 
-/// Looks again and again, while `work` runs, whether two hosts have the VIP; returns for how long they had, at most in a row.
+/// Checks again and again, while `work` runs, whether two hosts have the VIP; returns the longest time that they both had it.
 fn both_had_it<T>(all: &[&Host], work: impl FnOnce() -> T) -> (Duration, T) {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -72,7 +72,7 @@ fn both_had_it<T>(all: &[&Host], work: impl FnOnce() -> T) -> (Duration, T) {
             }
             longest
         });
-        // Also if it panics: the scope waits for the looks.
+        // Ends the checks also if `work` panics, because the scope waits for them.
         let ends = Ends(&done);
         let worked = work();
         drop(ends);
@@ -125,7 +125,7 @@ fn the_built_in_vip_leaves_a_host_whose_baton_is_killed_or_hung_or_that_is_cut_o
                 "hung" => all[had].baton.process.go_on(),
                 _ => all[had].host.link_up(),
             }
-            // The host that is well again must not take it back: clients would be reset for nothing.
+            // The host that is well again must not take the VIP back: that would reset clients without need.
             eventually(LONG, "one has the VIP", || !has_vip(&all[had]) && has_vip(&all[gets]));
             wait::throughout(secs(2), "the VIP stays", || has_vip(&all[gets]) && !has_vip(&all[had]));
             took
@@ -135,7 +135,7 @@ fn the_built_in_vip_leaves_a_host_whose_baton_is_killed_or_hung_or_that_is_cut_o
     println!("from the fault until both addresses are served again: {}", moves.join(", "));
 }
 
-/// The next process keeps the addresses, or gives them up if a peer is ready before it is.
+/// The next process keeps the addresses, or gives them up if a peer is ready earlier.
 #[test]
 fn a_baton_that_is_killed_and_started_at_once_leaves_one_owner_of_the_built_in_vip() {
     let Some((scene, _servers, mut all)) = fleet("built-in vip restarted", 2) else { return };
@@ -150,7 +150,7 @@ fn a_baton_that_is_killed_and_started_at_once_leaves_one_owner_of_the_built_in_v
             all[had].baton.process.kill();
             restart(&mut all[had]);
             let took = served_after(&scene, &watch);
-            // Within the lease that the killed process had left.
+            // The lease of the killed process has not ended yet.
             std::thread::sleep(secs(3));
             (took, owner(&all))
         });
@@ -273,7 +273,7 @@ fn hooks_hear_of_a_gain_and_of_a_loss() {
     });
 }
 
-/// The procedure of docs/vip.md, host by host.
+/// Goes through the procedure of docs/vip.md, host by host.
 #[test]
 fn a_fleet_is_moved_from_keepalived_to_the_built_in_vip_without_a_reset() {
     let Some(scene) = Scene::new("keepalived to built-in", 2) else { return };
@@ -320,7 +320,7 @@ fn a_fleet_is_moved_from_keepalived_to_the_built_in_vip_without_a_reset() {
     eventually(LONG, "the first has added it again", || has_vip(&all[0]));
     wait::throughout(secs(3), "it stays", || has_vip(&all[0]) && !has_vip(&all[1]));
     all_answer();
-    // And now without keepalived.
+    // Baton alone moves the VIP from here on.
     all[0].host.link_down();
     eventually(LONG, "the second has the VIP", || has_vip(&all[1]));
     let served = || scene.lab.client.try_connect(place, ms(100)).is_ok_and(|mut conn| conn.try_echo(1, 1000).is_ok());

@@ -1,4 +1,4 @@
-//! What passes between the peers and whoever decides about the VIP.
+//! Passes standings between the peers and the VIP's holder.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use crate::model::fleet::message::Message;
 use crate::model::fleet::vip::{PeerVip, VipStanding};
 
 impl Exchange {
-    /// How this instance stands to the VIP from now on: the peers are told at once.
+    /// Sets this instance's standing to the VIP, and sends it to the peers at once.
     pub(crate) fn set_vip(&mut self, standing: VipStanding, now_ns: u64) {
         self.vip = Some(standing);
         self.beat_due_ns = now_ns;
@@ -16,7 +16,7 @@ impl Exchange {
         }
     }
 
-    /// The peers, as whoever decides about the VIP sees them; its addresses are `of`.
+    /// The peers, as the machine of a VIP with the addresses `of` sees them.
     pub(crate) fn vip_peers(&self, of: &[IpAddr], now_ns: u64) -> Vec<PeerVip> {
         self.sessions.values().map(|session| session.vip_peer(of, now_ns)).collect()
     }

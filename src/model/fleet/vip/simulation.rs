@@ -1,13 +1,13 @@
-//! Two to four hosts with the machine on each, the network between them, their kernels' addresses with their leases, and a gateway, through
-//! random schedules: hosts die, processes are killed, hang, stop and start in any order, with what the one before left over; hosts are cut
-//! off, parted, deaf one way, or only their peer links are cut; packets are lost; readiness comes and goes, hosts are evacuated; something
-//! else removes the address, or adds it.
+//! Two to four hosts with the machine on each, the network between them, their kernels' addresses with their leases, and a gateway go through
+//! random schedules. Hosts die; processes are killed, hang, stop and start in any order, and find the addresses that an earlier process left.
+//! Hosts are cut off, parted or deaf in one direction, or only their peer links are cut; the network loses packets; readiness comes and goes;
+//! an operator evacuates hosts; another program removes the address, or adds it.
 //!
-//! What must hold:
+//! These rules must hold:
 //! - no instance takes the VIP while a host that it could exchange packets with has it;
-//! - two hosts that hear each other do not both have it for longer than a moment;
-//! - a host's death leaves nobody without the VIP for more than half a second, whatever else leaves nobody for more than a stated time;
-//! - at rest it does not move.
+//! - two hosts that hear each other do not both have the VIP for longer than a moment;
+//! - after a host's death another host has the VIP within half a second, and after any other fault within a stated time;
+//! - without a fault the VIP does not move.
 
 mod world;
 
@@ -20,38 +20,38 @@ const STEP_NS: u64 = 10 * MS;
 /// How often a process probes its backends.
 const PROBE_NS: u64 = SECOND_NS;
 const BEAT_NS: u64 = 50 * MS;
-/// A host that is gone, while all others see the same: until another one has the VIP.
+/// Limit from a host's death, which all others see alike, until another host has the VIP.
 const DEATH_MAX_NS: u64 = 500 * MS;
-/// The lease of a process that does not run any more, what the kernel's clock adds, and two rounds of questions.
+/// Limit after any other fault: the lease of a dead process, the imprecision of the kernel's timer, and two rounds of questions.
 const UNSERVED_MAX_NS: u64 = 3200 * MS;
-/// A stop, an evacuation, an address that something else has removed.
+/// Limit after a stop, an evacuation, or the removal of the address by another program.
 const AT_ONCE_NS: u64 = 50 * MS;
-/// Two that can hear each other again: a beat, and a look.
+/// Limit for two holders that can hear each other again: a beat and a look.
 const BOTH_MAX_NS: u64 = 200 * MS;
-/// What a host must have been able to exchange with another before it may be held against it: the time of the questions and of beats.
+/// Two hosts must have been able to exchange packets for this long, the time of the questions and of beats, before a rule counts for them.
 const STEADY_NS: u64 = 700 * MS;
 const GRACE_NS: u64 = 250 * MS;
 
-/// How the machine is put to use, wrongly: each must be found.
+/// Wrong uses of the machine; the rules must find each of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Wrongs {
-    /// Nobody hears an answer to a question.
+    /// No instance receives an answer to a question.
     unanswered: bool,
-    /// The kernel keeps addresses for ever.
+    /// The kernel never removes an address.
     no_lease: bool,
-    /// Everybody seems to be heard all the time.
+    /// Each instance seems to hear other hosts all the time.
     never_deaf: bool,
-    /// Peers do not say that they take it.
+    /// Peers do not say that they take the VIP.
     silent_takers: bool,
-    /// No claim is later than another.
+    /// All claims have the same number.
     claims_alike: bool,
-    /// A stop and an evacuation are not told to the machine.
+    /// The machine does not learn of a stop or an evacuation.
     bars_unheard: bool,
-    /// Questions of others are not heard.
+    /// No instance receives the questions of others.
     rivals_unheard: bool,
-    /// A silence counts although the process did not run.
+    /// A peer's silence counts although this process did not run.
     sleeps_count: bool,
-    /// Nobody looks at the addresses again once they were added.
+    /// The machine does not see that addresses are missing once it has added them.
     removal_unseen: bool,
 }
 
@@ -105,15 +105,15 @@ impl Chance {
     }
 }
 
-/// What went wrong in the world of a seed, with all that happened before; else how often the VIP moved.
+/// Runs the world of `seed`. Returns how often the VIP moved, or the broken rule with all that happened before.
 fn play(seed: u64, kinds: &[Mishap], wrongs: Wrongs) -> Result<usize, (String, Vec<String>)> {
     play_and_count(seed, kinds, wrongs).0
 }
 
-/// And how many questions were asked.
+/// As [`run`], with the number of questions.
 fn play_and_count(seed: u64, kinds: &[Mishap], wrongs: Wrongs) -> (Result<usize, (String, Vec<String>)>, usize) {
     let mut world = VipWorld::new(seed, wrongs);
-    // Some of what is allowed, so that simple worlds are among them.
+    // Each world allows only some kinds of mishap, so that simple worlds are among them.
     let mut some: Vec<_> = kinds.iter().copied().filter(|_| world.chance.one_in(3)).collect();
     if some.is_empty() {
         some = kinds.to_vec();
@@ -177,7 +177,7 @@ fn tens_of_thousands_of_schedules() {
     all_go_well(10_000..60_000, &ALL);
 }
 
-/// A simulation that cannot go red is a defect.
+/// The rules must find each wrong use: a simulation that cannot fail is a defect.
 #[track_caller]
 fn is_found(wrongs: Wrongs, kinds: &[Mishap], symptom: &str) {
     let seeds = 0..600;
@@ -197,7 +197,7 @@ fn addresses_that_outlive_their_process_are_found() {
     is_found(Wrongs { no_lease: true, ..Wrongs::default() }, &[Mishap::Hang, Mishap::Kill], "nobody has it for");
 }
 
-/// Cut off, it takes the VIP for nobody, by the later claim: whoever serves clients has to leave it to that one.
+/// A host that is cut off takes the VIP by a later claim, and when it returns, the host that serves the clients must yield to it.
 #[test]
 fn an_instance_that_believes_that_it_hears_somebody_is_found() {
     let wrongs = Wrongs { never_deaf: true, ..Wrongs::default() };

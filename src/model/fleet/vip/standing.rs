@@ -1,4 +1,4 @@
-//! What instances say to each other about the VIP, and which of them comes first.
+//! The standing that instances send to each other about the VIP, and the order of instances that follows from it.
 
 use std::cmp::Reverse;
 use std::net::IpAddr;
@@ -8,56 +8,56 @@ use serde::{Deserialize, Serialize};
 use super::SILENT_NS;
 use crate::model::fleet::InstanceName;
 
-/// What an instance says about itself and the VIP, on each change and with each beat.
+/// An instance sends its standing at each change and with each beat.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct VipStanding {
     pub part: VipPart,
-    /// The number of the claim that it holds the VIP by, or takes it with. A later claim has a higher one.
+    /// The number of its claim to the VIP. A later claim has a higher number.
     pub claim: u64,
-    /// It would serve clients.
+    /// The instance would serve clients.
     pub ready: bool,
-    /// It knows all flows of all peers.
+    /// The instance knows all flows of all peers.
     pub synced: bool,
-    /// It has heard the gateway, a backend or a client lately.
+    /// The instance has heard its gateway, a backend or a client lately.
     pub hears: bool,
-    /// The VIP has moved to and fro because of it, and it is held back.
+    /// The instance has lost the VIP several times within minutes, and is held back.
     pub damped: bool,
-    /// Another host answered its latest question for the addresses.
+    /// Another host answered the instance's latest question for the addresses.
     pub answered: bool,
     pub priority: u8,
-    /// [`InstanceName::tag`] of the instance that the sender hears and that holds the VIP.
+    /// The [`InstanceName::tag`] of the holder that the sender hears.
     pub holder: Option<u16>,
-    /// [`address_set`] of its addresses: instances with other addresses decide about another VIP.
+    /// The [`address_set`] of its VIP: instances with other addresses decide about another VIP.
     pub addresses: u32,
 }
 
-/// What an instance does about the VIP.
+/// The part of an instance in the decision about the VIP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum VipPart {
-    /// It must not have the VIP, or cannot.
+    /// The instance must not or cannot have the VIP.
     #[default]
     Out,
-    /// It has not got the VIP, and would take it.
+    /// The instance does not have the VIP and would take it.
     Stands,
-    /// It asks whether another host has the addresses, and is about to add them.
+    /// The instance asks whether another host has the addresses, and is about to add them.
     Takes,
     Holds,
 }
 
-/// A peer, as it was heard.
+/// A peer, as this instance last heard it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PeerVip {
     pub name: InstanceName,
-    /// How long nothing has come from it itself; `None`: it has left, or nothing ever came.
+    /// How long ago the peer itself was last heard; `None`: it has left, or was never heard.
     pub silence_ns: Option<u64>,
-    /// Its latest; `None`: it has said nothing about the VIP, as an instance with keepalived or of an earlier release.
+    /// Its latest standing; `None`: the peer sends none, because it runs beside keepalived or is of an earlier release.
     pub standing: Option<VipStanding>,
-    /// One of the addresses is on its host.
+    /// The peer says that one of the addresses is on its host.
     pub has_address: bool,
 }
 
-/// What decides who takes a VIP that nobody has: the highest.
+/// The instance with the highest rank takes a VIP without a holder.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank<'a> {
     undamped: bool,
@@ -67,7 +67,7 @@ pub(super) struct Rank<'a> {
     name: Reverse<&'a InstanceName>,
 }
 
-/// What decides which of two holders keeps the VIP: the highest.
+/// Of two holders, the one with the higher rank keeps the VIP.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct HoldRank<'a> {
     claim: u64,
@@ -96,30 +96,30 @@ impl VipStanding {
         HoldRank { claim: self.claim, priority: self.priority, name: Reverse(name) }
     }
 
-    /// It could take the VIP now.
+    /// Whether the instance could take the VIP now.
     pub(super) fn is_able(&self) -> bool {
         matches!(self.part, VipPart::Stands | VipPart::Takes) && self.hears
     }
 }
 
 impl PeerVip {
-    /// It was heard itself, not through others, a moment ago.
+    /// Whether this instance heard the peer itself a moment ago.
     pub(super) fn is_heard(&self) -> bool {
         self.silence_ns.is_some_and(|silence_ns| silence_ns < SILENT_NS)
     }
 
-    /// What it says, if it speaks of the same addresses.
+    /// Its standing, if it is about the same addresses.
     pub(super) fn says(&self, addresses: u32) -> Option<&VipStanding> {
         self.standing.as_ref().filter(|standing| standing.addresses == addresses)
     }
 
-    /// What it says decides, not what is on its host: that may be left over, and is about to go.
+    /// Whether the peer holds the VIP. Its standing decides; its host's addresses count only without one, because they may be left over.
     pub(super) fn holds(&self, addresses: u32) -> bool {
         self.says(addresses).map_or(self.has_address, |standing| standing.part == VipPart::Holds)
     }
 }
 
-/// A number for a set of addresses, the same at each instance whatever their order.
+/// A number for a set of addresses, equal at each instance whatever the order in the file.
 pub(crate) fn address_set(addresses: &[IpAddr]) -> u32 {
     let mut all: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     all.sort();

@@ -1,4 +1,4 @@
-//! Single rules, and the words for them.
+//! Single rules, and their sentences.
 
 use super::*;
 
@@ -14,7 +14,7 @@ struct Bench {
     heard_ns: u64,
     has_carrier: bool,
     here: VipPresence,
-    /// Nobody can be heard.
+    /// The instance hears no other host.
     deaf: bool,
     orders: Vec<VipOrder>,
 }
@@ -66,7 +66,7 @@ impl Bench {
         }
     }
 
-    /// For so many milliseconds; returns when it took the VIP, if it did.
+    /// Passes this many milliseconds; returns when the machine took the VIP, if it did.
     fn run(&mut self, ms: u64) -> Option<u64> {
         let begun_ns = self.now_ns;
         let mut took_ms = None;
@@ -118,7 +118,7 @@ fn a_silent_holder_is_followed_after_its_fifth_missing_beat_and_the_questions() 
     let mut bench = Bench::new(vec![peer("lb-a", VipPart::Holds)]);
     assert_eq!(bench.run(1000), None);
     assert_eq!(bench.view().why, "lb-a has it");
-    // 240 ms without a beat are no silence yet.
+    // After 240 ms without a beat the peer is not silent yet.
     bench.peers[0].silence_ns = Some(240 * MS);
     assert_eq!(bench.run(1000), None);
     bench.peers[0].silence_ns = Some(SILENT_NS);
@@ -265,7 +265,7 @@ fn a_holder_that_only_another_peer_hears_keeps_the_vip() {
     bench.standing(1).holder = Some(named("lb-a").tag());
     assert_eq!(bench.run(3000), None);
     assert_eq!(bench.view().why, "lb-c hears that lb-a has it");
-    // What it says itself is newer.
+    // The word of the named instance itself is newer.
     bench.peers[0].silence_ns = Some(0);
     bench.standing(0).part = VipPart::Out;
     assert!(bench.run(1000).is_some());
@@ -296,7 +296,7 @@ fn addresses_that_cannot_be_added_are_given_up_for_a_while() {
     let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
     let now_ns = bench.now_ns;
     bench.machine.handle_failed("not permitted".to_owned(), now_ns);
-    // Orders are carried out before the next look.
+    // The caller carries out the orders before the next look.
     while let Some(order) = bench.machine.poll_order() {
         assert!(matches!(order, VipOrder::Remove { .. } | VipOrder::Note(_)), "{order:?}");
     }

@@ -1,30 +1,30 @@
-//! What people are shown: who has the VIP, since when and why, and what would move it.
+//! The view of the VIP for people: the holder, since when and why, and the events that would move the VIP.
 
 use serde::{Deserialize, Serialize};
 
 use super::{VipLook, VipMachine, VipPart, VipPresence, VipStage};
 use crate::model::fleet::InstanceName;
 
-/// The VIP as this instance sees it.
+/// The VIP, as this instance sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct VipView {
     pub part: VipPart,
-    /// How long it has been so, ms.
+    /// How long the part has been the same, in ms.
     pub for_ms: u64,
-    /// Why this instance has it, or has not.
+    /// Why this instance has the VIP or does not have it.
     pub why: String,
-    /// Who has it, as far as this instance hears.
+    /// The holder, as far as this instance hears.
     pub holder: Option<InstanceName>,
-    /// The number of the claim that this instance holds it by; 0: it has found the addresses, or does not hold it.
+    /// The number of the claim that this instance holds the VIP by; 0: it found the addresses, or is not the holder.
     pub claim: u64,
     pub ready: bool,
     pub synced: bool,
-    /// The gateway, a backend or a client was heard lately.
+    /// This host has heard its gateway, a backend or a client lately.
     pub hears: bool,
     pub damped: bool,
     pub priority: u8,
     pub peers: Vec<VipPeerView>,
-    /// What would move it now, a sentence each.
+    /// The events that would move the VIP now, a sentence each.
     pub would_move: Vec<String>,
 }
 
@@ -32,21 +32,21 @@ pub(crate) struct VipView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct VipPeerView {
     pub name: InstanceName,
-    /// `None`: it says nothing about the VIP.
+    /// `None`: the peer sends no standing.
     pub part: Option<VipPart>,
     pub ready: bool,
     pub synced: bool,
     pub hears: bool,
     pub damped: bool,
     pub priority: u8,
-    /// It was heard itself a moment ago.
+    /// This instance heard the peer itself a moment ago.
     pub heard: bool,
-    /// One of the addresses is on its host.
+    /// The peer says that one of the addresses is on its host.
     pub has_address: bool,
 }
 
 impl VipMachine {
-    /// How things are at this look; call it behind [`VipMachine::handle_look`].
+    /// The view at this look; call it after [`VipMachine::handle_look`].
     pub(crate) fn view(&self, look: &VipLook<'_>) -> VipView {
         let peers = look.peers.unwrap_or_default();
         let own = self.own(look, peers);

@@ -1,4 +1,4 @@
-//! Why the VIP is where it is, in words.
+//! The reasons why an instance has the VIP or does not have it, as sentences.
 
 use std::fmt;
 
@@ -7,66 +7,66 @@ use serde::{Deserialize, Serialize};
 use crate::addr::Mac;
 use crate::model::fleet::InstanceName;
 
-/// Why this instance must not have the VIP, whoever else has it.
+/// Why this instance must not have the VIP, also if no other instance has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum VipBar {
-    /// It does not know the flows of its peers yet, or has not probed its backends.
+    /// This instance does not know its peers' flows yet, or has not probed its backends.
     Starting,
     Stopping,
     Evacuated,
-    /// The addresses could not be added a moment ago.
+    /// This host could not add the addresses a moment ago.
     Failed {
         error: String,
     },
 }
 
-/// Why this instance has not got the VIP.
+/// Why this instance does not have the VIP.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum VipWhy {
-    /// The first look is still to come.
+    /// The machine has had no look yet.
     Unseen,
     Barred(VipBar),
     /// The interface has no carrier, or is down.
     NoCarrier,
-    /// The peer link does not look at its peers at the moment.
+    /// The peer link does not run at the moment.
     Blind,
     HeldBy(InstanceName),
-    /// `by` hears that `holder` has it; this instance does not hear `holder`.
+    /// The peer `by` hears `holder`, which this instance does not hear.
     HeldAsToldBy {
         by: InstanceName,
         holder: Option<InstanceName>,
     },
-    /// It comes first, and could take the VIP.
+    /// This peer is better and could take the VIP.
     After(InstanceName),
     /// Another host has one of the addresses, and no peer says so.
     Answered {
         by: Mac,
     },
-    /// Neither the gateway nor a backend nor a client was heard while the VIP was to be taken.
+    /// This host heard neither its gateway nor a backend nor a client while it asked for the addresses.
     Deaf,
-    /// It is asking for the addresses now.
+    /// This instance asks for the addresses now.
     Taking,
-    /// It has given the VIP up a moment ago.
+    /// This instance gave the VIP up a moment ago.
     GaveUp,
 }
 
-/// Why it took the VIP.
+/// Why an instance took the VIP.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum VipGain {
-    /// No instance had it.
+    /// No instance had the VIP.
     Vacant,
-    /// This one had it and is not heard any more.
+    /// This peer had the VIP and has fallen silent.
     Silent(InstanceName),
-    /// This one has given it up, or has said goodbye.
+    /// This peer gave the VIP up, or left.
     GivenUp(InstanceName),
-    /// The addresses were on this host when this process looked first: an earlier process, or keepalived, had added them.
+    /// The addresses were on this host at the first look: an earlier process, or keepalived, had added them.
     Found,
 }
 
-/// Why it gave the VIP up.
+/// Why an instance gave the VIP up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum VipLoss {
@@ -76,13 +76,13 @@ pub(crate) enum VipLoss {
     NotReady {
         heir: InstanceName,
     },
-    /// That one holds the VIP by a later claim.
+    /// The peer `to` holds the VIP by a later claim.
     Yielded {
         to: InstanceName,
     },
-    /// This process did not run for so long that the kernel has removed the addresses.
+    /// This process did not run for so long that the kernel removed the addresses.
     Late,
-    /// The addresses were left over here, and that one has the VIP.
+    /// An earlier process had left the addresses on this host, and `holder` has the VIP.
     LeftOver {
         holder: InstanceName,
     },

@@ -1,4 +1,4 @@
-//! The hosts, the network between them, and what is judged at each step.
+//! The hosts, the network between them, and the rules at each step.
 
 use std::sync::OnceLock;
 
@@ -6,12 +6,12 @@ use super::*;
 
 pub(super) struct HostVip {
     is_up: bool,
-    /// When the kernel removes the address; `None`: it is not there.
+    /// When the kernel removes the address; `None`: the host does not have it.
     pub(super) lease_ns: Option<u64>,
     has_carrier: bool,
     hears_gateway: bool,
     pub(super) process: Option<Process>,
-    /// When the next process begins.
+    /// When the next process starts.
     starts_ns: Option<u64>,
     priority: u8,
 }
@@ -19,10 +19,10 @@ pub(super) struct HostVip {
 pub(super) struct Process {
     pub(super) machine: VipMachine,
     started_ns: u64,
-    /// It does not run before.
+    /// The process does not run before this time.
     asleep_until_ns: u64,
     looked_ns: u64,
-    /// By peer.
+    /// One for each peer.
     heard: Vec<Option<(u64, VipStanding)>>,
     heard_ns: u64,
     says: VipStanding,
@@ -30,7 +30,7 @@ pub(super) struct Process {
     ready: bool,
     stops_ns: Option<u64>,
     is_evacuated: bool,
-    /// Since when it has what it must not have, or lacks what it holds.
+    /// Since when the host has the address that it must not have, or lacks the address that its machine holds.
     wrong_ns: Option<u64>,
 }
 
@@ -48,21 +48,21 @@ pub(super) struct VipWorld {
     now_ns: u64,
     pub(super) chance: Chance,
     pub(super) hosts: Vec<HostVip>,
-    /// From one host to the other nothing passes.
+    /// From the first host to the second no packet passes.
     cut: Vec<Vec<bool>>,
-    /// From one host to the other only ARP passes.
+    /// From the first host to the second only ARP passes.
     link_cut: Vec<Vec<bool>>,
-    /// Since when each may exchange all packets with each, both ways.
+    /// Since when each pair of hosts can exchange all packets in both directions.
     steady_ns: Vec<Vec<u64>>,
     one_lost_in: u64,
     packets: Vec<(u64, usize, usize, Packet)>,
-    /// When the last mishap was, or ended.
+    /// When the last mishap began or ended.
     mishap_ns: u64,
-    /// Since when nobody serves, and whether a host's death began that while all else was well.
+    /// Since when no host serves, and whether a host's death caused this while all else was well.
     unserved_ns: Option<(u64, bool)>,
     both_ns: Option<u64>,
     pub(super) moves: usize,
-    /// Questions that were asked.
+    /// The number of questions so far.
     pub(super) asks: usize,
     pub(super) log: Vec<String>,
     pub(super) fault: Option<String>,
@@ -194,7 +194,7 @@ impl VipWorld {
                 Packet::Says(standing) => process.heard[from] = Some((now_ns, standing)),
                 Packet::Goodbye => process.heard[from] = None,
                 Packet::GatewayAnswers => process.heard_ns = now_ns,
-                // Whoever sleeps reads them later.
+                // A hanging process reads them later.
                 _ if now_ns < process.asleep_until_ns => {}
                 Packet::Answers => process.machine.handle_answer(mac(from), now_ns),
                 Packet::Asks if rivals_unheard => {}
@@ -342,7 +342,7 @@ impl VipWorld {
             && self.one_lost_in == u64::MAX
     }
 
-    /// It could have the VIP, and all that it needs for that has been so for a while.
+    /// Whether the host could have the VIP, and has met all conditions for a while.
     fn is_able(&self, host: usize) -> bool {
         let it = &self.hosts[host];
         let runs = |process: &Process| {
@@ -360,7 +360,7 @@ impl VipWorld {
         it.is_up && it.lease_ns.is_some() && it.process.as_ref().is_some_and(runs)
     }
 
-    /// What a host does at once.
+    /// The mishaps that take effect at once.
     fn judge_at_once(&mut self) {
         let now_ns = self.now_ns;
         for host in 0..self.hosts.len() {
@@ -390,7 +390,7 @@ impl VipWorld {
         let hosts = 0..self.hosts.len();
         let is_cut = self.cut.iter().chain(&self.link_cut).flatten().any(|cut| *cut);
         let can = hosts.clone().any(|host| self.is_able(host));
-        // Whoever is parted from others may wait for them, and not know better.
+        // A host that is parted from others may wait for them, because it cannot know better.
         if hosts.clone().any(|host| self.serves(host)) || !can || is_cut {
             self.unserved_ns = None;
         } else {
@@ -434,7 +434,7 @@ impl VipWorld {
         }
     }
 
-    /// Cuts, or joins again, what goes from `one` to `other`.
+    /// Cuts the path from `one` to `other`, or joins it again.
     fn set_cut(&mut self, one: usize, other: usize, is_cut: bool) {
         self.cut[one][other] = is_cut;
         self.steady_ns[one][other] = if is_cut { u64::MAX } else { self.now_ns };
@@ -447,7 +447,7 @@ impl VipWorld {
             let host = self.chance.roll(count) as usize;
             (host, (host + 1 + self.chance.roll(count - 1) as usize) % count as usize)
         };
-        // Mostly whoever has it.
+        // Most mishaps hit the holder.
         let owner = (0..self.hosts.len()).find(|host| self.serves(*host));
         let host = owner.filter(|owner| *owner != other && !self.chance.one_in(3)).unwrap_or(host);
         let now_ns = self.now_ns;
@@ -517,7 +517,7 @@ impl VipWorld {
         }
     }
 
-    /// Something is well again.
+    /// Ends one mishap.
     pub(super) fn repair(&mut self, all: bool) {
         let now_ns = self.now_ns;
         self.mishap_ns = now_ns;

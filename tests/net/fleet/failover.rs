@@ -3,6 +3,7 @@
 
 mod addresses;
 mod again;
+mod built_in;
 mod crossing;
 mod drills;
 mod evacuate;
@@ -196,8 +197,8 @@ impl Fleet {
 
     /// The heir knows of so many flows of the owner, of which so many have no sockets.
     pub fn wait_known(&self, flows: u64, offloaded: u64) {
-        self.heir().wait_sees("lb-a", "flows", flows);
-        self.heir().wait_sees("lb-a", "offloaded", offloaded);
+        self.heir().wait_sees(self.owner().name, "flows", flows);
+        self.heir().wait_sees(self.owner().name, "offloaded", offloaded);
     }
 
     /// Exchanges bytes on each until all are flows of `instance`: until the client has heard where the VIP is now, its packets go

@@ -87,7 +87,7 @@ fn reset_at_backends(fleet: &Fleet) -> usize {
 }
 
 /// Backends speak first, unasked, and then clients.
-fn watches_go_on(fleet: &Fleet, conns: &mut [Conn]) {
+pub fn watches_go_on(fleet: &Fleet, conns: &mut [Conn]) {
     const BYTES: u64 = 3000;
     fleet.servers.iter().for_each(|server| server.say(77, BYTES));
     let expected = Tally::of_pattern(77, BYTES);

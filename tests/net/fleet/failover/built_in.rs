@@ -1,0 +1,128 @@
+//! Clients of all kinds while Baton itself moves the VIP: a host dies, is evacuated, or is parted from the other.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::evacuate::{Figures, empty_a_host};
+use super::load::{Load, Until, whole};
+use super::offloaded::watches_go_on;
+use super::*;
+
+impl Fleet {
+    /// Two instances that move the VIP themselves.
+    fn with_built_in_vip(test: &str, flows: Flows) -> Option<Self> {
+        let fleet = Self::new(test, 2, flows, |config| {
+            config.vip("addresses", vec![format!("{VIP}/32")]).vip("interface", "eth0")
+        })?;
+        Some(fleet.with_holder_first())
+    }
+
+    /// Waits until one has the built-in VIP, and puts that one before all others.
+    pub fn with_holder_first(mut self) -> Self {
+        let (had, _) =
+            eventually_some(LONG, "one has the VIP", || self.all.iter().position(|it| it.host.has_address(VIP)));
+        self.all[..=had].rotate_right(1);
+        self.pinned[..=had].rotate_right(1);
+        self.wait_served();
+        self
+    }
+
+    /// Clients and backends reach the VIP on this host, whatever they hear.
+    fn pin(&self, hosts: &[&Host], to: &Instance) {
+        let mac = to.host.mac();
+        hosts
+            .iter()
+            .for_each(|host| _ = host.run(&format!("ip neigh replace {VIP} lladdr {mac} dev eth0 nud permanent")));
+    }
+
+    fn unpin(&self, hosts: &[&Host]) {
+        hosts.iter().for_each(|host| _ = host.run(&format!("ip neigh del {VIP} dev eth0")));
+    }
+}
+
+#[test]
+fn a_host_dies_under_load_and_the_built_in_vip_brings_each_offloaded_flow_to_the_other() {
+    let test = "a_host_dies_under_load_and_the_built_in_vip";
+    let Some(fleet) = Fleet::with_built_in_vip(test, Flows::Offload) else { return };
+    let (talking, streaming) = (fleet.offloaded_clients(20), fleet.clients(2));
+    let mut watches = fleet.clients(40);
+    (0..5).for_each(|round| watches.iter_mut().for_each(|conn| conn.echo(round, 200)));
+    let load = Load::default();
+    let mut talked = std::thread::scope(|scope| {
+        let _until = Until(&load);
+        let talks = load.ping_pongs(scope, talking);
+        let streams = load.bulk(scope, streaming);
+        fleet.owner().baton.wait_offloaded(62);
+        fleet.wait_known(62, 62);
+        load.goes_on(0, 1000);
+        load.longest();
+        fleet.owner().host.link_down();
+        load.goes_on(0, 2000);
+        load.streams_on(4_000_000);
+        load.bulk_over.store(true, Relaxed);
+        whole(streams);
+        load.over.store(true, Relaxed);
+        whole(talks)
+    });
+    println!("longest pause of a ping-pong and of a burst: {:?}", load.longest());
+    // The clients of watches only wait.
+    watches.append(&mut talked);
+    watches_go_on(&fleet, &mut watches);
+    fleet.clients(5);
+    assert_eq!(fleet.heir().baton.metric("baton_unknown_packets_total", &["reset"]), 0.0);
+}
+
+#[test]
+fn a_host_with_the_built_in_vip_is_emptied_and_no_client_notices() {
+    let test = "a_host_with_the_built_in_vip_is_emptied_and_no_client_notices";
+    let Some(fleet) = Fleet::with_built_in_vip(test, Flows::Kept) else { return };
+    let Figures { control, resent, lost } = empty_a_host(&fleet, 4);
+    assert_eq!(lost, 0);
+    assert!(resent.needed() <= control.needed() + 3, "{resent:?}, without an evacuation {control:?}");
+}
+
+/// Each half of the network has clients of its own. When the halves meet, the loser forwards the winner's flows, and the winner the loser's.
+#[test]
+fn flows_of_both_halves_of_a_parted_network_go_on_when_one_holder_of_the_built_in_vip_yields() {
+    let test = "flows_of_both_halves_of_a_parted_network_go_on_when_one_holder_yields";
+    let Some(fleet) = Fleet::with_built_in_vip(test, Flows::Offload) else { return };
+    let lab = &fleet.scene.lab;
+    let ends = [&lab.client, &lab.b1, &lab.b2];
+    let (talking, streaming, mut watches) = (fleet.offloaded_clients(20), fleet.clients(2), fleet.clients(20));
+    (0..5).for_each(|round| watches.iter_mut().for_each(|conn| conn.echo(round, 200)));
+    let load = Load::default();
+    let (loser, winner) = (fleet.owner(), fleet.heir());
+    let isolate = |on| fleet.all.iter().for_each(|instance| instance.host.isolate(on));
+    let (mut talked, mut apart) = std::thread::scope(|scope| {
+        let _until = Until(&load);
+        let talks = load.ping_pongs(scope, talking);
+        let streams = load.bulk(scope, streaming);
+        loser.baton.wait_offloaded(42);
+        fleet.wait_known(42, 42);
+        isolate(true);
+        eventually(LONG, "both have the VIP", || winner.host.has_address(VIP));
+        winner.wait_sees(loser.name, "liveness", "dead");
+        load.goes_on(0, 1000);
+        watches.iter_mut().for_each(|conn| conn.echo(6, 3000));
+        // The other half.
+        fleet.pin(&ends, loser);
+        load.goes_on(0, 1000);
+        let apart = fleet.clients(10);
+        isolate(false);
+        fleet.unpin(&ends[1..]);
+        eventually(LONG, "the loser yields", || !loser.host.run("ip -o address show dev eth0").contains(VIP));
+        loser.wait_synced(winner.name);
+        winner.wait_synced(loser.name);
+        load.goes_on(0, 2000);
+        fleet.unpin(&ends[..1]);
+        load.goes_on(0, 2000);
+        load.streams_on(4_000_000);
+        load.bulk_over.store(true, Relaxed);
+        whole(streams);
+        load.over.store(true, Relaxed);
+        (whole(talks), apart)
+    });
+    println!("longest pause of a ping-pong and of a burst: {:?}", load.longest());
+    talked.iter_mut().chain(&mut watches).chain(&mut apart).for_each(|conn| conn.echo(9, 3000));
+    assert!(winner.host.has_address(VIP));
+    assert_eq!(fleet.resets(), 0.0);
+}

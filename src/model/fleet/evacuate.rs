@@ -194,6 +194,11 @@ impl Evacuation {
         self.watched.iter().copied()
     }
 
+    /// The peer that the operator names.
+    pub(crate) fn to(&self) -> Option<&InstanceName> {
+        self.wish.to.as_ref()
+    }
+
     /// Why the evacuation failed. `None` in [`EvacuateStep::Here`]: the operator cancelled it.
     pub(crate) fn failure(&self) -> Option<&Failure> {
         self.failure.as_ref()
@@ -306,7 +311,10 @@ impl Evacuation {
         if self.step != EvacuateStep::Confirming {
             return;
         }
-        let untold = living(look.peers).filter(|peer| !self.is_told(peer, look.now_ns));
+        // If no peer is heard, none has confirmed anything.
+        let is_heard = living(look.peers).next().is_some();
+        let asked = look.peers.iter().filter(|peer| !is_heard || lives(peer));
+        let untold = asked.filter(|peer| !self.is_told(peer, look.now_ns));
         self.unconfirmed = untold.map(|peer| peer.name.clone()).collect();
         if self.unconfirmed.is_empty() || look.now_ns.saturating_sub(self.since_ns) > TELL_MAX_NS {
             self.orders.push_back(EvacuateOrder::Release);

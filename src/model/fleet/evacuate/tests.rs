@@ -187,6 +187,18 @@ fn a_peer_that_does_not_acknowledge_the_last_changes_is_named() {
     assert_eq!(scene.machine.as_ref().unwrap().unconfirmed(), [name("b")]);
 }
 
+/// Regression: a host said that it may be switched off while its only peer was starting again.
+#[test]
+fn a_host_is_not_empty_while_it_hears_no_peer() {
+    let mut scene = Scene::emptying();
+    scene.proxied = 0;
+    scene.pass(10);
+    scene.peers[0].liveness = Liveness::Unlinked;
+    assert_eq!(scene.pass(1900), (vec![], EvacuateStep::Confirming));
+    scene.peers[0].liveness = Liveness::Alive;
+    assert_eq!(scene.pass(300), (vec![EvacuateOrder::Release], EvacuateStep::Away));
+}
+
 #[test]
 fn an_address_that_nobody_has_any_more_comes_back() {
     for done in [false, true] {

@@ -339,7 +339,7 @@ impl Run {
                 EvacuateOrder::Keep => ports.fleet.set_keeping(true),
                 EvacuateOrder::LetGo => {
                     evacuation.let_go.store(true, Relaxed);
-                    ports.vip.set_evacuated(true);
+                    ports.vip.evacuate(self.machine.to().cloned());
                     if let Some(path) = &self.track_file
                         && let Err(error) = write(path, true)
                     {
@@ -359,7 +359,7 @@ impl Run {
                 }
                 EvacuateOrder::TakeBack => {
                     evacuation.let_go.store(false, Relaxed);
-                    ports.vip.set_evacuated(false);
+                    ports.vip.take_back();
                     if let Some(path) = &self.track_file
                         && let Err(error) = write(path, false)
                     {

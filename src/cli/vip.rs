@@ -130,6 +130,7 @@ mod tests {
             hears: true,
             damped: false,
             priority: 100,
+            flows_here: 0,
             heard: true,
             has_address: false,
         };

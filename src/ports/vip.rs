@@ -6,14 +6,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-use crate::model::fleet::vip::{PeerVip, VipStanding};
+use crate::model::fleet::InstanceName;
+use crate::model::fleet::vip::{PeerVip, VipBar, VipStanding};
 
 /// The state that they share. Unused if Baton does not move the VIP.
 #[derive(Debug, Default)]
 pub(crate) struct VipPort {
     talk: Mutex<VipTalk>,
-    /// An evacuation moves the VIP to another host.
-    evacuated: AtomicBool,
     /// This process has added the VIP to this host.
     held: AtomicBool,
     /// The failover must add the addresses to `lo`, because they are about to leave the interface.
@@ -28,6 +27,8 @@ struct VipTalk {
     untold: Option<VipStanding>,
     /// The peers, and when the link looked at them, in monotonic ns.
     peers: Option<(u64, Vec<PeerVip>)>,
+    /// The evacuation that moves the VIP to another host.
+    evacuated: Option<VipBar>,
 }
 
 impl VipPort {
@@ -64,12 +65,19 @@ impl VipPort {
         self.talk().peers.clone()
     }
 
-    pub(crate) fn is_evacuated(&self) -> bool {
-        self.evacuated.load(Relaxed)
+    /// Why this instance must not have the VIP, if an evacuation moves it to another host.
+    pub(crate) fn evacuated(&self) -> Option<VipBar> {
+        self.talk().evacuated.clone()
     }
 
-    pub(crate) fn set_evacuated(&self, evacuated: bool) {
-        self.evacuated.store(evacuated, Relaxed);
+    /// An evacuation moves the VIP to another host: to `to`, if the operator names one.
+    pub(crate) fn evacuate(&self, to: Option<InstanceName>) {
+        self.talk().evacuated = Some(VipBar::Evacuated { to });
+    }
+
+    /// This host may have the VIP again.
+    pub(crate) fn take_back(&self) {
+        self.talk().evacuated = None;
     }
 
     pub(crate) fn is_held(&self) -> bool {

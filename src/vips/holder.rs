@@ -333,8 +333,10 @@ impl VipHolder {
     fn bar(&self) -> Option<VipBar> {
         match self.host.phase.phase() {
             LifePhase::Starting => Some(VipBar::Starting),
-            LifePhase::Serving if self.parts.vip.is_evacuated() => Some(VipBar::Evacuated),
-            LifePhase::Serving => (!self.parts.fleet.is_ready()).then_some(VipBar::Starting),
+            LifePhase::Serving => {
+                let starting = (!self.parts.fleet.is_ready()).then_some(VipBar::Starting);
+                self.parts.vip.evacuated().or(starting)
+            }
             _ => Some(VipBar::Stopping),
         }
     }

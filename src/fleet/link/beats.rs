@@ -195,6 +195,8 @@ mod tests {
             claim: u64::MAX,
             holder: Some(u16::MAX),
             addresses: u32::MAX,
+            flows_here: u32::MAX,
+            heir: Some(u16::MAX),
             ..VipStanding::default()
         };
         Beat { number: u64::MAX - 1, heard: vec![heard; 7], vip: Some(vip) }

@@ -10,6 +10,7 @@
 //! A new link begins with a snapshot each way. This instance keeps what a peer told before its link broke: a failover
 //! needs it.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
@@ -58,9 +59,11 @@ pub(super) struct Session {
     pub epoch: Epoch,
     slot: Option<u8>,
     version: String,
-    /// Its flows, and whether each is offloaded.
-    flows: HashMap<FleetId, bool>,
+    /// Its flows; an offloaded one with the host of its backend.
+    flows: HashMap<FleetId, Option<IpAddr>>,
     offloaded: usize,
+    /// The number of its offloaded flows to each host of backends.
+    offloaded_to: HashMap<IpAddr, usize>,
     pub synced: bool,
     resyncs: u64,
     round_trip_us: u64,
@@ -160,6 +163,7 @@ impl Session {
             slot: None,
             version: String::new(),
             flows: HashMap::new(),
+            offloaded_to: HashMap::new(),
             offloaded: 0,
             synced: false,
             resyncs: 0,
@@ -264,7 +268,8 @@ impl Session {
     }
 
     /// The peer, as the machine of a VIP with the addresses `of` sees it.
-    pub(super) fn vip_peer(&self, of: &[IpAddr], now_ns: u64) -> PeerVip {
+    /// `own`: the addresses of this host.
+    pub(super) fn vip_peer(&self, of: &[IpAddr], own: &[IpAddr], now_ns: u64) -> PeerVip {
         let silence_ns = match self.liveness {
             // The new process of its upgrade goes on as it did.
             Liveness::Left(Farewell::Succeeded) => Some(0),
@@ -273,7 +278,9 @@ impl Session {
         };
         // The addresses that an earlier process told may be gone.
         let has_address = self.has_told_addresses && self.vips.iter().any(|ip| of.contains(ip));
-        PeerVip { name: self.name.clone(), silence_ns, standing: self.vip, has_address }
+        let flows_here = own.iter().filter_map(|ip| self.offloaded_to.get(ip)).sum::<usize>();
+        let flows_here = u32::try_from(flows_here).unwrap_or(u32::MAX);
+        PeerVip { name: self.name.clone(), silence_ns, standing: self.vip, has_address, flows_here }
     }
 
     /// The destinations of beats to it: all known addresses of its host.
@@ -321,6 +328,7 @@ impl Session {
             Message::Begin { next } => {
                 link.expected = Some(next);
                 self.flows.clear();
+                self.offloaded_to.clear();
                 (self.offloaded, self.synced) = (0, false);
                 let slot = self.slot.unwrap_or_default();
                 remotes.push_back(Remote::Begin { owner: owner(), epoch: self.epoch, slot });
@@ -426,9 +434,13 @@ impl Session {
         match change {
             Change::Flow(record) => {
                 let offloaded = matches!(record.keeping, Keeping::Passage(_));
-                let before = self.flows.insert(record.fleet_id(), offloaded);
-                self.offloaded += usize::from(offloaded);
-                self.offloaded -= usize::from(before == Some(true));
+                let to = offloaded.then(|| record.ends.backend.socket_addr().ip());
+                let before = self.flows.insert(record.fleet_id(), to);
+                self.discount(before);
+                if let Some(to) = to {
+                    self.offloaded += 1;
+                    *self.offloaded_to.entry(to).or_default() += 1;
+                }
                 if self.flows.len() > FLOWS_MAX {
                     return Err(Fault::TooMany);
                 }
@@ -448,8 +460,20 @@ impl Session {
     }
 
     fn forget(&mut self, id: FleetId) {
-        let offloaded = self.flows.remove(&id);
-        self.offloaded -= usize::from(offloaded == Some(true));
+        let flow = self.flows.remove(&id);
+        self.discount(flow);
+    }
+
+    /// Leaves out of the counts a flow that was in `flows`.
+    fn discount(&mut self, flow: Option<Option<IpAddr>>) {
+        let Some(to) = flow.flatten() else { return };
+        self.offloaded -= 1;
+        if let Entry::Occupied(mut count) = self.offloaded_to.entry(to) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
     }
 
     /// The next message for it. `whole`: `mirror` holds all own flows.

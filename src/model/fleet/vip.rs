@@ -66,6 +66,8 @@ const NO_CARRIER_NS: u64 = 250_000_000;
 /// An instance hears others if it heard its gateway, a backend or a client within this time.
 const HEARD_NS: u64 = 3_000_000_000;
 const FAILED_NS: u64 = 5_000_000_000;
+/// Interval between two counts of the holder's flows to this host: each new number goes to the peers at once.
+const COUNT_EVERY_NS: u64 = 1_000_000_000;
 /// Times after the gain at which the instance announces the addresses to all neighbours.
 const ANNOUNCE_NS: [u64; 4] = [0, 200_000_000, 1_000_000_000, 3_000_000_000];
 const DAMPING: DampingPolicy = DampingPolicy { half_life_ns: 60_000_000_000, suppress: 3.0, reuse: 1.0 };
@@ -157,6 +159,9 @@ pub(crate) struct VipMachine {
     /// Since when this instance knows no holder.
     vacant_ns: Option<u64>,
     last_holder: Option<InstanceName>,
+    /// The holder's offloaded flows whose backend is on this host, the holder, and when this instance counted them.
+    flows_here: u32,
+    counted: Option<(InstanceName, u64)>,
     /// The peers that ask for the VIP, and since when each says so.
     takers: BTreeMap<InstanceName, u64>,
     /// A host with a lower Ethernet address that asks for the addresses at the same time, and whether a peer has said meanwhile that it
@@ -189,6 +194,8 @@ impl VipMachine {
             claim_max: 0,
             vacant_ns: None,
             last_holder: None,
+            flows_here: 0,
+            counted: None,
             takers: BTreeMap::new(),
             rival: None,
             saw_taker: false,
@@ -230,6 +237,7 @@ impl VipMachine {
         }
         self.failed.take_if(|(_, until_ns)| look.now_ns >= *until_ns);
         self.see_takers(look, peers);
+        self.count(look, peers);
         match &self.stage {
             VipStage::Holds { .. } => self.hold(look, peers),
             VipStage::Stands | VipStage::Takes { .. } => self.stand(look, peers),
@@ -342,7 +350,8 @@ impl VipMachine {
         }
         let able = peers.iter().filter(|peer| peer.is_heard()).filter_map(|peer| Some((peer, self.says(peer)?)));
         let able = able.filter(|(_, its)| its.ready && its.is_able());
-        able.max_by(|(one, its), (other, theirs)| its.rank(&one.name).cmp(&theirs.rank(&other.name)))
+        let heirs = self.heirs(peers);
+        able.max_by(|(one, its), (other, theirs)| its.rank(&one.name, &heirs).cmp(&theirs.rank(&other.name, &heirs)))
             .map(|(peer, _)| peer.name.clone())
     }
 
@@ -441,9 +450,10 @@ impl VipMachine {
     fn first(&mut self, look: &VipLook<'_>, peers: &[PeerVip]) -> Option<InstanceName> {
         let now_ns = look.now_ns;
         let mine = self.own(look, peers);
-        let rank = mine.rank(&self.settings.me);
+        let heirs = self.heirs(peers);
+        let rank = mine.rank(&self.settings.me, &heirs);
         let heard = peers.iter().filter(|peer| peer.is_heard()).filter_map(|peer| Some((peer, self.says(peer)?)));
-        let better: Vec<_> = heard.filter(|(peer, its)| its.rank(&peer.name) > rank).collect();
+        let better: Vec<_> = heard.filter(|(peer, its)| its.rank(&peer.name, &heirs) > rank).collect();
         let is_early =
             |name: &InstanceName| self.takers.get(name).is_some_and(|since_ns| now_ns - since_ns < TAKES_MAX_NS);
         if let Some((peer, _)) = better.iter().find(|(peer, its)| its.part == VipPart::Takes && is_early(&peer.name)) {
@@ -477,6 +487,22 @@ impl VipMachine {
         }
     }
 
+    /// Counts the flows that the holder has offloaded to this host. Without a holder the last count stays.
+    fn count(&mut self, look: &VipLook<'_>, peers: &[PeerVip]) {
+        let Some(holder) = peers.iter().find(|peer| self.holds_too(peer)).filter(|_| !self.holds()) else { return };
+        let is_recent = |(name, at_ns): &(InstanceName, u64)| {
+            *name == holder.name && look.now_ns.saturating_sub(*at_ns) < COUNT_EVERY_NS
+        };
+        if !self.counted.as_ref().is_some_and(is_recent) {
+            (self.flows_here, self.counted) = (holder.flows_here, Some((holder.name.clone(), look.now_ns)));
+        }
+    }
+
+    /// The tags of the instances that operators evacuate other hosts to.
+    fn heirs(&self, peers: &[PeerVip]) -> Vec<u16> {
+        peers.iter().filter(|peer| peer.is_heard()).filter_map(|peer| self.says(peer)?.heir).collect()
+    }
+
     fn says<'a>(&self, peer: &'a PeerVip) -> Option<&'a VipStanding> {
         peer.says(self.settings.addresses)
     }
@@ -503,11 +529,12 @@ impl VipMachine {
             gain: gain.clone(),
         };
         (self.vacant_ns, self.answered, self.is_contested, self.changed_ns) = (None, None, false, now_ns);
+        (self.flows_here, self.counted) = (0, None);
         self.orders.extend([VipOrder::Add, VipOrder::Announce, VipOrder::Note(VipNote::Gained(gain))]);
     }
 
     fn give_up(&mut self, loss: VipLoss, now_ns: u64) {
-        if !matches!(loss, VipLoss::Barred(VipBar::Stopping | VipBar::Evacuated)) {
+        if !matches!(loss, VipLoss::Barred(VipBar::Stopping | VipBar::Evacuated { .. })) {
             self.penalty.add(&DAMPING, now_ns);
         }
         let serves = !matches!(loss, VipLoss::Late);
@@ -540,6 +567,10 @@ impl VipMachine {
             VipStage::Stands => VipPart::Stands,
         };
         let holder = peers.iter().find(|peer| self.holds_too(peer));
+        let heir = match &look.bar {
+            Some(VipBar::Evacuated { to }) => to.as_ref().map(InstanceName::tag),
+            _ => None,
+        };
         VipStanding {
             part,
             claim: self.claim,
@@ -551,6 +582,8 @@ impl VipMachine {
             priority: self.settings.priority,
             holder: holder.map(|peer| peer.name.tag()),
             addresses: self.settings.addresses,
+            flows_here: self.flows_here,
+            heir,
         }
     }
 

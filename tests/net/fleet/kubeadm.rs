@@ -26,7 +26,12 @@ impl Cluster {
             let backends = hosts.iter().zip(BACKENDS);
             change(backends.fold(config.only(&[]), |config, (host, name)| config.backend(name, at(host))))
         })?;
-        Some(Self { fleet: fleet.with_owner(), apiservers })
+        Some(Self { fleet, apiservers })
+    }
+
+    /// The first instance has the VIP.
+    fn with_owner(self) -> Self {
+        Self { fleet: self.fleet.with_owner(), ..self }
     }
 
     /// So many clients that have been served, by backend.
@@ -89,7 +94,8 @@ fn over_ipv6_a_host_that_dies_with_its_apiserver_costs_only_its_own_flows() {
 }
 
 fn dies(test: &str, prepare: impl Fn(&Host)) {
-    let Some(mut cluster) = Cluster::new(test, 3, Flows::Offload, |config| config) else { return };
+    let Some(cluster) = Cluster::new(test, 3, Flows::Offload, |config| config) else { return };
+    let mut cluster = cluster.with_owner();
     let fleet = &cluster.fleet;
     [fleet.owner(), fleet.heir()].into_iter().for_each(|instance| prepare(&instance.host));
     let [mut own, mut heirs, mut others] = cluster.clients(60);
@@ -198,6 +204,7 @@ fn an_evacuated_host_waits_for_the_flows_of_its_own_apiserver_alone() {
 fn in_a_pair_a_host_that_dies_with_its_apiserver_costs_the_idle_flows_of_that_at_once() {
     let test = "in_a_pair_a_host_that_dies_with_its_apiserver";
     let Some(cluster) = Cluster::new(test, 2, Flows::Offload, |config| config) else { return };
+    let cluster = cluster.with_owner();
     let fleet = &cluster.fleet;
     let [mut own, mut dead, _] = cluster.clients(40);
     fleet.owner().baton.wait_offloaded(40);
@@ -213,6 +220,7 @@ fn without_waking_them_idle_clients_of_a_host_that_died_with_its_apiserver_wait_
     let test = "without_waking_them_idle_clients_of_a_host_that_died_with_its_apiserver_wait_on";
     let quiet = |config: Config| config.failover("challenge", false);
     let Some(cluster) = Cluster::new(test, 2, Flows::Offload, quiet) else { return };
+    let cluster = cluster.with_owner();
     let fleet = &cluster.fleet;
     let [mut own, others, _] = cluster.clients(20);
     fleet.owner().baton.wait_offloaded((own.len() + others.len()) as u64);
@@ -221,4 +229,29 @@ fn without_waking_them_idle_clients_of_a_host_that_died_with_its_apiserver_wait_
     fleet.heir().wait_sees("lb-a", "liveness", "dead");
     fleet.take(fleet.heir());
     assert_eq!(own[0].end(secs(3)), End::Open);
+}
+
+/// The flows to its own apiserver are the hardest to carry on for a new holder.
+#[test]
+fn the_host_whose_apiserver_has_the_fewest_of_a_dead_holder_s_flows_takes_the_built_in_vip() {
+    let test = "the_host_whose_apiserver_has_the_fewest_flows_takes_the_built_in_vip";
+    let own = |config: Config| config.vip("addresses", vec![format!("{VIP}/32")]).vip("interface", "eth0");
+    let Some(cluster) = Cluster::new(test, 3, Flows::Offload, own) else { return };
+    let cluster = Cluster { fleet: cluster.fleet.with_holder_first(), ..cluster };
+    let fleet = &cluster.fleet;
+    let mut by_backend = cluster.clients(30);
+    // The name of the last comes after the second's, and its apiserver has fewer flows.
+    let of = |number: usize| NAMES.iter().position(|name| *name == fleet.all[number].name).unwrap();
+    by_backend[of(2)].truncate(2);
+    let mut others: Vec<_> = by_backend[of(1)].drain(..).collect();
+    others.append(&mut by_backend[of(2)]);
+    let count = others.len() as u64;
+    fleet.owner().baton.wait_offloaded(count);
+    let why = || String::from_utf8(fleet.owner().baton.cli(&["vip", "--why"]).stdout).unwrap();
+    let expected = format!("own host takes it: {} {}, {} 2", fleet.all[1].name, count - 2, fleet.all[2].name);
+    eventually(LONG, "the holder knows the counts", || why().contains(&expected));
+    fleet.owner().host.link_down();
+    eventually(LONG, "the last has the VIP", || fleet.all[2].host.has_address(VIP));
+    others.iter_mut().for_each(|conn| conn.echo(7, 3000));
+    assert!(!fleet.all[1].host.has_address(VIP));
 }

@@ -552,6 +552,28 @@ fn a_new_process_of_a_peer_has_no_vip_before_it_says_so() {
 }
 
 #[test]
+fn a_peer_s_offloaded_flows_to_this_host_are_counted() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    let here = |fleet: &Fleet| fleet.instances[0].vip_peers(&[], fleet.now_ns).remove(0).flows_here;
+    let [first, second, third] = [1, 2, 3].map(record);
+    let backend = first.ends.backend.socket_addr().ip();
+    fleet.instances[0].handle_command(PeerCommand::Addresses(vec![backend]), fleet.now_ns);
+    let locals = [&first, &second, &third].map(|it| Local::Begun(Box::new(it.clone())));
+    fleet.instances[1].handle_local(locals, fleet.now_ns);
+    fleet.talk();
+    assert_eq!(here(&fleet), 0, "proxied flows end with their instance");
+    let locals = [&first, &second].map(|it| Local::Offloaded { id: it.id, passage: Box::default() });
+    fleet.instances[1].handle_local(locals, fleet.now_ns);
+    fleet.talk();
+    assert_eq!(here(&fleet), 2);
+    fleet.instances[1].handle_local([Local::Ended(first.id)], fleet.now_ns);
+    fleet.talk();
+    assert_eq!(here(&fleet), 1);
+    fleet.instances[0].handle_command(PeerCommand::Addresses(vec![]), fleet.now_ns);
+    assert_eq!(here(&fleet), 0, "the backend is on another host");
+}
+
+#[test]
 fn a_standing_comes_by_the_link_by_the_beat_and_with_a_new_link() {
     let mut fleet = Fleet::linked(&["a", "b"]);
     let seen = |fleet: &Fleet| fleet.instances[0].vip_peers(&[], fleet.now_ns).remove(0);

@@ -18,6 +18,6 @@ impl Exchange {
 
     /// The peers, as the machine of a VIP with the addresses `of` sees them.
     pub(crate) fn vip_peers(&self, of: &[IpAddr], now_ns: u64) -> Vec<PeerVip> {
-        self.sessions.values().map(|session| session.vip_peer(of, now_ns)).collect()
+        self.sessions.values().map(|session| session.vip_peer(of, &self.addresses, now_ns)).collect()
     }
 }

@@ -7,6 +7,8 @@
 //! - no instance takes the VIP while a host that it could exchange packets with has it;
 //! - two hosts that hear each other do not both have the VIP for longer than a moment;
 //! - after a host's death another host has the VIP within half a second, and after any other fault within a stated time;
+//! - of peers that are alike, the one with the highest priority, then the one with the fewest of the holder's flows takes the VIP; and an
+//!   evacuation's heir before all others;
 //! - without a fault the VIP does not move.
 
 mod world;
@@ -53,6 +55,10 @@ struct Wrongs {
     sleeps_count: bool,
     /// The machine does not see that addresses are missing once it has added them.
     removal_unseen: bool,
+    /// Peers do not tell their counts of the holder's flows.
+    counts_untold: bool,
+    /// An evacuated instance does not tell its heir.
+    heirs_untold: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +116,7 @@ fn play(seed: u64, kinds: &[Mishap], wrongs: Wrongs) -> Result<usize, (String, V
     play_and_count(seed, kinds, wrongs).0
 }
 
-/// As [`run`], with the number of questions.
+/// As [`play`], with the number of questions.
 fn play_and_count(seed: u64, kinds: &[Mishap], wrongs: Wrongs) -> (Result<usize, (String, Vec<String>)>, usize) {
     let mut world = VipWorld::new(seed, wrongs);
     // Each world allows only some kinds of mishap, so that simple worlds are among them.
@@ -226,6 +232,17 @@ fn claims_of_one_number_are_found() {
 #[test]
 fn a_stop_that_is_not_heard_of_is_found() {
     is_found(Wrongs { bars_unheard: true, ..Wrongs::default() }, &[Mishap::Stop, Mishap::Evacuate], "must give up");
+}
+
+#[test]
+fn counts_of_flows_that_are_not_told_are_found() {
+    // Each instance knows only its own count, so each takes the others for better and waits.
+    is_found(Wrongs { counts_untold: true, ..Wrongs::default() }, &[Mishap::Die], "nobody has it for");
+}
+
+#[test]
+fn an_heir_that_is_not_told_is_found() {
+    is_found(Wrongs { heirs_untold: true, ..Wrongs::default() }, &[Mishap::Evacuate], "is better");
 }
 
 #[test]

@@ -29,6 +29,11 @@ pub(crate) struct VipStanding {
     pub holder: Option<u16>,
     /// The [`address_set`] of its VIP: instances with other addresses decide about another VIP.
     pub addresses: u32,
+    /// Offloaded flows of the holder whose backend is on the sender's host. Of all flows these are the hardest to carry on for the sender. The
+    /// number stays as it was when the holder went, so that all instances decide by the same numbers.
+    pub flows_here: u32,
+    /// The [`InstanceName::tag`] of the instance that an operator evacuates the sender's host to.
+    pub heir: Option<u16>,
 }
 
 /// The part of an instance in the decision about the VIP.
@@ -55,15 +60,20 @@ pub(crate) struct PeerVip {
     pub standing: Option<VipStanding>,
     /// The peer says that one of the addresses is on its host.
     pub has_address: bool,
+    /// Its offloaded flows whose backend is on this host.
+    pub flows_here: u32,
 }
 
 /// The instance with the highest rank takes a VIP without a holder.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank<'a> {
+    /// An operator names it, and it is synced and ready.
+    is_heir: bool,
     undamped: bool,
     synced: bool,
     ready: bool,
     priority: u8,
+    flows_here: Reverse<u32>,
     name: Reverse<&'a InstanceName>,
 }
 
@@ -87,9 +97,12 @@ impl VipPart {
 }
 
 impl VipStanding {
-    pub(super) fn rank<'a>(&self, name: &'a InstanceName) -> Rank<'a> {
-        let Self { damped, synced, ready, priority, .. } = *self;
-        Rank { undamped: !damped, synced, ready, priority, name: Reverse(name) }
+    /// `heirs`: the tags of the instances that operators evacuate hosts to.
+    pub(super) fn rank<'a>(&self, name: &'a InstanceName, heirs: &[u16]) -> Rank<'a> {
+        let Self { damped, synced, ready, priority, flows_here, .. } = *self;
+        let is_heir = synced && ready && heirs.contains(&name.tag());
+        let flows_here = Reverse(flows_here);
+        Rank { is_heir, undamped: !damped, synced, ready, priority, flows_here, name: Reverse(name) }
     }
 
     pub(super) fn hold_rank<'a>(&self, name: &'a InstanceName) -> HoldRank<'a> {

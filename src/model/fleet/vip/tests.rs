@@ -25,7 +25,7 @@ fn named(name: &str) -> InstanceName {
 
 fn peer(name: &str, part: VipPart) -> PeerVip {
     let standing = VipStanding { part, ready: true, synced: true, hears: true, addresses: 7, ..VipStanding::default() };
-    PeerVip { name: named(name), silence_ns: Some(0), standing: Some(standing), has_address: false }
+    PeerVip { name: named(name), silence_ns: Some(0), standing: Some(standing), has_address: false, flows_here: 0 }
 }
 
 impl Bench {
@@ -189,7 +189,7 @@ fn an_instance_that_is_not_ready_gives_it_up_only_to_one_that_is() {
 
 #[test]
 fn a_stop_and_an_evacuation_give_it_up_at_once() {
-    for bar in [VipBar::Stopping, VipBar::Evacuated] {
+    for bar in [VipBar::Stopping, VipBar::Evacuated { to: None }] {
         let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
         bench.bar = Some(bar.clone());
         bench.run(10);
@@ -249,6 +249,92 @@ fn of_those_that_could_the_synced_then_the_ready_then_the_priority_then_the_name
     assert!(!better(|its| (its.priority, its.damped) = (2, true)));
     assert!(!better(|its| (its.priority, its.part) = (2, VipPart::Out)));
     assert!(!better(|its| (its.priority, its.addresses) = (2, 8)), "that is another VIP");
+}
+
+/// The flows to a host's own backend are the hardest to carry on there.
+#[test]
+fn of_equal_instances_the_one_with_the_fewest_flows_of_the_gone_holder_decides() {
+    let takes = |own: u32, its: u32, change: fn(&mut VipStanding)| {
+        let mut bench = Bench::new(vec![peer("lb-a", VipPart::Stands), peer("lb-c", VipPart::Holds)]);
+        bench.peers[1].flows_here = own;
+        (bench.standing(0).priority, bench.standing(0).flows_here) = (1, its);
+        change(bench.standing(0));
+        bench.run(1000);
+        bench.peers[1].silence_ns = None;
+        // Without the holder this instance knows of none.
+        bench.peers[1].flows_here = 0;
+        bench.run(250).is_some()
+    };
+    assert!(!takes(0, 0, |_| {}), "lb-a stands before lb-b");
+    assert!(takes(7, 8, |_| {}));
+    assert!(!takes(8, 7, |_| {}));
+    assert!(!takes(7, 8, |its| its.priority = 2), "an operator wants it so");
+    assert!(takes(8, 7, |its| its.synced = false));
+}
+
+#[test]
+fn the_holder_s_flows_are_counted_once_a_second_and_no_more_once_it_is_gone() {
+    let mut bench = Bench::new(vec![peer("lb-a", VipPart::Holds)]);
+    let told = |bench: &Bench| {
+        let mut counts =
+            bench.orders.iter().filter_map(|it| if let VipOrder::Tell(it) = it { Some(it.flows_here) } else { None });
+        counts.next_back().unwrap()
+    };
+    for count in 0..200 {
+        bench.peers[0].flows_here = count;
+        bench.run(10);
+    }
+    let tells = bench.orders.iter().filter(|it| matches!(it, VipOrder::Tell(_))).count();
+    assert!((2..5).contains(&tells), "{tells}");
+    assert_eq!(told(&bench), 100);
+    bench.peers[0].silence_ns = Some(SILENT_NS);
+    bench.peers[0].flows_here = 5;
+    bench.run(100);
+    assert_eq!(told(&bench), 100, "while it asks");
+    assert!(bench.run(100).is_some());
+    assert_eq!(told(&bench), 0, "the flows are its own now");
+}
+
+#[test]
+fn an_evacuation_names_its_heir_and_the_heir_comes_first_if_it_is_synced_and_ready() {
+    let takes = |change: fn(&mut VipStanding)| {
+        let mut bench = Bench::new(vec![peer("lb-a", VipPart::Stands), peer("lb-c", VipPart::Out)]);
+        bench.standing(0).priority = 9;
+        bench.standing(1).heir = Some(named("lb-b").tag());
+        change(bench.standing(1));
+        bench.run(250).is_some()
+    };
+    assert!(takes(|_| {}), "lb-c names lb-b");
+    assert!(!takes(|its| its.heir = None));
+    assert!(!takes(|its| its.heir = Some(named("lb-a").tag())));
+    let named_and = |change: fn(&mut VipStanding)| {
+        let mut bench = Bench::new(vec![peer("lb-a", VipPart::Stands), peer("lb-c", VipPart::Out)]);
+        bench.standing(1).heir = Some(named("lb-a").tag());
+        change(bench.standing(0));
+        bench.run(250).is_none()
+    };
+    assert!(named_and(|its| its.damped = true), "an operator wants it so");
+    assert!(!named_and(|its| its.ready = false));
+    assert!(!named_and(|its| its.part = VipPart::Out), "it cannot");
+    let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
+    bench.bar = Some(VipBar::Evacuated { to: Some(named("lb-a")) });
+    bench.run(10);
+    let mut told = bench.orders.iter().filter_map(|it| if let VipOrder::Tell(it) = it { it.heir } else { None });
+    assert_eq!(told.next_back(), Some(named("lb-a").tag()));
+    assert_eq!(bench.view().why, "this instance gave it up a moment ago");
+    bench.run(1000);
+    assert_eq!(bench.view().why, "`baton evacuate --to lb-a` empties this host");
+}
+
+#[test]
+fn people_see_which_peers_have_how_many_of_the_flows() {
+    let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands), peer("lb-c", VipPart::Stands)]);
+    let last = |bench: &Bench| bench.view().would_move.pop().unwrap();
+    assert!(!last(&bench).contains("fewest"), "{}", last(&bench));
+    (bench.standing(0).flows_here, bench.standing(1).flows_here) = (12, 3);
+    let expected = "of equal peers the one with the fewest of this instance's offloaded flows to its own host takes it: lb-a 12, lb-c 3";
+    assert_eq!(last(&bench), expected);
+    assert!(bench.view().would_move[0].starts_with("lb-c takes it"));
 }
 
 #[test]

@@ -39,6 +39,8 @@ pub(crate) struct VipPeerView {
     pub hears: bool,
     pub damped: bool,
     pub priority: u8,
+    /// The holder's offloaded flows whose backend is on the peer's host.
+    pub flows_here: u32,
     /// This instance heard the peer itself a moment ago.
     pub heard: bool,
     /// The peer says that one of the addresses is on its host.
@@ -69,6 +71,7 @@ impl VipMachine {
                 hears: said.hears,
                 damped: said.damped,
                 priority: said.priority,
+                flows_here: said.flows_here,
                 heard: peer.is_heard(),
                 has_address: peer.has_address,
             }
@@ -102,8 +105,10 @@ impl VipMachine {
         let rank = |name: &InstanceName| peers.iter().find(|peer| peer.name == *name).and_then(|peer| self.says(peer));
         let heard = peers.iter().filter(|peer| peer.is_heard()).map(|peer| &peer.name);
         let able = heard.filter(|name| rank(name).is_some_and(|its| its.is_able()));
-        let next = able.max_by(|one, other| {
-            let of = |name| rank(name).map(|its| its.rank(name));
+        let able: Vec<_> = able.collect();
+        let heirs = self.heirs(peers);
+        let next = able.iter().copied().max_by(|one, other| {
+            let of = |name| rank(name).map(|its| its.rank(name, &heirs));
             of(one).cmp(&of(other))
         });
         match next {
@@ -116,6 +121,14 @@ impl VipMachine {
                     moves.push(format!("this instance is not ready: it goes to {next} as soon as that is ready"));
                 } else {
                     moves.push(format!("it goes to {next} when this instance is not ready and {next} is"));
+                }
+                let counts = able.iter().filter_map(|name| Some((*name, rank(name)?.flows_here)));
+                if able.len() > 1 && counts.clone().any(|(_, count)| count > 0) {
+                    let counts = counts.map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>();
+                    moves.push(format!(
+                        "of equal peers the one with the fewest of this instance's offloaded flows to its own host takes it: {}",
+                        counts.join(", ")
+                    ));
                 }
                 if look.here != VipPresence::Whole {
                     moves.push("an address is missing on the interface; this instance adds it again".to_owned());

@@ -14,7 +14,10 @@ pub(crate) enum VipBar {
     /// This instance does not know its peers' flows yet, or has not probed its backends.
     Starting,
     Stopping,
-    Evacuated,
+    Evacuated {
+        /// The instance that shall take the VIP, if the operator names one.
+        to: Option<InstanceName>,
+    },
     /// This host could not add the addresses a moment ago.
     Failed {
         error: String,
@@ -93,7 +96,8 @@ impl fmt::Display for VipBar {
         match self {
             Self::Starting => f.write_str("this instance is starting"),
             Self::Stopping => f.write_str("this instance is stopping"),
-            Self::Evacuated => f.write_str("`baton evacuate` empties this host"),
+            Self::Evacuated { to: None } => f.write_str("`baton evacuate` empties this host"),
+            Self::Evacuated { to: Some(to) } => write!(f, "`baton evacuate --to {to}` empties this host"),
             Self::Failed { error } => write!(f, "this host cannot have the addresses: {error}"),
         }
     }

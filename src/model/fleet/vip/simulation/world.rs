@@ -1,5 +1,6 @@
 //! The hosts, the network between them, and the rules at each step.
 
+use std::cmp::Reverse;
 use std::sync::OnceLock;
 
 use super::*;
@@ -14,6 +15,8 @@ pub(super) struct HostVip {
     /// When the next process starts.
     starts_ns: Option<u64>,
     priority: u8,
+    /// The offloaded flows of each other host's instance whose backend is on this host.
+    flows_here: Vec<u32>,
 }
 
 pub(super) struct Process {
@@ -30,6 +33,7 @@ pub(super) struct Process {
     ready: bool,
     stops_ns: Option<u64>,
     is_evacuated: bool,
+    evacuated_to: Option<usize>,
     /// Since when the host has the address that it must not have, or lacks the address that its machine holds.
     wrong_ns: Option<u64>,
 }
@@ -61,6 +65,8 @@ pub(super) struct VipWorld {
     /// Since when no host serves, and whether a host's death caused this while all else was well.
     unserved_ns: Option<(u64, bool)>,
     both_ns: Option<u64>,
+    /// The host that must be the next holder.
+    next: Option<usize>,
     pub(super) moves: usize,
     /// The number of questions so far.
     pub(super) asks: usize,
@@ -90,6 +96,7 @@ impl VipWorld {
             process: None,
             starts_ns: Some(now_ns + chance.roll(3000) * MS),
             priority: chance.roll(3) as u8,
+            flows_here: (0..count).map(|_| chance.roll(3) as u32).collect(),
         });
         let hosts = hosts.collect();
         Self {
@@ -105,6 +112,7 @@ impl VipWorld {
             mishap_ns: now_ns,
             unserved_ns: None,
             both_ns: None,
+            next: None,
             moves: 0,
             asks: 0,
             log: vec![format!("seed {seed}: {count} hosts")],
@@ -172,6 +180,7 @@ impl VipWorld {
             ready: true,
             stops_ns: None,
             is_evacuated: false,
+            evacuated_to: None,
             wrong_ns: None,
         });
         self.note(format!("{} starts", named(host)));
@@ -215,11 +224,13 @@ impl VipWorld {
         if wrongs.never_deaf {
             process.heard_ns = now_ns;
         }
+        let flows_here = &it.flows_here;
         let peers = process.heard.iter().enumerate().filter(|(peer, _)| *peer != host).map(|(peer, heard)| PeerVip {
             name: named(peer),
             silence_ns: heard.map(|(heard_ns, _)| now_ns - heard_ns),
             standing: heard.map(|(_, standing)| standing),
             has_address: false,
+            flows_here: flows_here[peer],
         });
         let peers: Vec<_> = peers.collect();
         let is_synced = now_ns - process.started_ns > SECOND_NS || process.heard.iter().flatten().count() > 0;
@@ -227,7 +238,7 @@ impl VipWorld {
         let bar = match process {
             _ if wrongs.bars_unheard => None,
             _ if process.stops_ns.is_some() => Some(VipBar::Stopping),
-            _ if process.is_evacuated => Some(VipBar::Evacuated),
+            _ if process.is_evacuated => Some(VipBar::Evacuated { to: process.evacuated_to.map(named) }),
             _ if is_starting => Some(VipBar::Starting),
             _ => None,
         };
@@ -301,6 +312,12 @@ impl VipWorld {
             if self.wrongs.claims_alike {
                 says.claim = 0;
             }
+            if self.wrongs.counts_untold {
+                says.flows_here = 0;
+            }
+            if self.wrongs.heirs_untold {
+                says.heir = None;
+            }
             if self.wrongs.silent_takers && says.part == VipPart::Takes {
                 says.part = VipPart::Stands;
             }
@@ -325,6 +342,9 @@ impl VipWorld {
 
     fn judge_gain(&mut self, host: usize) {
         self.moves += 1;
+        if let Some(next) = self.next.take().filter(|next| *next != host) {
+            self.fail(format!("{} takes it, and {} is better", named(host), named(next)));
+        }
         let has = |other: &usize| *other != host && self.hosts[*other].is_up && self.hosts[*other].lease_ns.is_some();
         let others: Vec<_> = (0..self.hosts.len()).filter(has).collect();
         if let Some(other) = others.into_iter().find(|other| self.is_steady(host, *other)) {
@@ -454,15 +474,17 @@ impl VipWorld {
         let was_well = self.is_whole() && now_ns - self.mishap_ns > 3 * SECOND_NS;
         let all_able = (0..self.hosts.len()).all(|host| self.is_able(host));
         self.mishap_ns = now_ns;
+        self.next = None;
+        let owned = self.serves(host);
         self.note(format!("{kind:?} {} {}", named(host), named(other)));
         match kind {
             Mishap::Die => {
-                let owned = self.serves(host);
                 let it = &mut self.hosts[host];
                 (it.is_up, it.lease_ns, it.process) = (false, None, None);
                 it.starts_ns = Some(now_ns + (1000 + self.chance.roll(6000)) * MS);
                 if owned && was_well && all_able {
                     self.unserved_ns = Some((now_ns, true));
+                    self.next = self.best_but(host);
                 }
                 self.steadiness_ends(host);
             }
@@ -508,8 +530,11 @@ impl VipWorld {
                 }
             }
             Mishap::Evacuate => {
-                if let Some(process) = &mut self.hosts[host].process {
-                    process.is_evacuated = !process.is_evacuated;
+                let to = self.chance.one_in(2).then_some(other);
+                let Some(process) = &mut self.hosts[host].process else { return };
+                (process.is_evacuated, process.evacuated_to) = (!process.is_evacuated, to);
+                if process.is_evacuated && owned && was_well && all_able {
+                    self.next = self.best_but(host).map(|best| to.unwrap_or(best));
                 }
             }
             Mishap::Remove => self.hosts[host].lease_ns = None,
@@ -517,10 +542,25 @@ impl VipWorld {
         }
     }
 
+    /// The host that is to take the VIP from `holder`; `None`: the others are not alike in all but their priorities and the holder's flows.
+    fn best_but(&self, holder: usize) -> Option<usize> {
+        let others = (0..self.hosts.len()).filter(|host| *host != holder);
+        let is_well = |host: &usize| {
+            let process = self.hosts[*host].process.as_ref();
+            process.is_some_and(|it| it.ready && it.says.ready && it.says.synced && it.says.hears && !it.says.damped)
+        };
+        let rank =
+            |host: &usize| (self.hosts[*host].priority, Reverse(self.hosts[*host].flows_here[holder]), Reverse(*host));
+        others.clone().all(|host| is_well(&host)).then(|| others.max_by_key(rank)).flatten()
+    }
+
     /// Ends one mishap.
     pub(super) fn repair(&mut self, all: bool) {
         let now_ns = self.now_ns;
         self.mishap_ns = now_ns;
+        self.next = None;
+        let counts = self.hosts.iter_mut().flat_map(|it| &mut it.flows_here);
+        counts.for_each(|count| *count = self.chance.roll(3) as u32);
         for host in 0..self.hosts.len() {
             if !self.hosts[host].is_up && (all || self.chance.one_in(2)) {
                 self.hosts[host].is_up = true;
@@ -543,7 +583,7 @@ impl VipWorld {
             if let Some(process) = &mut it.process
                 && all
             {
-                (process.ready, process.is_evacuated) = (true, false);
+                (process.ready, process.is_evacuated, process.evacuated_to) = (true, false, None);
             }
         }
     }

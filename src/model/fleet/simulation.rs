@@ -1,6 +1,6 @@
 //! Runs up to eight instances, the network between them and the packets of their clients and backends through random
 //! schedules: flows begin, are offloaded and end; instances die, reboot, restart, are upgraded, reloaded and evacuated;
-//! links and hosts are cut off; VIPs move or are on all hosts. Exchange, failover and evacuation are the real ones;
+//! links and hosts are cut off; VIPs move or are on all hosts. Exchange, failover, evacuation and the built-in VIP are the real ones;
 //! packet paths, kernels, routers and clients are simple models. The seed of a world determines which faults happen in
 //! it, and when.
 //!
@@ -8,6 +8,8 @@
 //! - where instances share the address, none takes an instance for dead that the link or another sign shows alive, and
 //!   no other instance resets its flows;
 //! - no offloaded flow is reset while a reachable instance holds it, and all instances with the flow keep it;
+//! - where the instances move the VIP themselves, none takes it while a host has it that answers, two that hear each other
+//!   do not both keep it, and some host has it within a bound while an instance could;
 //! - once the network no longer changes, whole or not, no packet of a client or its backend waits longer than a bound;
 //! - once everything is repaired and quiet, each client whose flow no instance has was told, if any instance knew it;
 //!   exactly one instance lists and serves each other flow; all instances know all flows of each other; new flows begin;
@@ -45,6 +47,7 @@ use crate::model::splice::FlowDirection;
 
 use clients::{Client, Stage};
 use dice::{Dice, Kind};
+use movers::BuiltIn;
 use network::Net;
 use node::Node;
 
@@ -70,6 +73,12 @@ struct Faults {
     reloads_unheard: bool,
     /// A flow that a full map rejected counts as held.
     full_is_standby: bool,
+    /// No host answers a question for the built-in VIP.
+    vip_unanswered: bool,
+    /// An instance that asks for the built-in VIP does not hear the gateway.
+    gateway_unheard: bool,
+    /// Peers do not hear of the built-in VIP's holder.
+    holder_untold: bool,
 }
 
 struct World {
@@ -80,6 +89,8 @@ struct World {
     kinds: Vec<Kind>,
     nodes: Vec<Node>,
     net: Net,
+    /// `None`: something else moves the VIP.
+    built_in: Option<BuiltIn>,
     clients: BTreeMap<u64, Client>,
     born: u64,
     /// Offloaded flows that all instances have, and those have heard each other since.

@@ -59,10 +59,12 @@ pub(super) enum Kind {
     Stop,
     /// An operator evacuates a host and switches it off.
     Evacuation,
+    /// The instances move the VIP themselves.
+    BuiltIn,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 15] = [
+    pub(super) const ALL: [Self; 16] = [
         Self::Die,
         Self::Kill,
         Self::Move,
@@ -78,5 +80,6 @@ impl Kind {
         Self::Upgrade,
         Self::Stop,
         Self::Evacuation,
+        Self::BuiltIn,
     ];
 }

@@ -8,6 +8,7 @@ use super::engine::Engine;
 use super::network::{Piece, pair};
 use super::node::NAMES;
 use super::{Farewell, FlowDirection, MS, SECOND_NS, TOLD_NS, World};
+use crate::model::fleet::vip::VipBar;
 
 /// A host is away longer than the others need to take it for dead.
 const BOOT_NS: u64 = 1500 * MS;
@@ -34,6 +35,7 @@ impl World {
             Kind::Upgrade if runs => self.upgrade(node),
             Kind::Stop if runs && others_run => self.stop(node),
             Kind::Evacuation if runs => self.begin_evacuation(node),
+            Kind::Move | Kind::Split if self.built_in.is_some() => {}
             Kind::Move if self.net.shared => self.reroute(),
             Kind::Move => {
                 let vip = self.dice.roll(self.net.holders.len() as u64) as usize;
@@ -166,6 +168,7 @@ impl World {
         self.net.met.retain(|(one, other)| *one != node && *other != node);
         let (now_ns, log_max, faults) = (self.now_ns, self.log_max, self.faults);
         self.nodes[node].begin(now_ns, log_max, faults);
+        self.begin_vip(node);
         self.tell_addresses(node);
         self.disturb();
     }
@@ -196,6 +199,7 @@ impl World {
 
     pub(super) fn stop(&mut self, node: usize) {
         self.note(|| format!("{} stops", NAMES[node]));
+        self.look_at_vip(node, self.now_ns, Some(VipBar::Stopping));
         self.falls_silent(node);
         self.say_goodbye(node, Farewell::Stopped);
         self.lose_sockets(node);

@@ -36,6 +36,24 @@ fn the_peer_link_as_only_judge_of_life_is_found() {
 }
 
 #[test]
+fn a_built_in_vip_that_is_taken_although_its_host_answers_is_found() {
+    let faults = Faults { vip_unanswered: true, ..Faults::default() };
+    is_found(faults, &[Kind::BuiltIn, Kind::Kill], 0..300, "which has it and answers");
+}
+
+#[test]
+fn a_built_in_vip_that_nobody_takes_is_found() {
+    let faults = Faults { gateway_unheard: true, ..Faults::default() };
+    is_found(faults, &[Kind::BuiltIn, Kind::Die], 0..300, "nobody has the VIP");
+}
+
+#[test]
+fn a_holder_of_the_built_in_vip_that_peers_do_not_hear_of_is_found() {
+    let faults = Faults { holder_untold: true, ..Faults::default() };
+    is_found(faults, &[Kind::BuiltIn, Kind::Isolate], 0..300, "have the VIP");
+}
+
+#[test]
 fn flows_that_a_full_map_counts_as_held_are_found() {
     let faults = Faults { full_is_standby: true, ..Faults::default() };
     is_found(faults, &[Kind::Die, Kind::Move, Kind::Full], 150..300, "was not told that its flow is gone");

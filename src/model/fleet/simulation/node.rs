@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::OnceLock;
 
 use super::engine::Engine;
+use super::movers::OwnVip;
 use super::{
     BeatKey, Epoch, Evacuation, Exchange, Failover, Faults, FlowId, FlowRecord, GUARD_NS, InstanceName, Key, Local, MS,
     Member, Own, SECOND_NS, Settings, VipAddr, Wake,
@@ -85,6 +86,8 @@ pub(super) struct Process {
     pub keeps: bool,
     /// Clients that it challenges again and again, and when it last did.
     pub late: Vec<(Wake, u64)>,
+    /// `None`: something else moves the VIP.
+    pub vip: Option<OwnVip>,
 }
 
 impl Node {
@@ -147,6 +150,7 @@ impl Node {
             let_go: false,
             keeps: false,
             late: Vec::new(),
+            vip: None,
         });
     }
 

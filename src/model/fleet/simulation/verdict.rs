@@ -147,6 +147,7 @@ impl World {
         }
         self.steps(40, false);
         self.nobody_waits();
+        self.one_has_the_built_in_vip();
         self.each_is_listed_once();
         self.all_know_all();
         self.new_flows_begin();
@@ -217,6 +218,9 @@ impl World {
 
     /// Long after all flows have ended, no instance has anything of them.
     fn nothing_is_left(&mut self) {
+        if let Some(built_in) = &mut self.built_in {
+            built_in.is_resting = true;
+        }
         for number in self.clients.keys().copied().collect::<Vec<_>>() {
             if !self.dice.one_in(3) {
                 self.is_over(number);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::output::colours;
 use crate::config::{self, Backend, Cluster, Config, Frontend, ProbeKind, Target, reset_after_silence};
-use crate::model::budget::{BudgetFault, BudgetTimers, Vrrp, longest_gap};
+use crate::model::budget::{BudgetFault, BudgetMover, BudgetTimers, Vrrp, longest_gap};
 use crate::preflight::sysctl_file;
 
 #[derive(clap::Args, Clone, Debug)]
@@ -82,8 +82,10 @@ fn report(path: &Path, colour: bool, verdict: &mut impl Write, findings: &mut im
 /// The time that each fault may cost the nodes, by the file's own timers.
 fn budget(config: &Config) -> String {
     let Cluster { node_monitor_grace_period: grace, lease_renew, .. } = config.cluster;
-    let vrrp = config.cluster.vrrp_advert_interval;
-    let vrrp = vrrp.map(|advert_interval| Vrrp { advert_interval, track_time: config.cluster.vrrp_track_time });
+    let track_time = config.cluster.vrrp_track_time;
+    let vrrp = config.cluster.vrrp_advert_interval.map(|advert_interval| Vrrp { advert_interval, track_time });
+    let built_in = config.vip.as_ref().map(|_| BudgetMover::BuiltIn);
+    let mover = built_in.or(vrrp.map(BudgetMover::Keepalived));
     let mut text = format!(
         "Longest time without a heartbeat, if they come every {} and a node is NotReady after {}:\n",
         seconds(lease_renew),
@@ -94,7 +96,7 @@ fn budget(config: &Config) -> String {
             lease_renew,
             reset_after_silence: reset_after_silence(&frontend.health, config.process.reset_within),
             probes_ask_the_process: frontend.health.kind != ProbeKind::Tcp,
-            vrrp,
+            mover,
         };
         let is_stacked = is_stacked(config, frontend);
         let title = if config.frontends.len() > 1 { &*frontend.name } else { "" };
@@ -104,7 +106,7 @@ fn budget(config: &Config) -> String {
                 continue;
             }
             let (gap, verdict) = match longest_gap(fault, &timers) {
-                None => ("?".to_owned(), "depends on how the VIP moves: set cluster.vrrp_advert_interval"),
+                None => ("?".to_owned(), "depends on how the VIP moves: set cluster.vrrp_advert_interval, or [vip]"),
                 Some(gap) if gap <= grace => (seconds(gap), "ok"),
                 Some(gap) if fault == BudgetFault::ApiserverHung && !timers.probes_ask_the_process => {
                     (seconds(gap), "NotReady: kind = \"tcp\" tests only the kernel; kind = \"https\" finds it")
@@ -195,6 +197,9 @@ warning: frontend \"f\" has one backend only
         let fast = "profile = \"fast\"\nvrrp_advert_interval = \"2s\"";
         let (_, tuned, _) = check(&file(fast, "kind = \"http\"\ninterval = \"500ms\""));
         insta::assert_snapshot!(tuned);
+        let vip = "vrrp_advert_interval = \"2s\"\n[vip]\naddresses = [\"10.0.0.100/32\"]\ninterface = \"eth0\"";
+        let (_, built_in, _) = check(&file(vip, "").replace("127.0.0.1:1", "10.0.0.100:1"));
+        assert!(built_in.contains("  Baton's host gone       11.2 s  ok\n"), "{built_in}");
     }
 
     #[test]

@@ -16,6 +16,13 @@ const ADVERTS_UNTIL_FAILOVER: u32 = 4;
 /// A host that gives the VIP up announces it (priority 0), and the backup waits only for the skew.
 const ADVERTS_WHEN_TOLD: u32 = 1;
 
+/// Baton's own VIP: a host has it again this long after the owner's host died, and after the owner's process was killed or hung
+/// (docs/vip.md).
+const BUILT_IN_AFTER_HOST: Duration = Duration::from_millis(500);
+const BUILT_IN_AFTER_PROCESS: Duration = Duration::from_secs(3);
+/// The old owner serves until the new one announces the VIP.
+const BUILT_IN_WHEN_TOLD: Duration = Duration::from_millis(200);
+
 /// The retransmission timeout's minimum on Linux (TCP_RTO_MIN), and the first pause of a kubelet's renewals.
 const RETRY_MIN: Duration = Duration::from_millis(200);
 
@@ -28,8 +35,16 @@ pub(crate) struct BudgetTimers {
     pub reset_after_silence: Duration,
     /// Whether probes need an answer from the process, not only from its kernel.
     pub probes_ask_the_process: bool,
-    /// The timers of keepalived, if it moves the VIP.
-    pub vrrp: Option<Vrrp>,
+    /// The program that moves the VIP, if Baton knows it.
+    pub mover: Option<BudgetMover>,
+}
+
+/// The program that moves the VIP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BudgetMover {
+    Keepalived(Vrrp),
+    /// Baton itself.
+    BuiltIn,
 }
 
 /// keepalived's timers.
@@ -90,6 +105,26 @@ impl BudgetFault {
     }
 }
 
+impl BudgetMover {
+    /// How long no host serves the VIP after a fault of its owner.
+    fn outage(self, fault: BudgetFault) -> Duration {
+        match (self, fault) {
+            (Self::Keepalived(Vrrp { advert_interval, .. }), BudgetFault::HostDies) => {
+                advert_interval * ADVERTS_UNTIL_FAILOVER
+            }
+            (Self::Keepalived(Vrrp { advert_interval, .. }), BudgetFault::PlannedFailover) => {
+                advert_interval * ADVERTS_WHEN_TOLD
+            }
+            (Self::Keepalived(Vrrp { advert_interval, track_time }), _) => {
+                track_time + advert_interval * ADVERTS_WHEN_TOLD
+            }
+            (Self::BuiltIn, BudgetFault::HostDies) => BUILT_IN_AFTER_HOST,
+            (Self::BuiltIn, BudgetFault::PlannedFailover) => BUILT_IN_WHEN_TOLD,
+            (Self::BuiltIn, _) => BUILT_IN_AFTER_PROCESS,
+        }
+    }
+}
+
 /// The longest time between two renewals if `fault` happens once. `None`: the timers do not determine it.
 ///
 /// In all faults of an instance, flows that another instance also holds do better: the result is for a flow that must
@@ -110,12 +145,7 @@ pub(crate) fn longest_gap(fault: BudgetFault, timers: &BudgetTimers) -> Option<D
         | BudgetFault::InstanceHung
         | BudgetFault::HostDies
         | BudgetFault::PlannedFailover => {
-            let Vrrp { advert_interval, track_time } = timers.vrrp?;
-            let outage = match fault {
-                BudgetFault::HostDies => advert_interval * ADVERTS_UNTIL_FAILOVER,
-                BudgetFault::PlannedFailover => advert_interval * ADVERTS_WHEN_TOLD,
-                _ => track_time + advert_interval * ADVERTS_WHEN_TOLD,
-            };
+            let outage = timers.mover?.outage(fault);
             // Both a repeated segment and a repeated renewal come after pauses that double: the first one that reaches
             // the new owner comes at most as long after the failover as the outage lasted.
             outage * 2 + RETRY_MIN
@@ -133,7 +163,7 @@ mod tests {
         lease_renew: Duration::from_secs(10),
         reset_after_silence: Duration::from_millis(2250),
         probes_ask_the_process: true,
-        vrrp: Some(Vrrp { advert_interval: SECOND, track_time: Duration::from_secs(3) }),
+        mover: Some(BudgetMover::Keepalived(Vrrp { advert_interval: SECOND, track_time: Duration::from_secs(3) })),
     };
 
     fn gap_s(fault: BudgetFault, timers: &BudgetTimers) -> f64 {
@@ -158,8 +188,15 @@ mod tests {
     }
 
     #[test]
+    fn the_vip_that_baton_moves_costs_what_is_stated_of_it() {
+        let built_in = BudgetTimers { mover: Some(BudgetMover::BuiltIn), ..TIMERS };
+        let gaps = BudgetFault::ALL.map(|fault| gap_s(fault, &built_in));
+        assert_eq!(gaps, [10.0, 12.25, 12.25, 16.2, 16.2, 11.2, 10.6, 10.0]);
+    }
+
+    #[test]
     fn how_long_a_vip_takes_is_not_guessed() {
-        let alone = BudgetTimers { vrrp: None, ..TIMERS };
+        let alone = BudgetTimers { mover: None, ..TIMERS };
         let unknown: Vec<_> =
             BudgetFault::ALL.into_iter().filter(|fault| longest_gap(*fault, &alone).is_none()).collect();
         use BudgetFault::*;

@@ -163,7 +163,7 @@ pub struct FailoverSettings {
 
 /// `[vip]`: addresses that Baton itself moves between the instances, all together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct VipSettings {
+pub struct VipSettings {
     /// At least one.
     pub addresses: Vec<IpAddr>,
     pub interface: Arc<str>,

@@ -253,7 +253,7 @@ impl Program {
     /// Enters witness entries, which show the addresses of the flow's packets on the wire while it still has sockets:
     /// both directions or neither. They overwrite what an earlier process left for the same ends.
     /// `to_here`: the backend is on this host.
-    pub(crate) fn witness(&self, id: FlowId, ends: &Ends, to_here: bool) -> Result<(), InstallError> {
+    pub fn witness(&self, id: FlowId, ends: &Ends, to_here: bool) -> Result<(), InstallError> {
         let enter = |direction| {
             let (key, raw) = (ends.key(direction).encode(), Entry::witness(id, ends, direction, to_here).encode());
             match self.flows.update(&key, &raw, Update::OnlyNew).map_err(InstallError::from) {
@@ -271,7 +271,7 @@ impl Program {
     }
 
     /// As [`Program::install`], in place of the flow's own witnesses.
-    pub(crate) fn install_over(&self, flow: &Splice) -> io::Result<()> {
+    pub fn install_over(&self, flow: &Splice) -> io::Result<()> {
         for direction in [FlowDirection::ToClient, FlowDirection::ToBackend] {
             let raw = flow.entry(direction).encode();
             if let Err(error) = self.flows.update(&flow.ends.key(direction).encode(), &raw, Update::Any) {

@@ -11,7 +11,7 @@ use crate::model::fleet::vip::{PeerVip, VipBar, VipStanding};
 
 /// The state that they share. Unused if Baton does not move the VIP.
 #[derive(Debug, Default)]
-pub(crate) struct VipPort {
+pub struct VipPort {
     talk: Mutex<VipTalk>,
     /// This process has added the VIP to this host.
     held: AtomicBool,

@@ -191,7 +191,7 @@ fn a_peer_that_does_not_acknowledge_the_last_changes_is_named() {
 #[test]
 fn a_host_is_not_empty_while_it_hears_no_peer() {
     let mut scene = Scene::emptying();
-    scene.proxied = 0;
+    scene.ending_here = 0;
     scene.pass(10);
     scene.peers[0].liveness = Liveness::Unlinked;
     assert_eq!(scene.pass(1900), (vec![], EvacuateStep::Confirming));

@@ -161,7 +161,7 @@ impl World {
     }
 
     fn end_leases(&mut self, now_ns: u64) {
-        for node in 0..self.nodes.len() {
+        for (node, name) in NAMES.iter().enumerate().take(self.nodes.len()) {
             let Some(built_in) = &mut self.built_in else { return };
             built_in.leases.resize(self.nodes.len(), None);
             let is_over = built_in.leases[node].is_some_and(|until_ns| now_ns >= until_ns);
@@ -169,7 +169,7 @@ impl World {
                 built_in.leases[node] = None;
             }
             if is_over && self.net.holders[0].contains(&node) {
-                self.note(|| format!("the kernel of {} removes the VIP", NAMES[node]));
+                self.note(|| format!("the kernel of {name} removes the VIP"));
                 self.take_vip(0, node);
             }
         }
@@ -305,10 +305,12 @@ impl World {
         let is_unowned = !is_owned && (0..self.nodes.len()).any(|node| self.could_hold(node));
         let Some(built_in) = &mut self.built_in else { return };
         let since = |is: bool, since_ns: &mut Option<u64>| {
-            if !is {
+            if is {
+                now_ns - *since_ns.get_or_insert(now_ns)
+            } else {
                 *since_ns = None;
+                0
             }
-            is.then(|| now_ns - *since_ns.get_or_insert(now_ns)).unwrap_or(0)
         };
         let (both_ns, unowned_ns) =
             (since(is_both, &mut built_in.both_ns), since(is_unowned, &mut built_in.unowned_ns));

@@ -10,7 +10,7 @@ use crate::model::fleet::InstanceName;
 
 /// An instance sends its standing at each change and with each beat.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct VipStanding {
+pub struct VipStanding {
     pub part: VipPart,
     /// The number of its claim to the VIP. A later claim has a higher number.
     pub claim: u64,
@@ -39,7 +39,7 @@ pub(crate) struct VipStanding {
 /// The part of an instance in the decision about the VIP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum VipPart {
+pub enum VipPart {
     /// The instance must not or cannot have the VIP.
     #[default]
     Out,

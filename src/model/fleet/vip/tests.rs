@@ -358,7 +358,7 @@ fn a_holder_that_only_another_peer_hears_keeps_the_vip() {
 }
 
 #[test]
-fn a_vip_that_moves_to_and_fro_stays_elsewhere_for_a_while() {
+fn a_vip_that_moves_to_and_fro_stays_where_it_is_for_a_while() {
     let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
     for claim in [10, 20, 30, 40] {
         (bench.standing(0).part, bench.standing(0).claim) = (VipPart::Holds, claim);

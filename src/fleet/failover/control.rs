@@ -51,7 +51,7 @@ pub(super) struct FailoverControl {
     /// Commands that the link has no room for yet.
     backlog: VecDeque<PeerCommand>,
     routes_moved: bool,
-    /// IPv6 addresses that came: this host's sockets may still have routes to their former host.
+    /// IPv6 addresses that came, or that are kept on `lo`: this host's sockets may still have other routes to them.
     came: BTreeSet<IpAddr>,
     told_ready: bool,
     /// Whether the last look at the addresses failed.
@@ -244,6 +244,8 @@ impl FailoverControl {
                 for ip in &seen.newly_kept {
                     tracing::info!(%ip, "the address leaves this host; Baton keeps it on lo until its flows have ended");
                 }
+                self.came.extend(seen.newly_kept.iter().filter(|ip| ip.is_ipv6()));
+                self.renew_routes();
                 self.table.fleet_view.show_places(seen.places);
                 self.machine.handle_addresses(now_ns(), &seen.all);
             }
@@ -317,10 +319,8 @@ impl FailoverControl {
             Note::Released { to, flows } => What::FlowsReleased { instance: to, flows },
             Note::AddressCame(address) => {
                 self.untold.came(&self.table.late_resets, address, now_ns());
-                if address.is_ipv6() && self.settings.carries {
-                    self.came.insert(address);
-                    self.renew_routes();
-                }
+                self.came.extend(Some(address).filter(IpAddr::is_ipv6));
+                self.renew_routes();
                 What::AddressCame { address }
             }
             Note::AddressWent(address) => {

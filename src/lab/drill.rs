@@ -302,6 +302,10 @@ fn tell(verdict: &DrillVerdict, json: bool) {
 /// The sentences that get a line of their own.
 fn more(verdict: &DrillVerdict) -> String {
     let mut text = String::new();
+    if verdict.disconnections > 0 {
+        let plural = if verdict.disconnections == 1 { " was" } else { "s were" };
+        text += &format!("\n{} connection{plural} lost", verdict.disconnections);
+    }
     if verdict.watches_open > 0 || verdict.watches_ended > 0 {
         text += &format!(
             "\nwatches: {} open, {} ended, {} events, the longest time without one {}",
@@ -329,3 +333,21 @@ const REMOVAL_LIMIT: Duration = Duration::from_secs(20);
 
 /// Descriptors reserved for other uses than connections.
 const SPARE_FILES: u64 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::super::kubelet::KubeletEvent;
+    use super::*;
+
+    #[test]
+    fn a_drill_tells_how_many_connections_were_lost() {
+        let mut tally = GapTally::default();
+        let told = |tally: &GapTally| more(&tally.verdict(&[], Duration::from_secs(40)));
+        assert_eq!(told(&tally), "");
+        let lost = KubeletEvent::Disconnected { error: "reset".to_owned() };
+        tally.note(&lost);
+        assert_eq!(told(&tally), "\n1 connection was lost");
+        tally.note(&lost);
+        assert_eq!(told(&tally), "\n2 connections were lost");
+    }
+}

@@ -35,7 +35,7 @@ START_WITHIN_S = 60
 PINS = pathlib.Path("/sys/fs/bpf")
 # A name of every command that the lab runs, and the Debian package that has it.
 NEEDS = {"ip": "iproute2", "nft": "nftables", "sysctl": "procps", "nsenter": "util-linux", "keepalived": "keepalived", "haproxy": "haproxy",
-         "curl": "curl"}
+         "curl": "curl", "ss": "iproute2"}
 
 
 def install():
@@ -173,8 +173,8 @@ class Balancer:
     # Where clients connect.
     port = None
 
-    def __init__(self, scene, mover):
-        self.scene, self.mover = scene, mover
+    def __init__(self, scene):
+        self.scene = scene
         self.processes, self.keepalived = {}, {}
 
     def start(self):
@@ -184,16 +184,18 @@ class Balancer:
         for name in NODES:
             self.await_up(name)
         for number, name in enumerate(NODES):
-            self.keepalived[name] = self.start_keepalived(name, number)
+            self.start_mover(name, number)
             if number == 0:
                 scene.await_true(lambda: scene.has_vip(NODES[0]), "the first node has the VIP")
         scene.await_true(lambda: scene.answers("clients", self.port), "the VIP is served")
 
-    def start_keepalived(self, name, number):
+    def start_mover(self, name, number):
+        """Starts what moves the VIP."""
         file = self.scene.directory / f"{name}.keepalived"
         file.write_text(self.keepalived_text(name, number))
-        return self.scene.spawn(name, "keepalived", "keepalived", "--dont-fork", "--log-console", "--use-file", file, "--pid", f"{file}.pid",
-                                "--vrrp_pid", f"{file}.vrrp", "--checkers_pid", f"{file}.check")
+        self.keepalived[name] = self.scene.spawn(
+            name, "keepalived", "keepalived", "--dont-fork", "--log-console", "--use-file", file, "--pid", f"{file}.pid",
+            "--vrrp_pid", f"{file}.vrrp", "--checkers_pid", f"{file}.check")
 
     def signal(self, name, number):
         os.killpg(self.processes[name].pid, number)
@@ -225,7 +227,10 @@ class Baton(Balancer):
         key.chmod(0o600)
         config.write_text(self.text(name))
         self.away(name).write_text("0\n")
-        self.processes[name] = self.scene.spawn(name, "baton", BATON, "run", "-c", config)
+        self.run_on(name)
+
+    def run_on(self, name):
+        self.processes[name] = self.scene.spawn(name, "baton", BATON, "run", "-c", self.scene.directory / f"{name}.toml")
 
     def text(self, name):
         """The file of docs/stacked.md for this node, with the paths of this scene."""
@@ -262,7 +267,10 @@ class Baton(Balancer):
         self.scene.await_true(all_ready, f"Baton of {name} finds all apiservers ready")
 
     def keepalived_text(self, name, number):
-        return shipped_keepalived(name, number, f"{BATON} ready --within 500ms --socket {self.socket(name)}", self.away(name))
+        text = shipped_keepalived(name, number, f"{BATON} ready --within 500ms --socket {self.socket(name)}", self.away(name))
+        more = (ROOT / "docs/stacked.md").read_text().partition("```\n    notify_backup")
+        notify = "".join(more[1:]).split("```")[1].lstrip("\n")
+        return replaced(text, ("    track_script {\n        baton", f"{notify}\n    track_script {{\n        baton"))
 
     def flows(self, name):
         done = self.ask(name, "--json", "flows")
@@ -303,6 +311,23 @@ class Baton(Balancer):
             expect(done)
 
 
+class BatonVip(Baton):
+    """Baton moves the VIP itself."""
+
+    key, label = "baton-vip", "Baton without keepalived"
+
+    def start_on(self, name):
+        super().start_on(name)
+        if name == NODES[0]:
+            self.scene.await_true(lambda: self.scene.has_vip(name), "the first node has the VIP")
+
+    def start_mover(self, name, number):
+        pass
+
+    def text(self, name):
+        return super().text(name) + f'[vip]\naddresses = ["{VIP}/32"]\ninterface = "eth0"\n'
+
+
 def expect(done):
     if done.returncode:
         raise Failed(f"{' '.join(done.args)}: {done.stdout}{done.stderr}")
@@ -336,6 +361,9 @@ class Haproxy(Balancer):
 
     def start_on(self, name):
         self.config(name).write_text(self.text())
+        self.run_on(name)
+
+    def run_on(self, name):
         # The image of haproxy runs a master and a worker.
         self.processes[name] = self.scene.spawn(name, "haproxy", "haproxy", "-W", "-db", "-f", self.config(name))
 
@@ -429,7 +457,7 @@ vrrp_instance VI_1 {{
     def upgrade(self, name):
         """Another image in the pod's manifest."""
         self.soft_stop(name)
-        self.start_on(name)
+        self.run_on(name)
 
     def evacuate(self, name):
         self.keepalived[name].terminate()
@@ -450,7 +478,7 @@ class HaproxyTuned(Haproxy):
         return shipped_keepalived(name, number, str(self.script(name)), away)
 
 
-BALANCERS = {it.key: it for it in (Haproxy, HaproxyTuned, Baton)}
+BALANCERS = {it.key: it for it in (Haproxy, HaproxyTuned, Baton, BatonVip)}
 
 
 @dataclass

@@ -10,6 +10,8 @@ from .stacked import NODES, Balancer, Stacked
 OWNER, NEXT, LAST = NODES
 # Between an evacuation and the end of its host.
 UNTIL_OFF_S = 1
+# As a service manager or a kubelet would.
+RESTARTED_AFTER_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,12 @@ def balancer(number):
     return lambda _, balancer: balancer.signal(OWNER, number)
 
 
+def restart(_, balancer):
+    balancer.signal(OWNER, signal.SIGKILL)
+    time.sleep(RESTARTED_AFTER_S)
+    balancer.run_on(OWNER)
+
+
 def evacuate(scene, balancer):
     balancer.evacuate(OWNER)
     time.sleep(UNTIL_OFF_S)
@@ -53,6 +61,7 @@ FAULTS = {it.key: it for it in (
           gone=OWNER, firewall=True),
     Fault("other-gone", "another host is gone", (LAST,), other_gone, gone=LAST),
     Fault("balancer-killed", "balancer killed, and not started again", (), balancer(signal.SIGKILL)),
+    Fault("balancer-restarted", "balancer killed, and started again after 0.5 s", (), restart),
     Fault("balancer-hung", "balancer hung", (), balancer(signal.SIGSTOP)),
     Fault("apiserver-killed", "apiserver killed on the host that has the VIP", (OWNER,), apiserver(OWNER, signal.SIGKILL)),
     Fault("apiserver-hung", "apiserver hung on the host that has the VIP", (OWNER,), apiserver(OWNER, signal.SIGSTOP)),

@@ -7,9 +7,11 @@
 //!         ──▶ limits        descriptors, ports, rights     │
 //!         ──▶ shared_ports  who has the frontends' ports   │
 //!         ──▶ keepalived    its file, its process          │
+//!         ──▶ built_in_vip  rights, interface, with [vip]  │
 //!         ──▶ fleet         link, key, ports, with [peers]─┘
 //! ```
 
+mod built_in_vip;
 mod firewall;
 mod fleet;
 mod keepalived;
@@ -49,6 +51,7 @@ pub fn look(config: &Config, keepalived: Option<&Path>) -> Report {
     let (of_fleet, needed) = fleet::look(config, &place);
     findings.extend(of_fleet);
     settings.extend(needed);
+    findings.extend(built_in_vip::look(config));
     findings.extend(keepalived.judge(config, &place));
     Report { findings, settings }
 }

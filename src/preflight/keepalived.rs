@@ -109,6 +109,9 @@ impl Keepalived {
             Err(error) if error.kind() == io::ErrorKind::NotFound && place.vips.is_empty() => {
                 vec![Finding::good(TOPIC, "no file, and no frontend listens on a VIP")]
             }
+            Err(error) if error.kind() == io::ErrorKind::NotFound && moves_all(config, place) => {
+                vec![Finding::good(TOPIC, "no file; Baton moves the VIP itself")]
+            }
             // An address on the loopback interface is announced by a router.
             Err(error) if error.kind() == io::ErrorKind::NotFound && place.vips == place.kept => {
                 vec![Finding::good(TOPIC, "no file; the VIP is on lo, and a router sends its packets here")]
@@ -127,6 +130,12 @@ impl Keepalived {
         let instances = nodes.iter().filter(|node| node.keyword() == "vrrp_instance");
         instances.map(|node| VrrpInstance { node, name: node.argument().unwrap_or("?") }).collect()
     }
+}
+
+/// Whether Baton moves each VIP itself.
+fn moves_all(config: &Config, place: &HostPlace) -> bool {
+    let own = config.vip.as_ref().map(|vip| &vip.addresses[..]).unwrap_or_default();
+    place.vips.iter().all(|vip| own.contains(vip))
 }
 
 impl VrrpInstance<'_> {

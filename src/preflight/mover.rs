@@ -14,10 +14,15 @@ pub(crate) fn missing(vips: &[IpAddr], track_file: Option<&Path>) -> Vec<String>
     if vips.is_empty() {
         return Vec::new();
     }
-    let files: Vec<_> = process::arguments_of("keepalived").iter().map(|words| file_of(words)).collect();
-    let read: Vec<_> = files.iter().map(|file| Keepalived::read(Some(file))).collect();
+    let read = keepalived();
     let others = Others { bird: process::runs_any("bird"), kube_vip: process::runs_any("kube-vip") };
     vips.iter().filter_map(|vip| why_it_stays(*vip, track_file, &read, others)).collect()
+}
+
+/// The files of all keepalived processes of this host.
+pub(super) fn keepalived() -> Vec<Keepalived> {
+    let files = process::arguments_of("keepalived");
+    files.iter().map(|words| Keepalived::read(Some(&file_of(words)))).collect()
 }
 
 /// Other programs here that may move addresses, and whose files do not show it.

@@ -101,6 +101,44 @@ fn a_port_that_any_connection_may_be_given_and_too_few_ports_are_found() {
     assert!(look(&lab.lb, &path).iter().all(|finding| finding.topic != "reserved ports"));
 }
 
+/// What would keep Baton's own VIP from this host, or move it behind Baton's back.
+#[test]
+fn a_host_that_cannot_have_the_built_in_vip_or_has_keepalived_too_is_told_so() {
+    let Some(lab) = Lab::new("preflight vip") else { return };
+    let path = config(&lab, &lab.lb);
+    let text = std::fs::read_to_string(&path).unwrap();
+    let on = |interface: &str| {
+        let vip = format!("[vip]\naddresses = [\"{VIP}/32\"]\ninterface = \"{interface}\"\n");
+        std::fs::write(&path, format!("{text}\n{vip}")).unwrap();
+        look(&lab.lb, &path)
+    };
+    let findings = on("eth9");
+    assert!(of(&findings, "vip").read.starts_with("interface eth9: "), "{findings:#?}");
+    let findings = on("lo");
+    assert!(of(&findings, "vip").read.starts_with("interface lo is not Ethernet"), "{findings:#?}");
+    let good = format!("Baton moves {VIP} on eth0");
+    assert_eq!(of(&on("eth0"), "vip").read, good);
+    lab.lb.run("ip link set eth0 down");
+    fixed(&lab.lb, &path, "vip", Verdict::Fault);
+    // Without rights.
+    let check = ["check", "--host", "-c", path.to_str().unwrap()];
+    let said = lab.lb.run(&format!("setpriv --bounding-set=-net_raw {BINARY} {} 2>&1 || true", check.join(" ")));
+    assert!(said.contains("this command does not have CAP_NET_RAW"), "{said}");
+    // keepalived runs by its own file.
+    let file = lab.directory().join("keepalived.conf");
+    std::fs::write(&file, format!("vrrp_instance v {{\nvirtual_ipaddress {{\n{VIP}/32\n}}\n}}\n")).unwrap();
+    let program = lab.directory().join("keepalived");
+    std::fs::write(&program, "#!/bin/sh\nsleep 60\n").unwrap();
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let command = [program.to_str().unwrap(), "-f", file.to_str().unwrap()];
+    let mover = lab.lb.spawn(&command, &lab.directory().join("keepalived.log"));
+    eventually(LONG, "keepalived is found", || {
+        of(&look(&lab.lb, &path), "vip").read == format!("keepalived runs here and moves {VIP} too")
+    });
+    drop(mover);
+    eventually(LONG, "it is gone", || of(&look(&lab.lb, &path), "vip").read == good);
+}
+
 #[test]
 fn an_ordinary_host_without_a_vip_is_told_to_change_nothing() {
     let Some(lab) = Lab::new("preflight ordinary") else { return };

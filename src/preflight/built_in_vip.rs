@@ -1,0 +1,70 @@
+//! Checks `[vip]`: whether Baton can move the VIP on this host, and whether another program moves it as well.
+
+use super::mover;
+use crate::config::{Config, VipSettings};
+use crate::model::finding::Finding;
+use crate::sys::{netdev, process};
+
+const TOPIC: &str = "vip";
+
+/// Without `[vip]`: none.
+pub(super) fn look(config: &Config) -> Vec<Finding> {
+    let Some(vip) = &config.vip else { return Vec::new() };
+    let mut findings: Vec<_> = rights().into_iter().chain(interface(vip)).collect();
+    findings.extend(keepalived(vip));
+    if findings.is_empty() {
+        findings.push(Finding::good(TOPIC, format!("Baton moves {} on {}", listed(vip), vip.interface)));
+    }
+    findings
+}
+
+fn listed(vip: &VipSettings) -> String {
+    vip.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn rights() -> Option<Finding> {
+    let missing = RIGHTS.iter().filter(|(number, _)| !process::holds_capability(*number));
+    let missing: Vec<_> = missing.map(|(_, name)| *name).collect();
+    (!missing.is_empty()).then(|| {
+        Finding::fault(
+            TOPIC,
+            format!("this command does not have {}", missing.join(" and ")),
+            "with CAP_NET_ADMIN Baton adds the addresses, and with CAP_NET_RAW it asks whether another host has them; without \
+             both this host cannot have the VIP",
+            "start Baton by deploy/baton.service, which has both",
+        )
+    })
+}
+
+fn interface(vip: &VipSettings) -> Option<Finding> {
+    let name = &vip.interface;
+    let fault = |read: String, fix: String| Some(Finding::fault(TOPIC, read, "this host cannot have the VIP", fix));
+    let other = || "name an Ethernet interface of this host in interface under [vip]".to_owned();
+    match netdev::interface(name) {
+        Ok(interface) if interface.hardware == netdev::HARDWARE_ETHERNET => {}
+        Ok(_) => return fault(format!("interface {name} is not Ethernet"), other()),
+        Err(error) => return fault(format!("interface {name}: {error}"), other()),
+    }
+    match netdev::has_carrier(name) {
+        Ok(true) => None,
+        _ => fault(format!("interface {name} is down, or has no carrier"), format!("ip link set {name} up")),
+    }
+}
+
+/// keepalived does not ask Baton: with both, two hosts have the address.
+fn keepalived(vip: &VipSettings) -> Option<Finding> {
+    let all = mover::keepalived();
+    let has = |address| all.iter().any(|it| it.addresses().contains(address));
+    let both: Vec<_> = vip.addresses.iter().filter(|address| has(*address)).map(ToString::to_string).collect();
+    (!both.is_empty()).then(|| {
+        Finding::fault(
+            TOPIC,
+            format!("keepalived runs here and moves {} too", both.join(", ")),
+            "keepalived does not ask Baton, and both add and remove the address",
+            "systemctl disable --now keepalived, in the order that docs/vip.md describes",
+        )
+    })
+}
+
+/// include/uapi/linux/capability.h
+const RIGHTS: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW")];

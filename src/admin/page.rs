@@ -37,7 +37,7 @@ pub(crate) fn render(status: &Status) -> String {
     write(&mut page, format_args!("<title>{title}</title>\n<link rel=\"icon\" href=\"{icon}\">\n"));
     write(&mut page, format_args!("<style>\n{STYLE}</style>\n</head>\n<body>\n"));
     page.push_str("<p id=\"lost\" role=\"alert\" hidden></p>\n<main>\n");
-    header(&mut page, &status.instance, shortfall.as_ref());
+    header(&mut page, status, shortfall.as_ref());
     troubles(&mut page, status);
     figures(&mut page, status);
     status.frontends.iter().for_each(|it| frontend(&mut page, it));
@@ -52,8 +52,12 @@ pub(crate) fn render(status: &Status) -> String {
 }
 
 /// Two facts: whether this host should have the VIP, and whether clients are served.
-fn header(page: &mut String, instance: &Instance, shortfall: Option<&(Weight, String)>) {
+fn header(page: &mut String, status: &Status, shortfall: Option<&(Weight, String)>) {
+    let instance = &status.instance;
     let (weight, word) = words::instance(instance);
+    // A VIP at no instance is a trouble of its own.
+    let place = status.vip.as_ref().map(words::vip).filter(|(weight, _)| *weight == Weight::Plain);
+    let place = place.map(|(_, place)| format!(" · {place}")).unwrap_or_default();
     let ready = match shortfall {
         // Green only if everything is well.
         Some(_) if weight == Weight::Good => Pill("plain", "ready for the VIP").to_string(),
@@ -63,10 +67,11 @@ fn header(page: &mut String, instance: &Instance, shortfall: Option<&(Weight, St
     write(
         page,
         format_args!(
-            "<header>\n<h1>Baton</h1><span class=\"host\">{}</span>{ready}{served}\n<span class=\"facts\">{} · version {} · pid {} · \
+            "<header>\n<h1>Baton</h1><span class=\"host\">{}</span>{ready}{served}\n<span class=\"facts\">{}{} · version {} · pid {} · \
              up {} · {}</span>\n</header>\n",
             Escaped(&instance.host),
             words::vips(&instance.vips),
+            Escaped(place),
             Escaped(&instance.version),
             instance.pid,
             duration_ms(instance.uptime_ms),
@@ -100,6 +105,9 @@ fn troubles(page: &mut String, status: &Status) {
     }
     trouble("bad", "Not live", &instance.not_live);
     trouble(if instance.phase == "serving" { "bad" } else { "notice" }, "Not ready", &instance.not_ready);
+    if let Some((Weight::Bad, place)) = status.vip.as_ref().map(words::vip) {
+        trouble("bad", "No VIP", &[place]);
+    }
     if status.offload.stopped {
         trouble("bad", "Offload has stopped", &[words::STOPPED.to_owned()]);
     }

@@ -30,6 +30,9 @@ pub struct Status {
     pub offload: OffloadStatus,
     #[serde(default)]
     pub fleet: PeersReport,
+    /// `None`: Baton does not move the VIP.
+    #[serde(default)]
+    pub vip: Option<VipStatus>,
     /// In the order of the configuration; removed ones that still have flows come last.
     pub frontends: Vec<FrontendStatus>,
     /// The last events, oldest first, ended flows left out.
@@ -140,6 +143,16 @@ pub(crate) struct VipReport {
     pub view: Option<VipView>,
     /// The latest moves, with their reasons.
     pub moves: Vec<Event>,
+}
+
+/// The place of the VIP that Baton itself moves.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VipStatus {
+    pub addresses: Vec<IpAddr>,
+    /// The instance that has it, as far as this one hears.
+    pub holder: Option<InstanceName>,
+    /// Why this instance has the VIP or does not have it.
+    pub why: String,
 }
 
 /// Flows by state.

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::status::{FrontendStatus, Instance, Status};
+use super::status::{FrontendStatus, Instance, Status, VipStatus};
 use crate::model::health::HealthState;
 use crate::model::humane::{count, duration_ms, plural};
 use crate::model::weight::Weight;
@@ -70,6 +70,15 @@ pub(crate) fn vips(vips: &[IpAddr]) -> String {
     match vips {
         [] => "has no VIP".to_owned(),
         vips => format!("has {}", vips.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
+    }
+}
+
+/// The place of the VIP that Baton itself moves.
+pub(crate) fn vip(vip: &VipStatus) -> (Weight, String) {
+    let addresses = vip.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    match &vip.holder {
+        Some(holder) => (Weight::Plain, format!("VIP {addresses} at {holder}")),
+        None => (Weight::Bad, format!("VIP {addresses} at no instance that this one hears: {}", vip.why)),
     }
 }
 

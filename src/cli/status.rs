@@ -160,6 +160,9 @@ fn instance(status: &Status, output: &Output) -> String {
         text += &format!("  {}\n", output.paint(weight, &format!("{}: {}", frontend.name, frontend.service.in_words)));
     }
     text += &format!("This host {}\n", words::vips(&instance.vips));
+    if let Some((weight, place)) = status.vip.as_ref().map(words::vip) {
+        text += &format!("{}\n", output.paint(weight, &place));
+    }
     for (number, worker) in instance.workers.iter().enumerate() {
         if worker.state == WorkerCondition::AcceptPaused {
             let reason = format!("worker {number} accepts nothing: out of file descriptors");

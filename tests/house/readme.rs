@@ -60,6 +60,8 @@ fn the_example_configurations_are_valid() {
         .filter(whole)
         .collect();
     assert_eq!(examples.len(), 5);
+    let deployed = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/vip/baton.toml")).unwrap();
+    let examples = examples.into_iter().chain([&*deployed]);
     let key = tempfile::NamedTempFile::new().unwrap();
     fs::write(&key, PeerKey([7; 32]).spell()).unwrap();
     let key_file = format!("key_file = {:?}", key.path());

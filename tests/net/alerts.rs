@@ -110,9 +110,10 @@ fn the_alerts_ask_for_nothing_that_the_metrics_page_of_a_fleet_lacks() {
     if let Err(error) = pinned.open(&[]) {
         return network::skip("alerts", &error.to_string());
     }
-    let listen = vec!["10.77.0.100:6443"];
+    let listen = vec!["10.77.0.100:6443", "10.77.0.101:6443"];
     let config =
         scene.config(0).offloading(&pinned.directory).frontend("max_connections", 500).frontend("listen", listen);
+    let config = config.vip("addresses", vec!["10.77.0.101/32"]).vip("interface", "eth0");
     let config = config.process("max_connections", 1000).of_backend("b1", "max_connections", 400);
     ::baton::offload::program::remove(&pinned.directory).unwrap();
     let instances = [scene.launch(0, &config), scene.launch(1, &scene.config(1))];

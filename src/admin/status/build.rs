@@ -64,6 +64,7 @@ impl Status {
             totals: totals(&gathering, &frontends),
             offload: offload(admin),
             fleet: peers_report(admin),
+            vip: vip(admin),
             frontends,
             events,
         }
@@ -134,6 +135,12 @@ pub(crate) fn vip_report(admin: &Admin) -> VipReport {
         view: admin.table.fleet.vip().map(|view| VipView::clone(&view)),
         moves: shown,
     }
+}
+
+fn vip(admin: &Admin) -> Option<VipStatus> {
+    let view = admin.table.fleet.vip()?;
+    let addresses = admin.config.load().vip.as_ref()?.addresses.clone();
+    Some(VipStatus { addresses, holder: view.holder.clone(), why: view.why.clone() })
 }
 
 /// The frontends' addresses that bring packets to this host: all but those that stay here for good.

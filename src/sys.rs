@@ -1,6 +1,6 @@
 //! System calls as safe functions: the only module that may hold `unsafe`.
 
-pub(crate) mod arp;
+pub mod arp;
 pub mod bpf;
 pub(crate) mod bpffs;
 pub mod clock;
@@ -9,7 +9,7 @@ pub(crate) mod eventfd;
 pub mod fd_passing;
 pub(crate) mod frame;
 pub mod inherited;
-pub(crate) mod ndisc;
+pub mod ndisc;
 pub mod netdev;
 pub(crate) mod netlink;
 pub(crate) mod pipe;

@@ -50,7 +50,7 @@ fn advertisement(ip: Ipv6Addr, mac: Mac) -> Vec<u8> {
 /// Asks which host has `ip`, with the unspecified source, so that no neighbour learns anything from it: the host that
 /// has the address answers to all nodes (RFC 4862 section 5.4). A host that is about to take the address would give it
 /// up, so ask only for addresses of this host.
-pub(crate) fn question(ip: Ipv6Addr, mac: Mac) -> Vec<u8> {
+pub fn question(ip: Ipv6Addr, mac: Mac) -> Vec<u8> {
     let mut icmp = vec![SOLICITATION, 0, 0, 0, 0, 0, 0, 0];
     icmp.extend(ip.octets());
     let [.., a, b, c] = ip.octets();

@@ -21,14 +21,14 @@ pub(crate) struct ArpSocket(FrameSocket);
 
 /// Another host's claim to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Claim {
+pub struct Claim {
     pub address: IpAddr,
     pub mac: Mac,
 }
 
 /// Another host's message about an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Overheard {
+pub enum Overheard {
     Claim(Claim),
     /// The host probes for the address (RFC 5227): it has the address or wants it.
     Question(Claim),

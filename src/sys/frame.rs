@@ -70,6 +70,29 @@ impl FrameSocket {
         self.mac
     }
 
+    /// Has the interface receive frames to this multicast address as long as the socket is open.
+    pub(crate) fn join(&self, group: Mac) -> io::Result<()> {
+        let mut address = [0; 8];
+        address[..group.len()].copy_from_slice(&group);
+        let join = libc::packet_mreq {
+            mr_ifindex: self.index as libc::c_int,
+            mr_type: libc::PACKET_MR_MULTICAST as libc::c_ushort,
+            mr_alen: group.len() as libc::c_ushort,
+            mr_address: address,
+        };
+        // SAFETY: `join` is a `packet_mreq` of this length that outlives the call.
+        let joined = unsafe {
+            libc::setsockopt(
+                self.socket.0.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_ADD_MEMBERSHIP,
+                (&raw const join).cast(),
+                size_of::<libc::packet_mreq>() as libc::socklen_t,
+            )
+        };
+        if joined != 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
     pub(crate) fn send(&self, frame: &[u8]) -> io::Result<()> {
         self.socket.send(self.index, frame)
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::net::Ipv6Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use super::arp::Claim;
+use super::arp::{Claim, Overheard};
 use super::frame::FrameSocket;
 use crate::addr::Mac;
 
@@ -26,28 +26,39 @@ const TYPE_AT: u32 = 54;
 
 /// An open socket.
 #[derive(Debug)]
-pub(crate) struct NdSocket(FrameSocket);
+pub struct NdSocket(FrameSocket);
 
 impl NdSocket {
     /// For the interface called `name`; `Unsupported` if it is not Ethernet.
-    pub(crate) fn open(name: &str) -> io::Result<Self> {
+    pub fn open(name: &str) -> io::Result<Self> {
         // It must not even receive all IPv6 packets of this host.
         FrameSocket::open(name, ETH_P_IPV6, attach).map(Self)
     }
 
     /// The interface's own Ethernet address.
-    pub(crate) fn mac(&self) -> Mac {
+    pub fn mac(&self) -> Mac {
         self.0.mac()
     }
 
     /// Sends `frame` through the interface.
-    pub(crate) fn send(&self, frame: &[u8]) -> io::Result<()> {
+    pub fn send(&self, frame: &[u8]) -> io::Result<()> {
         self.0.send(frame)
     }
 
     /// The next received claim; `None`: no more for now.
     pub(crate) fn heard(&self) -> Option<Claim> {
         self.0.heard(claim)
+    }
+
+    /// Has the interface receive other hosts' questions for `address`, which go to a multicast group of its own.
+    pub fn hear_questions(&self, address: Ipv6Addr) -> io::Result<()> {
+        let [.., one, two, three] = address.octets();
+        self.0.join([0x33, 0x33, 0xff, one, two, three])
+    }
+
+    /// As [`NdSocket::heard`], with other hosts' questions.
+    pub fn overheard(&self) -> Option<Overheard> {
+        self.0.heard(|frame| claim(frame).map(Overheard::Claim).or_else(|| question(frame).map(Overheard::Question)))
     }
 }
 
@@ -102,6 +113,15 @@ fn claim(frame: &[u8]) -> Option<Claim> {
     (!address.is_unspecified()).then_some(Claim { address: address.into(), mac })
 }
 
+/// The address that a solicitation from the unspecified address asks for, and the asking host.
+fn question(frame: &[u8]) -> Option<Claim> {
+    let ip = frame.get(ETHERNET_LENGTH..ETHERNET_LENGTH + IP_LENGTH)?;
+    let message = frame.get(ETHERNET_LENGTH + IP_LENGTH..)?;
+    let is_question = ip[6] == ICMPV6 && ip[8..24] == [0; 16] && message.first() == Some(&SOLICITATION);
+    let address = <[u8; 16]>::try_from(message.get(8..24).filter(|_| is_question)?).ok().map(Ipv6Addr::from)?;
+    Some(Claim { address: address.into(), mac: frame.get(6..12)?.try_into().ok()? })
+}
+
 /// The Ethernet address in the option of this `kind`.
 fn link_address(mut options: &[u8], kind: u8) -> Option<Mac> {
     while let [found, length, ..] = *options {
@@ -150,6 +170,12 @@ mod tests {
             "whoever asks whether it is free has it not"
         );
         assert_eq!(of(134, other, VIP, &[]), None, "a router's advertisement");
+        let asked = |kind, source| question(&frame(kind, source, VIP, &[]));
+        assert_eq!(asked(SOLICITATION, Ipv6Addr::UNSPECIFIED), vip(MAC));
+        assert_eq!(asked(SOLICITATION, other), None, "it looks for a neighbour");
+        assert_eq!(asked(ADVERTISEMENT, Ipv6Addr::UNSPECIFIED), None);
+        let whole = frame(SOLICITATION, Ipv6Addr::UNSPECIFIED, VIP, &[]);
+        assert!((0..78).all(|length| question(&whole[..length]).is_none()));
     }
 
     #[test]

@@ -13,6 +13,8 @@ use crate::sys::ndisc::NdSocket;
 pub(super) struct Ears {
     arp: Option<ArpSocket>,
     discovery: Option<NdSocket>,
+    /// Whether `discovery` receives other hosts' questions.
+    hears_questions: bool,
 }
 
 impl Ears {
@@ -20,6 +22,18 @@ impl Ears {
     pub(super) fn listen(&mut self, name: &str, ipv4: bool, ipv6: bool) -> io::Result<()> {
         want(&mut self.arp, ipv4, || ArpSocket::open(name))?;
         want(&mut self.discovery, ipv6, || NdSocket::open(name))
+    }
+
+    /// Has the interface receive other hosts' questions for `addresses`. ARP's go to all hosts anyway.
+    pub(super) fn hear_questions(&mut self, addresses: &[IpAddr]) -> io::Result<()> {
+        let Some(socket) = self.discovery.as_ref().filter(|_| !self.hears_questions) else { return Ok(()) };
+        for address in addresses {
+            if let IpAddr::V6(address) = address {
+                socket.hear_questions(*address)?;
+            }
+        }
+        self.hears_questions = true;
+        Ok(())
     }
 
     /// The interface's own Ethernet address.
@@ -37,11 +51,11 @@ impl Ears {
         }
     }
 
-    /// As [`Ears::heard`], with other hosts' ARP probes.
+    /// As [`Ears::heard`], with other hosts' questions.
     pub(super) fn overheard(&self, max: usize) -> Vec<Overheard> {
         let arp = self.arp.iter().flat_map(|arp| std::iter::from_fn(|| arp.overheard()).take(max));
-        let discovery = self.discovery.iter().flat_map(|it| std::iter::from_fn(|| it.heard()).take(max));
-        arp.chain(discovery.map(Overheard::Claim)).collect()
+        let discovery = self.discovery.iter().flat_map(|it| std::iter::from_fn(|| it.overheard()).take(max));
+        arp.chain(discovery).collect()
     }
 
     /// Up to `max` received claims of each family.

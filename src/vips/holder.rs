@@ -61,6 +61,8 @@ const SUCCESSION_NS: u64 = 10_000_000_000;
 const KEPT_WITHIN: Duration = Duration::from_millis(150);
 const KEEP_NS: u64 = 5_000_000_000;
 const LEASE_SECONDS: u32 = (LEASE_NS / 1_000_000_000) as u32;
+/// Limit for one run of an operator's program.
+const HOOK_MAX: Duration = Duration::from_secs(30);
 /// Frames that one look reads.
 const FRAMES_MAX: usize = 1024;
 
@@ -151,7 +153,7 @@ impl BuiltInVip {
 impl VipHolder {
     fn new(parts: HolderParts, host: HolderHost) -> Self {
         Self {
-            hooks: Hooks::start(parts.journal.clone()),
+            hooks: Hooks::start(parts.journal.clone(), HOOK_MAX),
             watch: Watch::open().ok(),
             frames: FrameSender::open().ok(),
             began_ns: now_ns(),
@@ -206,6 +208,9 @@ impl VipHolder {
             has_peers: config.peers.is_some(),
         };
         (self.check_at_ns, self.show_at_ns) = (0, 0);
+        for ip in &settings.addresses {
+            self.host.metrics.vip_held.get_or_create(&AddressLabels { address: ip.to_string() }).set(0);
+        }
         self.built_in = Some(BuiltInVip {
             has_peers: terms.has_peers,
             machine: VipMachine::new(terms),
@@ -280,6 +285,7 @@ impl VipHolder {
         let has = |is_ipv4: bool| vip.settings.addresses.iter().any(|ip| ip.is_ipv4() == is_ipv4);
         let (ipv4, ipv6) = (has(true), has(false));
         let open = vip.ears.listen(&vip.settings.interface, ipv4, ipv6);
+        let open = open.and_then(|()| vip.ears.hear_questions(&vip.settings.addresses));
         if let Err(error) = open
             && error.kind() == io::ErrorKind::PermissionDenied
         {

@@ -368,3 +368,19 @@ fn the_built_in_vip_follows_a_reload() {
     let expected = format!("gained gain {VIP}\nlost loss {VIP}\ngained gain {VIP}\nlost loss {VIP}\n");
     eventually(LONG, "the hooks have run", || std::fs::read_to_string(&said).unwrap_or_default() == expected);
 }
+
+#[test]
+fn a_baton_that_may_not_ask_for_the_vip_does_not_take_it_and_says_why() {
+    let Some(scene) = Scene::new("built-in vip refused", 1) else { return };
+    let _servers = scene.serve();
+    let directory = scene.lab.directory().join("lb-a");
+    std::fs::create_dir_all(&directory).unwrap();
+    let paths = crate::lab::config::Paths::below(&directory);
+    std::fs::write(&paths.config, config(&scene, 0).alone().text(&paths.socket)).unwrap();
+    let baton = Baton::start_by(&["setpriv", "--bounding-set=-net_raw"], scene.host(0), &directory);
+    baton.wait_until_ready();
+    eventually(LONG, "it says why", || !baton.events_of("vip_refused").is_empty());
+    let says = || String::from_utf8(baton.cli(&["vip", "--why"]).stdout).unwrap().contains("CAP_NET_RAW");
+    eventually(secs(5), "people see why", says);
+    wait::throughout(secs(1), "it does not take it", || !scene.host(0).has_address(VIP));
+}

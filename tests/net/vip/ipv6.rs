@@ -86,3 +86,27 @@ fn asking_who_else_has_an_ipv6_address_harms_neither_its_moves_nor_its_clients()
     }
     assert!(batons.iter().all(|baton| baton.events_of("vip_shared").is_empty()), "at no time did two hosts have it");
 }
+
+/// Two hosts that ask for one address at the same time must hear of each other, or both take it.
+#[test]
+fn a_host_hears_who_else_asks_for_an_ipv6_address_that_nobody_has() {
+    use ::baton::model::neighbour;
+    use ::baton::sys::arp::Overheard;
+    use ::baton::sys::ndisc::NdSocket;
+    let Some(lab) = Lab::new("vip6 questions") else { return };
+    let vip = VIP6.parse().unwrap();
+    let [hears, asks] = [&lab.lb, &lab.client].map(|host| host.enter(|| NdSocket::open("eth0").unwrap()));
+    hears.hear_questions(vip).unwrap();
+    asks.send(&neighbour::question(vip, asks.mac())).unwrap();
+    let (heard, _) = eventually_some(LONG, "the question is heard", || {
+        std::iter::from_fn(|| hears.overheard()).find_map(|heard| match heard {
+            Overheard::Question(question) if question.address == vip => Some(question.mac),
+            _ => None,
+        })
+    });
+    assert_eq!(heard, asks.mac());
+    assert!(
+        std::iter::from_fn(|| asks.overheard()).all(|it| !matches!(it, Overheard::Question(_))),
+        "its own question"
+    );
+}

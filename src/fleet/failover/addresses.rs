@@ -163,8 +163,11 @@ impl Addresses {
                 self.last_on.contains(asked) || self.left.contains_key(asked) || self.kept.contains(asked);
             of_this_host || self.vips.contains(asked)
         };
+        // The address of recovered flows left while no process ran. Another host has it since, and its kernel may reach the
+        // backend here by this address: on `lo`, it would make this host drop the packets of those connections.
+        let was_seen = or_any;
+        let bound_to_it = flows.iter().filter(|flow| flow.state != FlowState::Offloaded || flow.stays_here && was_seen);
         let or_any = or_any && self.vips.contains(&ip);
-        let bound_to_it = flows.iter().filter(|flow| flow.state != FlowState::Offloaded || flow.stays_here);
         bound_to_it.map(|flow| flow.origin.vip.ip()).any(|asked| asked == ip || or_any && !is_known(&asked))
     }
 

@@ -1,5 +1,7 @@
 //! Each instance on a host that also runs an apiserver of its own: a host's death takes one of each.
 
+use std::io::ErrorKind;
+
 use super::failover::{self, Fleet, Flows, VIP, VIP6};
 use super::*;
 
@@ -206,6 +208,45 @@ fn an_evacuated_host_waits_for_the_flows_of_its_own_apiserver_alone() {
     });
     fleet.owner().host.link_down();
     others.iter_mut().for_each(|conn| conn.echo(9, 3000));
+}
+
+/// Regression: the new process put the VIP on lo for the flows that it had recovered. From then on its kernel dropped the packets by
+/// which the VIP's new owner reached the apiserver of this host, and their clients waited for half a minute.
+#[test]
+fn flows_of_the_vip_s_new_owner_to_the_apiserver_of_a_restarted_instance_go_on() {
+    let test = "flows_of_the_vip_s_new_owner_to_the_apiserver_of_a_restarted_instance_go_on";
+    let Some(cluster) = Cluster::new(test, 2, Flows::Offload, |config| config) else { return };
+    let mut cluster = cluster.with_owner();
+    let [mut own, mut others, _] = cluster.clients(20);
+    let fleet = &mut cluster.fleet;
+    fleet.owner().baton.wait_offloaded(20);
+    fleet.wait_known(20, others.len() as u64);
+    fleet.all[0].baton.process.kill();
+    fleet.let_go(fleet.owner());
+    fleet.take(fleet.heir());
+    let mut fresh = fleet.clients(20);
+    // The new process recovers its flows before a peer tells it that they are over.
+    let block = format!(
+        "nft 'add table ip link; add chain ip link in {{ type filter hook input priority 0; }}; \
+                         add rule ip link in tcp dport {PORT} drop; add rule ip link in tcp sport {PORT} drop'"
+    );
+    fleet.owner().host.run(&block);
+    fleet.all[0].baton = Baton::start_with(&fleet.owner().host, &fleet.owner().directory);
+    fleet.owner().baton.wait_log(&["Baton recovered 20 flows"]);
+    let watch = Stopwatch::start();
+    while watch.elapsed() < secs(2) {
+        fresh.iter_mut().chain(&mut others).for_each(|conn| conn.echo(3, 3000));
+    }
+    // Those of the apiserver of the killed process were reset meanwhile, or go on.
+    for conn in &mut own {
+        let told = conn.try_echo(5, 3000).err().map(|error| error.kind());
+        assert!(!matches!(told, Some(ErrorKind::WouldBlock | ErrorKind::TimedOut)), "{told:?}");
+    }
+    fleet.owner().host.run("nft delete table ip link");
+    fleet.owner().wait_synced("lb-b");
+    fresh.iter_mut().chain(&mut others).for_each(|conn| conn.echo(4, 3000));
+    let on_lo = fleet.owner().host.run("ip -o address show dev lo");
+    assert!(!on_lo.contains(&fleet.vip.ip().to_string()), "{on_lo}");
 }
 
 #[test]

@@ -129,10 +129,11 @@ __function int fits_in(const struct entry *entry, const struct segment *segment,
 		return 1;
 	/* In the numbers of the receiver's leg, and of the sender's. */
 	ahead = (__u32)entry->acked + entry->ack - (__u32)other->sent;
-	if (ahead <= 0 && ahead + ack > 0)
+	/* The numbers may be half of the number space apart, so no sum of theirs may overflow. */
+	if (ahead <= 0 && ahead > -ack)
 		return 0;
 	behind = (__u32)entry->sent - ((__u32)other->acked + other->ack);
-	return behind < 0 || behind > far || behind + (__s32)(seq + length) <= far;
+	return behind < 0 || behind > far || (__s32)(seq + length) <= far - behind;
 }
 
 /* Reports a segment outside the windows to user space, once until user space asks for the next. */

@@ -64,6 +64,13 @@ pub struct Config {
     pub frontends: Vec<Arc<Frontend>>,
 }
 
+impl Config {
+    /// This instance's name among its peers.
+    pub(crate) fn name(&self) -> Option<&InstanceName> {
+        self.peers.as_ref().map(|peers| &peers.name).or(self.instance.name.as_ref())
+    }
+}
+
 /// `[admin]`: the interfaces for watching and operating Baton.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admin {

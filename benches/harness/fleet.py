@@ -47,15 +47,7 @@ class Fleet(Stage):
         super().__init__()
 
     def _lay_out(self, _):
-        self.bridge = self._namespace()
-        run("ip", "-n", self.bridge, "link", "add", "br0", "type", "bridge")
-        run("ip", "-n", self.bridge, "link", "set", "br0", "up")
-        for name, address in ADDRESSES.items():
-            space = self.spaces[name] = self._namespace()
-            run("ip", "link", "add", name, "netns", self.bridge, "type", "veth", "peer", "name", "eth0", "netns", space)
-            run("ip", "-n", self.bridge, "link", "set", name, "master", "br0", "up")
-            run("ip", "-n", space, "address", "add", f"{address}/24", "dev", "eth0")
-            run("ip", "-n", space, "link", "set", "eth0", "up")
+        self.spaces, self.bridge = self._bridge(ADDRESSES)
         self.client = self.spaces["clients"] = self._namespace()
         router = self.spaces["router"]
         self._wire(self.client, [f"{CLIENT}/24"], router, [f"{CLIENTS_ROUTER}/24"])

@@ -104,6 +104,19 @@ class Stage:
                 run("ip", "-n", namespace, "address", "add", address, "dev", end)
             run("ip", "-n", namespace, "link", "set", end, "up")
 
+    def _bridge(self, addresses):
+        """A host for each name, with its address, and a bridge between them; the hosts' namespaces by name, and the bridge's."""
+        bridge, spaces = self._namespace(), {}
+        run("ip", "-n", bridge, "link", "add", "br0", "type", "bridge")
+        run("ip", "-n", bridge, "link", "set", "br0", "up")
+        for name, address in addresses.items():
+            space = spaces[name] = self._namespace()
+            run("ip", "link", "add", name, "netns", bridge, "type", "veth", "peer", "name", "eth0", "netns", space)
+            run("ip", "-n", bridge, "link", "set", name, "master", "br0", "up")
+            run("ip", "-n", space, "address", "add", f"{address}/24", "dev", "eth0")
+            run("ip", "-n", space, "link", "set", "eth0", "up")
+        return spaces, bridge
+
     def sysctl(self, namespace, setting):
         run("ip", "netns", "exec", namespace, "sysctl", "-qw", setting)
 

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::status::{FrontendStatus, Instance, Status, VipStatus};
 use crate::model::health::HealthState;
-use crate::model::humane::{count, duration_ms, plural};
+use crate::model::humane::{count, duration_ms, list, plural};
 use crate::model::weight::Weight;
 use crate::table::backend::Service;
 
@@ -69,13 +69,13 @@ pub(crate) fn shortfall(status: &Status) -> Option<(Weight, String)> {
 pub(crate) fn vips(vips: &[IpAddr]) -> String {
     match vips {
         [] => "has no VIP".to_owned(),
-        vips => format!("has {}", vips.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
+        vips => format!("has {}", list(vips)),
     }
 }
 
 /// The place of the VIP that Baton itself moves.
 pub(crate) fn vip(vip: &VipStatus) -> (Weight, String) {
-    let addresses = vip.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let addresses = list(&vip.addresses);
     match &vip.holder {
         Some(holder) => (Weight::Plain, format!("VIP {addresses} at {holder}")),
         None => (Weight::Bad, format!("VIP {addresses} at no instance that this one hears: {}", vip.why)),

@@ -8,7 +8,7 @@ use crate::admin::client::Client;
 use crate::admin::protocol::Command;
 use crate::admin::status::VipReport;
 use crate::model::fleet::vip::{VipPart, VipPeerView, VipView};
-use crate::model::humane::{date_and_time, duration_ms};
+use crate::model::humane::{date_and_time, duration_ms, list};
 use crate::model::weight::Weight;
 
 #[derive(clap::Args, Clone, Debug)]
@@ -36,7 +36,7 @@ fn in_words(report: &VipReport, why: bool, output: &Output) -> String {
             false => "Baton has not looked at the VIP yet\n".to_owned(),
         };
     };
-    let addresses = report.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let addresses = list(&report.addresses);
     let holder = match &view.holder {
         Some(holder) => output.paint(Weight::Good, &holder.to_string()),
         None => output.paint(Weight::Bad, "no instance that this one hears"),

@@ -69,6 +69,11 @@ pub(crate) fn date_and_time(unix_ms: u64) -> (String, String) {
     (date, format!("{:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60))
 }
 
+/// `10.0.0.100, fd00::100`.
+pub(crate) fn list(all: &[impl ToString]) -> String {
+    all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
 /// `1 flow`, `2 flows`, `1,234 flows`.
 pub(crate) fn plural(number: u64, thing: &str) -> String {
     format!("{} {thing}{}", count(number), if number == 1 { "" } else { "s" })

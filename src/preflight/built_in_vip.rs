@@ -3,6 +3,7 @@
 use super::mover;
 use crate::config::{Config, VipSettings};
 use crate::model::finding::Finding;
+use crate::model::humane::list;
 use crate::sys::{netdev, process};
 
 const TOPIC: &str = "vip";
@@ -13,13 +14,9 @@ pub(super) fn look(config: &Config) -> Vec<Finding> {
     let mut findings: Vec<_> = rights().into_iter().chain(interface(vip)).collect();
     findings.extend(keepalived(vip));
     if findings.is_empty() {
-        findings.push(Finding::good(TOPIC, format!("Baton moves {} on {}", listed(vip), vip.interface)));
+        findings.push(Finding::good(TOPIC, format!("Baton moves {} on {}", list(&vip.addresses), vip.interface)));
     }
     findings
-}
-
-fn listed(vip: &VipSettings) -> String {
-    vip.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 fn rights() -> Option<Finding> {

@@ -29,6 +29,7 @@ use crate::model::fleet::InstanceName;
 use crate::model::fleet::vip::{
     LEASE_NS, PeerVip, VipBar, VipLook, VipMachine, VipNote, VipOrder, VipPresence, VipTerms, address_set,
 };
+use crate::model::humane::list;
 use crate::model::neighbour;
 use crate::ports::fleet::Fleet;
 use crate::ports::offload::EngineWake;
@@ -146,7 +147,7 @@ impl BuiltInVip {
     }
 
     fn label(&self) -> String {
-        self.settings.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        list(&self.settings.addresses)
     }
 }
 
@@ -200,9 +201,8 @@ impl VipHolder {
         self.parts.vip.set_addresses(addresses);
         self.parts.fleet_view.show_vip(None);
         let Some(settings) = config.vip.clone() else { return };
-        let me = config.peers.as_ref().map(|peers| peers.name.clone()).or(config.instance.name.clone());
         let terms = VipTerms {
-            me: me.unwrap_or_else(|| InstanceName("this instance".into())),
+            me: config.name().cloned().unwrap_or_else(|| InstanceName("this instance".into())),
             priority: settings.priority,
             addresses: address_set(&settings.addresses),
             has_peers: config.peers.is_some(),

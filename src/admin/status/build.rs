@@ -123,7 +123,7 @@ pub(crate) fn peers_report(admin: &Admin) -> PeersReport {
 
 pub(crate) fn vip_report(admin: &Admin) -> VipReport {
     let config = admin.config.load();
-    let name = config.peers.as_ref().map(|peers| peers.name.clone()).or(config.instance.name.clone());
+    let name = config.name().cloned();
     let Some(settings) = &config.vip else { return VipReport { name, ..VipReport::default() } };
     let is_move = |event: &Event| matches!(event.what, What::VipGained { .. } | What::VipGivenUp { .. });
     let mut moves: Vec<_> = admin.table.journal.since(0, false).into_iter().filter(is_move).collect();

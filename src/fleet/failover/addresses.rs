@@ -154,10 +154,10 @@ impl Addresses {
         self.left.get(&ip).is_some_and(|leave| now_ns < leave.until_ns && self.is_asked_for(ip, leave.was_seen, flows))
     }
 
-    /// Whether the client of such a flow asked for this address. With `or_any`, also whether it may have: the flow's
+    /// Whether the client of such a flow asked for this address. If this process saw it here, also whether it may have: the flow's
     /// recorded address may be the unspecified one, or one that was never here, as the sender of a PROXY header stated
     /// it.
-    fn is_asked_for(&self, ip: IpAddr, or_any: bool, flows: &FlowTable) -> bool {
+    fn is_asked_for(&self, ip: IpAddr, was_seen: bool, flows: &FlowTable) -> bool {
         let is_known = |asked: &IpAddr| {
             let of_this_host =
                 self.last_on.contains(asked) || self.left.contains_key(asked) || self.kept.contains(asked);
@@ -165,9 +165,8 @@ impl Addresses {
         };
         // The address of recovered flows left while no process ran. Another host has it since, and its kernel may reach the
         // backend here by this address: on `lo`, it would make this host drop the packets of those connections.
-        let was_seen = or_any;
         let bound_to_it = flows.iter().filter(|flow| flow.state != FlowState::Offloaded || flow.stays_here && was_seen);
-        let or_any = or_any && self.vips.contains(&ip);
+        let or_any = was_seen && self.vips.contains(&ip);
         bound_to_it.map(|flow| flow.origin.vip.ip()).any(|asked| asked == ip || or_any && !is_known(&asked))
     }
 

@@ -102,9 +102,14 @@ impl Drop for Bench {
 
 /// Waits for `what` to come true.
 pub fn wait_until(what: &str, is: impl Fn() -> bool) {
+    wait_until_or(what, is, String::new);
+}
+
+/// As [`wait_until`]; if it does not come true, says `instead` too.
+pub fn wait_until_or(what: &str, is: impl Fn() -> bool, instead: impl Fn() -> String) {
     let started = std::time::SystemTime::now();
     while !is() {
-        assert!(started.elapsed().unwrap() < 3 * DEADLINE, "not in time: {what}");
+        assert!(started.elapsed().unwrap() < 3 * DEADLINE, "not in time: {what}; {}", instead());
         thread::sleep(Duration::from_millis(1));
     }
 }

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hasher};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -102,7 +103,7 @@ fn chaos_loses_no_byte_and_leaves_nothing_behind() {
     wait_until("no backend counts a flow", || registry.backends().iter().all(|b| b.active.load(Relaxed) == 0));
     wait_until("no frontend counts a flow", || registry.frontends().iter().all(|f| f.active.load(Relaxed) == 0));
     wait_until("no pipe is in use", || bench.table.workers.iter().all(|w| w.pipes_in_use.load(Relaxed) == 0));
-    wait_until("all sockets are closed", || open_files() <= files_idle + POOLED_FILES_MAX);
+    wait_until("all sockets are closed", || open_files().len() <= files_idle.len() + POOLED_FILES_MAX);
     let accepted: u64 = bench.table.workers.iter().map(|worker| worker.accepted.value()).sum();
     assert_eq!(ended.len() as u64, accepted, "each flow is reported once");
     assert_eq!(seen.len() as u64, accepted);
@@ -112,10 +113,16 @@ fn chaos_loses_no_byte_and_leaves_nothing_behind() {
         *tally.entry((seen.end, ended.reason.label())).or_insert(0) += 1;
         check(&seen, &ended, ledger.get(&seen.id), asked_to_move.contains(&ended.id));
     }
+    // A backend may still have to write down what it did.
+    drop(ledger);
     println!("{} flows, {tally:#?}", ended.len());
     assert!(ended.len() > 200, "too few flows to mean anything");
     drop(bench);
-    wait_until("all descriptors are closed", || open_files() == files_before);
+    wait_until_or(
+        "all descriptors are closed",
+        || open_files().len() == files_before.len(),
+        || format!("{files_before:#?} were open before, and now {:#?}", open_files()),
+    );
 }
 
 /// Does something to the data plane that an operator, a health checker or a reload may do. Notes the flows that it asks to move.
@@ -198,7 +205,8 @@ fn check(seen: &Seen, ended: &EndedFlow, served: Option<&Served>, asked_to_move:
         let served = served.unwrap_or_else(|| panic!("no backend sent FIN: {}", about()));
         assert_eq!(Some(seen.received), served.sent, "a FIN before all bytes: {}", about());
         if served.echoes {
-            assert_eq!(ended.reason, EndReason::ClientClosed, "{}", about());
+            // All was delivered; but an order ends a flow by RST as long as the last FIN is not acknowledged.
+            assert!(ended.reason == EndReason::ClientClosed || ordered, "{}", about());
             assert_eq!(seen.sent, served.read, "{}", about());
         }
     }
@@ -372,8 +380,10 @@ fn digest(bytes: &[u8]) -> Digest {
     digester.digest()
 }
 
-fn open_files() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
+/// What each descriptor of this process is.
+fn open_files() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir("/proc/self/fd").unwrap();
+    entries.map(|entry| std::fs::read_link(entry.unwrap().path()).unwrap_or_default()).collect()
 }
 
 impl Digester {

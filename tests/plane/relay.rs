@@ -13,6 +13,8 @@ use crate::bench::*;
 
 #[test]
 fn small_and_large_messages_come_back_whole() {
+    // It takes a while, in which a server would end a connection.
+    let pattern = pattern(64 << 20);
     for ip in ["127.0.0.1", "::1"] {
         let bench = Bench::new(&[server(ip, echo), server(ip, echo)]);
         let mut stream = bench.connect();
@@ -22,9 +24,8 @@ fn small_and_large_messages_come_back_whole() {
             stream.read_exact(&mut answer).unwrap();
             assert_eq!(&answer, b"ping");
         }
-        let sent = pattern(64 << 20);
         let mut writer = stream.try_clone().unwrap();
-        let expected = sent.clone();
+        let sent = pattern.clone();
         let writing = thread::spawn(move || {
             writer.write_all(&sent).unwrap();
             writer.shutdown(Shutdown::Write).unwrap();
@@ -32,7 +33,7 @@ fn small_and_large_messages_come_back_whole() {
         let mut received = Vec::new();
         stream.read_to_end(&mut received).unwrap();
         writing.join().unwrap();
-        assert!(received == expected, "{} of {} bytes came back", received.len(), expected.len());
+        assert!(received == pattern, "{} of {} bytes came back", received.len(), pattern.len());
         let ended = bench.next_ended();
         assert_eq!(ended.reason, EndReason::ClientClosed);
         assert_eq!((ended.bytes_to_backend, ended.bytes_to_client), ((64 << 20) + 400, (64 << 20) + 400));

@@ -26,7 +26,10 @@ fn begin(instance: &Instance) -> (std::process::Child, u32) {
     let asking = instance.start_command(&["--json", "upgrade"]);
     let new = child_of(old);
     signal(new, Signal::STOP);
-    wait_for("it to stop", || is_stopped(new));
+    wait_for("it to stop", || {
+        assert!(lives(new), "the new process has ended: {}", instance.log());
+        is_stopped(new)
+    });
     (asking, new)
 }
 

@@ -49,7 +49,10 @@ fn the_log_follows_a_reload() {
     it.reload(&it.config.clone().log("flows_per_second", 1));
     assert!(told(30) < 20);
 
+    let reloads = || lines().iter().filter(|line| line.contains("log settings changed")).count();
+    let told = reloads();
     it.reload(&it.config.clone().log("level", "error"));
+    eventually(LONG, "the reload is told", || reloads() == told + 1);
     let before = lines().len();
     it.connect().echo(1, 10);
     it.baton.order(&["drain", "b1"]);

@@ -10,6 +10,7 @@
 mod addresses;
 mod control;
 mod firewall;
+mod handed;
 mod untold;
 mod wire;
 

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 use super::addresses::{self, Addresses};
 use super::firewall::{Firewall, MARK};
+use super::handed::HandedFlows;
 use super::untold::UntoldQueue;
 use super::wire::{ChallengeBatch, Wire};
 use super::{FailoverParts, Links};
@@ -41,6 +42,7 @@ pub(super) struct FailoverControl {
     wire: Wire,
     firewall: Firewall,
     untold: UntoldQueue,
+    handed: HandedFlows,
     challenged: mpsc::UnboundedReceiver<u64>,
     /// Whether an evacuation is about to remove addresses.
     keeping: watch::Receiver<bool>,
@@ -87,6 +89,7 @@ impl FailoverControl {
             wire: Wire::open(table.fleet_census.clone(), wanted.resets_per_second, MARK, done)?,
             firewall: Firewall::open(),
             untold: UntoldQueue::default(),
+            handed: HandedFlows::default(),
             challenged,
             keeping: table.fleet.keeping(),
             vip_leaving: table.vip.leaving(),
@@ -145,6 +148,7 @@ impl FailoverControl {
             }
             self.act();
         }
+        self.handed.take().into_iter().for_each(|what| self.table.journal.record(what));
     }
 
     /// Applies a reload of the configuration.
@@ -199,6 +203,7 @@ impl FailoverControl {
             self.table.offload.ask_standby(StandbyRequest::RoutesMoved);
         }
         self.renew_routes();
+        self.handed.take_due(now_ns).into_iter().for_each(|what| self.table.journal.record(what));
         let vips: Vec<_> = self.settings.vips.iter().map(|vip| vip.ip()).collect();
         let untold = self.untold.take_own(&self.table.late_resets, &vips, self.machine.hears_all(), now_ns);
         if !untold.is_empty() {
@@ -314,9 +319,9 @@ impl FailoverControl {
             Note::Told { from, answered, silent } => What::ClientsTold { instance: from, answered, silent },
             Note::Claimed { from, flows } => {
                 census.inherited.add(flows as u64);
-                What::FlowsClaimed { instance: from, flows }
+                return self.handed.claimed(from, flows, now_ns());
             }
-            Note::Released { to, flows } => What::FlowsReleased { instance: to, flows },
+            Note::Released { to, flows } => return self.handed.released(to, flows, now_ns()),
             Note::AddressCame(address) => {
                 self.untold.came(&self.table.late_resets, address, now_ns());
                 self.came.extend(Some(address).filter(IpAddr::is_ipv6));

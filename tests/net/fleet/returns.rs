@@ -132,3 +132,30 @@ fn a_host_that_has_rebooted_returns_and_misdirects_no_flow_though_ports_have_bee
 fn a_host_without_a_process_returns_and_misdirects_no_flow_though_ports_have_been_used_again() {
     returns(Way::WithoutProcess);
 }
+
+/// Regression: a peer claims each flow that a restarted process has recovered and tells of, and each claim was an event of its own.
+#[test]
+fn a_restarted_instance_tells_of_the_many_flows_that_a_peer_has_claimed_in_few_events() {
+    const MANY: u64 = 200;
+    let test = "a_restarted_instance_tells_of_the_many_flows_that_a_peer_has_claimed_in_few_events";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Offload, |config| config) else { return };
+    let mut fleet = fleet.with_owner();
+    let mut conns = fleet.offloaded_clients(MANY);
+    fleet.wait_known(MANY, MANY);
+    fleet.all[0].baton.process.kill();
+    fleet.let_go(fleet.owner());
+    fleet.take(fleet.heir());
+    fleet.heir().baton.wait_offloaded(MANY);
+    fleet.all[0].baton = Baton::start_with(&fleet.owner().host, &fleet.owner().directory);
+    fleet.owner().baton.wait_until_ready();
+    fleet.owner().wait_synced("lb-b");
+    eventually(LONG, "the old owner lists none", || fleet.owner().baton.flow_count() == 0);
+    let released = || fleet.owner().baton.events_of("flows_released");
+    let flows = |events: &[Value]| events.iter().filter_map(|event| event["flows"].as_u64()).sum::<u64>();
+    eventually(LONG, "it has told of all", || flows(&released()) >= MANY);
+    let events = released();
+    println!("{} flows in {} events", flows(&events), events.len());
+    assert!(events.len() <= 4, "{} events", events.len());
+    assert_eq!(flows(&events), MANY);
+    conns.iter_mut().for_each(|conn| conn.echo(9, 1000));
+}

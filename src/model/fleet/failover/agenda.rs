@@ -35,8 +35,12 @@ impl Agenda {
         self.act(Action::Send(command));
     }
 
+    /// An instance that starts again tells of its flows one by one, and a peer claims most of them in one message.
     pub(super) fn claim(&mut self, owner: InstanceName, flows: Vec<FleetId>) {
-        self.send(PeerCommand::Claim { owner, flows });
+        match self.actions.back_mut() {
+            Some(Action::Send(PeerCommand::Claim { owner: last, flows: more })) if *last == owner => more.extend(flows),
+            _ => self.send(PeerCommand::Claim { owner, flows }),
+        }
     }
 
     pub(super) fn note(&mut self, note: Note) {
@@ -137,6 +141,29 @@ mod tests {
             Action::Standby(forwarded(&[7, 9])),
             Action::Send(PeerCommand::Ping),
             Action::Standby(forwarded(&[11])),
+        ];
+        assert_eq!(actions(&mut agenda), expected);
+    }
+
+    #[test]
+    fn claims_against_one_owner_that_follow_one_another_are_one_message() {
+        let id = |number| FleetId { flow: FlowId::of(7, number), ends: 1 };
+        let claim = |owner: &str, numbers: &[u64]| {
+            let flows = numbers.iter().map(|number| id(*number)).collect();
+            Action::Send(PeerCommand::Claim { owner: InstanceName(owner.into()), flows })
+        };
+        let mut agenda = Agenda::new(true);
+        for (owner, number) in [("a", 1), ("a", 2), ("b", 3), ("a", 4)] {
+            agenda.claim(InstanceName(owner.into()), vec![id(number)]);
+        }
+        agenda.send(PeerCommand::Ping);
+        agenda.claim(InstanceName("a".into()), vec![id(5)]);
+        let expected = [
+            claim("a", &[1, 2]),
+            claim("b", &[3]),
+            claim("a", &[4]),
+            Action::Send(PeerCommand::Ping),
+            claim("a", &[5]),
         ];
         assert_eq!(actions(&mut agenda), expected);
     }

@@ -347,6 +347,7 @@ impl Run {
                     }
                 }
                 EvacuateOrder::Offload => proxy.hurry(true),
+                EvacuateOrder::Refuse => proxy.refuse(Some(EndReason::EvacuationDeadline)),
                 EvacuateOrder::Reset => {
                     let process = &config.load().process;
                     let pace = Pace { within: process.reset_within, per_second: process.reset_rate };
@@ -366,6 +367,7 @@ impl Run {
                         tracing::error!(path = %path.display(), %error, "cannot write 0 to track_file, so this host does not get the VIP back: write 0 to that file");
                     }
                     proxy.hurry(false);
+                    proxy.refuse(None);
                     ports.fleet.set_keeping(false);
                 }
                 EvacuateOrder::Release => {

@@ -105,7 +105,7 @@ end_reasons! {
     Internal "internal" Baton Rst "A system call failed in a way that Baton does not expect; the log has the error.";
     Moved "moved" Baton Nothing "Another instance owns it from now on; it goes on.";
     EvacuationDeadline "evacuation_deadline" Baton Rst "An operator evacuated its host, and it was still proxied at \
-                                                        the deadline.";
+                                                        the deadline, or came after it.";
     Ipsec "ipsec" Baton Rst "An IPsec policy covers one of its legs since it was offloaded.";
 }
 

@@ -48,8 +48,8 @@ pub(super) struct Acceptor {
     listeners: Vec<Option<Listener>>,
     /// Monotonic ns since when accepting is paused.
     paused_since_ns: Option<u64>,
-    /// Whether every new connection is reset.
-    turns_away: bool,
+    /// The reason for which every new connection is reset, if it is.
+    refuses: Option<EndReason>,
     /// Whether the listeners stay open, but another process takes their connections.
     parked: bool,
     /// Whether a stop came: a reload after it must not listen again.
@@ -73,14 +73,7 @@ pub(super) enum Accepted {
 impl Acceptor {
     pub(super) fn new() -> io::Result<Self> {
         let spare = Some(EventFd::new()?);
-        Ok(Self {
-            listeners: Vec::new(),
-            paused_since_ns: None,
-            turns_away: false,
-            parked: false,
-            stopped: false,
-            spare,
-        })
+        Ok(Self { listeners: Vec::new(), paused_since_ns: None, refuses: None, parked: false, stopped: false, spare })
     }
 
     /// Indices of listeners, and of gaps.
@@ -147,9 +140,9 @@ impl Acceptor {
         self.stopped = true;
     }
 
-    /// Resets every new connection from now on.
-    pub(super) fn turn_away_all(&mut self) {
-        self.turns_away = true;
+    /// Resets every new connection for this reason from now on; `None`: serves them again.
+    pub(super) fn refuse(&mut self, reason: Option<EndReason>) {
+        self.refuses = reason;
     }
 
     /// Duplicates each listener's descriptor.
@@ -264,8 +257,8 @@ impl Acceptor {
         cx.state().accepted.add(1);
         frontend.entry.lanes[cx.number].accepted.add(1);
         let origin = FlowOrigin { accepted_at_ns: cx.now_ns(), client: client_addr, vip, frontend: frontend.entry.id };
-        if self.turns_away {
-            return turn_away(cx, client, &frontend, origin, EndReason::Shutdown);
+        if let Some(reason) = self.refuses {
+            return turn_away(cx, client, &frontend, origin, reason);
         }
         let wants_header = admission::sends_header(&frontend.settings, client_addr);
         let admitted =

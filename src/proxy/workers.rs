@@ -21,6 +21,7 @@ use super::worker::Worker;
 use crate::addr::VipAddr;
 use crate::config::{Config, SharePort};
 use crate::essential;
+use crate::model::end_reason::EndReason;
 use crate::sys::{clock, socket};
 
 /// Why the data plane cannot apply the configuration. Nothing has changed then.
@@ -110,6 +111,11 @@ impl Proxy {
     /// open, in which clients would otherwise wait.
     pub(crate) fn turn_away(&self) {
         self.tell_all(|| Message::TurnAway);
+    }
+
+    /// Resets every new connection for this reason from now on; `None`: serves them again.
+    pub(crate) fn refuse(&self, reason: Option<EndReason>) {
+        self.tell_all(|| Message::Refuse(reason));
     }
 
     /// Has flows offloaded as soon as possible, or (`false`) as the configuration says.

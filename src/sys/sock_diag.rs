@@ -1,9 +1,9 @@
-//! sock_diag(7): whether this host has a connection, and which sockets listen.
+//! sock_diag(7): whether this host has a connection, which sockets listen, and the end of connections that have lost their address.
 
 use std::io;
 use std::net::SocketAddr;
 
-use netlink_packet_core::{NLM_F_DUMP, Parseable};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, Parseable};
 use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, InetResponseHeader, SocketId, StateFlags};
 use netlink_packet_sock_diag::{
     SOCK_DIAG_BY_FAMILY, TCP_CLOSING, TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_LAST_ACK, TCP_LISTEN, TCP_TIME_WAIT,
@@ -13,6 +13,9 @@ use rustix::net::netlink::SOCK_DIAG;
 use super::netlink::ask;
 
 const NO_COOKIE: [u8; 8] = [0xff; 8];
+
+/// linux/sock_diag.h
+const SOCK_DESTROY: u16 = 21;
 
 /// The state of a connection on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +70,41 @@ pub(crate) fn has_connection(local: SocketAddr, remote: SocketAddr) -> io::Resul
     Ok(connection(local, remote)?.is_some())
 }
 
+/// Ends the connections that clients of this host have from the address of `to` to `to`, and returns how many. Their kernel has no
+/// route for these any more once the address has left the host, so nothing else ends them. Each client sees ECONNABORTED.
+/// Needs CAP_NET_ADMIN, and a kernel with CONFIG_INET_DIAG_DESTROY.
+pub(crate) fn end_connections_of_clients(to: SocketAddr) -> io::Result<usize> {
+    let request = InetRequest {
+        family: if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 } as u8,
+        protocol: libc::IPPROTO_TCP as u8,
+        extensions: ExtensionFlags::empty(),
+        states: StateFlags::all() & !(StateFlags::LISTEN | StateFlags::TIME_WAIT),
+        socket_id: SocketId {
+            destination_port: to.port(),
+            ..if to.is_ipv4() { SocketId::new_v4() } else { SocketId::new_v6() }
+        },
+    };
+    let mut found = Vec::new();
+    ask(Some(SOCK_DIAG), SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, &[&request], |message| {
+        let Ok(header) = InetResponseHeader::parse(message) else { return };
+        let id = header.socket_id;
+        if (id.source_address, id.destination_address, id.destination_port) == (to.ip(), to.ip(), to.port()) {
+            found.push(id);
+        }
+    })?;
+    let mut ended = 0;
+    for socket_id in found {
+        let request = InetRequest { socket_id, ..request.clone() };
+        match ask(Some(SOCK_DIAG), SOCK_DESTROY, NLM_F_ACK, &[&request], |_| {}) {
+            Ok(()) => ended += 1,
+            // It has ended meanwhile.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(ended)
+}
+
 /// The state of a connection on this host. `None`: there is no socket, or only a listening one.
 pub(crate) fn connection(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<Connection>> {
     let request = InetRequest {
@@ -109,7 +147,7 @@ fn connection_in(state: u8, inode: u32) -> Option<Connection> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::net::{Shutdown, TcpListener, TcpStream};
     use std::time::Duration;
 
@@ -129,6 +167,27 @@ mod tests {
             assert!(!has_connection(vip, other).unwrap(), "only the listener fits");
             drop((accepted, listener, client));
         }
+    }
+
+    #[test]
+    fn connections_from_an_address_to_itself_are_ended_and_no_others() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        let mut client = TcpStream::connect(to).unwrap();
+        let mut served = listener.accept().unwrap().0;
+        let unrelated = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut other = TcpStream::connect(unrelated.local_addr().unwrap()).unwrap();
+        match end_connections_of_clients(to) {
+            // Without the capability nothing is left to show.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return,
+            ended => assert_eq!(ended.unwrap(), 1),
+        }
+        let told = |stream: &mut TcpStream| stream.read(&mut [0]).unwrap_err().kind();
+        assert_eq!(told(&mut client), io::ErrorKind::ConnectionAborted);
+        assert_eq!(told(&mut served), io::ErrorKind::ConnectionReset);
+        other.write_all(b"x").unwrap();
+        assert_eq!(unrelated.accept().unwrap().0.read(&mut [0]).unwrap(), 1);
+        assert_eq!(end_connections_of_clients(to).unwrap(), 0);
     }
 
     #[test]

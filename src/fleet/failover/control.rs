@@ -22,6 +22,7 @@ use crate::model::fleet::failover::{Action, Failover, Note, Settings};
 use crate::model::fleet::{PeerCommand, Remote, StandbyRequest};
 use crate::sys::clock::now_ns;
 use crate::sys::netlink::{self, Changed, Watch};
+use crate::sys::sock_diag;
 use crate::table::journal::What;
 
 /// How often the task checks whether kept addresses are needed and whether all peers are known.
@@ -218,6 +219,23 @@ impl FailoverControl {
         }
         for ip in self.addresses.tidy(&self.table.flows, &self.table.fleet) {
             tracing::info!(%ip, "removed the address from lo: no flow needs it here any more");
+            self.end_connections_of_clients(ip);
+        }
+    }
+
+    /// A client of this host may have connected at the moment when `ip` left `lo`, and no packet reaches it any more.
+    fn end_connections_of_clients(&self, ip: IpAddr) {
+        for vip in self.settings.vips.iter().filter(|vip| vip.ip() == ip && vip.port() != 0 && !addresses::is_local(ip))
+        {
+            match sock_diag::end_connections_of_clients(vip.socket_addr()) {
+                Ok(0) => {}
+                Ok(count) => {
+                    tracing::info!(%vip, count, "ended connections of this host's own clients, which had just begun")
+                }
+                Err(error) => {
+                    tracing::warn!(%vip, %error, "cannot end connections of this host's own clients; they may wait for an answer")
+                }
+            }
         }
     }
 

@@ -60,6 +60,8 @@ pub(crate) enum EvacuateOrder {
     LetGo,
     /// Offload all flows that can be offloaded, even young ones.
     Offload,
+    /// Reset every new connection: clients of this host may still reach it by an address on `lo`.
+    Refuse,
     /// Reset what is left, paced.
     Reset,
     /// Say that this host may have the VIP again, and cancel the other orders.
@@ -130,6 +132,8 @@ pub(crate) struct Evacuation {
     came_ns: u64,
     /// Since when no live peer has one of the addresses.
     missing_since_ns: Option<u64>,
+    /// How often what is left was reset.
+    resets: u32,
     /// Peers that had not confirmed everything at the end.
     unconfirmed: Vec<InstanceName>,
     failure: Option<Failure>,
@@ -148,6 +152,8 @@ const QUIET_NS: u64 = 1_500_000_000;
 const MISSING_MAX_NS: u64 = 2_000_000_000;
 /// If flows are left so long after the resets should be complete, a worker hangs.
 const RESET_PATIENCE_NS: u64 = 30_000_000_000;
+/// What is left after this time is reset again, then after twice the time, and so on: an order to all workers costs something.
+const RESET_AGAIN_NS: u64 = 500_000_000;
 /// Until a change is in the link's queue, and until a view for people is renewed.
 const QUEUED_NS: u64 = 100_000_000;
 
@@ -170,6 +176,7 @@ impl Evacuation {
             accepted: look.accepted,
             came_ns: look.now_ns,
             missing_since_ns: None,
+            resets: 0,
             unconfirmed: Vec::new(),
             failure: None,
             orders: VecDeque::new(),
@@ -300,8 +307,13 @@ impl Evacuation {
         if look.ending_here == 0 || self.step == EvacuateStep::Resetting && waited_ns > RESET_PATIENCE_NS {
             self.go_to(EvacuateStep::Confirming, look.now_ns);
         } else if self.step == EvacuateStep::Emptying && look.now_ns >= self.deadline_ns() {
-            self.orders.push_back(EvacuateOrder::Reset);
+            self.orders.extend([EvacuateOrder::Refuse, EvacuateOrder::Reset]);
+            self.resets = 1;
             self.go_to(EvacuateStep::Resetting, look.now_ns);
+        } else if self.step == EvacuateStep::Resetting && waited_ns >= RESET_AGAIN_NS << (self.resets - 1) {
+            // A flow was on its way between a worker and the offload engine, or was accepted at that moment.
+            self.orders.push_back(EvacuateOrder::Reset);
+            self.resets += 1;
         }
     }
 
@@ -310,6 +322,10 @@ impl Evacuation {
         self.watch_heirs(look);
         if self.step != EvacuateStep::Confirming {
             return;
+        }
+        if look.ending_here > 0 && look.now_ns < self.deadline_ns() {
+            // A client of this host has come again.
+            return self.go_to(EvacuateStep::Emptying, look.now_ns);
         }
         // If no peer is heard, none has confirmed anything.
         let is_heard = living(look.peers).next().is_some();

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::LAST_ONES;
 use super::Worker;
+use crate::model::end_reason::EndReason;
 use crate::ports::offload::{Answer, Request, Sockets, Stays, Ticket};
 use crate::ports::orders::{EndOrder, Selector};
 use crate::proxy::accept::admission::recount_source;
@@ -35,8 +36,9 @@ impl Worker {
                 Message::TurnAway => {
                     self.acceptor.stop();
                     self.empty_backlogs(|_| true);
-                    self.acceptor.turn_away_all();
+                    self.acceptor.refuse(Some(EndReason::Shutdown));
                 }
+                Message::Refuse(reason) => self.acceptor.refuse(reason),
                 Message::Upgrade(message) => self.handle_upgrade(message),
                 Message::Hurry => offload::try_all_again(&self.cx, &mut self.watch, &mut self.flows),
                 Message::Exit => self.exiting = true,

@@ -173,7 +173,32 @@ fn an_address_that_nobody_takes_is_taken_back() {
 fn what_is_left_at_the_deadline_is_reset_and_nothing_before() {
     let mut scene = Scene::emptying();
     assert_eq!(scene.pass(29_000), (vec![], EvacuateStep::Emptying));
-    assert_eq!(scene.pass(1000), (vec![EvacuateOrder::Reset], EvacuateStep::Resetting));
+    let orders = vec![EvacuateOrder::Refuse, EvacuateOrder::Reset];
+    assert_eq!(scene.pass(1000), (orders, EvacuateStep::Resetting));
+    scene.ending_here = 0;
+    assert_eq!(scene.pass(500), (vec![EvacuateOrder::Release], EvacuateStep::Away));
+}
+
+#[test]
+fn what_a_reset_has_missed_is_reset_again_a_few_times() {
+    let mut scene = Scene::emptying();
+    scene.pass(29_800);
+    assert_eq!(scene.machine.as_ref().unwrap().step(), EvacuateStep::Resetting);
+    assert_eq!(scene.pass(600), (vec![EvacuateOrder::Reset], EvacuateStep::Resetting));
+    assert_eq!(scene.pass(9000).0, [EvacuateOrder::Reset; 4]);
+    // A worker hangs: the evacuation does not wait for ever.
+    assert_eq!(scene.pass(22_000).1, EvacuateStep::Away);
+}
+
+/// Regression: a host said that it may be switched off although a client of its own had come again.
+#[test]
+fn a_client_that_comes_again_at_the_end_is_waited_for_until_the_deadline() {
+    let mut scene = Scene::emptying();
+    scene.ending_here = 0;
+    assert_eq!(scene.pass(10).1, EvacuateStep::Confirming);
+    scene.ending_here = 1;
+    assert_eq!(scene.pass(5000), (vec![], EvacuateStep::Emptying));
+    assert_eq!(scene.pass(25_000).0, [EvacuateOrder::Refuse, EvacuateOrder::Reset]);
     scene.ending_here = 0;
     assert_eq!(scene.pass(500), (vec![EvacuateOrder::Release], EvacuateStep::Away));
 }

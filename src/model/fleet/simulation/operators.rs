@@ -163,7 +163,7 @@ impl World {
             match order {
                 EvacuateOrder::Keep => process.keeps = true,
                 EvacuateOrder::LetGo => process.let_go = true,
-                EvacuateOrder::Offload => {}
+                EvacuateOrder::Offload | EvacuateOrder::Refuse => {}
                 EvacuateOrder::Reset => {
                     let all = self.clients.values().filter(|client| self.nodes[node].has_sockets(&client.record));
                     all.map(|client| client.number).collect::<Vec<_>>().into_iter().for_each(|it| self.is_over(it));

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::load::{Load, Resent, Until, whole};
 use super::*;
 
+mod own_clients;
 mod routed;
 mod slow;
 

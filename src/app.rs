@@ -478,6 +478,7 @@ impl Core {
             fleet: ports.part(),
             fleet_view: table.part(),
             registry: table.part(),
+            flows: table.part(),
             reachability: ports.part(),
             engine: ports.part(),
             journal: table.part(),

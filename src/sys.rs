@@ -9,6 +9,7 @@ pub(crate) mod eventfd;
 pub mod fd_passing;
 pub(crate) mod frame;
 pub mod inherited;
+pub(crate) mod kill_timer;
 pub mod ndisc;
 pub mod netdev;
 pub(crate) mod netlink;

@@ -8,6 +8,7 @@
 //! The holder has a thread of its own, because it must renew an address within its lease, however busy the process is. A process that does
 //! not run renews nothing, and its kernel removes the address.
 
+mod guard;
 mod hearing;
 mod hooks;
 
@@ -27,7 +28,8 @@ use crate::essential;
 use crate::metrics::{AddressLabels, Metrics};
 use crate::model::fleet::InstanceName;
 use crate::model::fleet::vip::{
-    LEASE_NS, PeerVip, VipBar, VipLook, VipMachine, VipNote, VipOrder, VipPresence, VipTerms, address_set,
+    LEASE_NS, LEASE_SAFE_NS, PeerVip, VipBar, VipLook, VipMachine, VipNote, VipOrder, VipPresence, VipTerms,
+    address_set,
 };
 use crate::model::humane::list;
 use crate::model::neighbour;
@@ -44,7 +46,9 @@ use crate::table::Part;
 use crate::table::backend::Registry;
 use crate::table::beats::LoopBeats;
 use crate::table::fleet::FleetView;
+use crate::table::flows::{FlowState, FlowTable, FlowView};
 use crate::table::journal::{Journal, What};
+use guard::HangGuard;
 use hearing::VipHearing;
 use hooks::Hooks;
 
@@ -54,6 +58,9 @@ const IDLE_EVERY: Duration = Duration::from_millis(250);
 /// Interval between two looks at states that send no notifications.
 const CHECK_EVERY_NS: u64 = 100_000_000;
 const SHOW_EVERY_NS: u64 = 100_000_000;
+/// Interval between two looks for flows of this host's own clients, and how long a peer that could take the VIP counts as such.
+const GUARD_EVERY_NS: u64 = 500_000_000;
+const HEIR_SEEN_NS: u64 = 1_000_000_000;
 /// The peer link looks at the peers every few milliseconds; if its last look is older than this, the link itself does not run.
 const LINK_LOOKS_NS: u64 = 100_000_000;
 /// For this long the new process of an upgrade counts as ready while it starts, as the old process was.
@@ -74,6 +81,8 @@ pub(crate) struct HolderParts {
     pub fleet: Part<Fleet>,
     pub fleet_view: Part<FleetView>,
     pub registry: Part<Registry>,
+    /// To find flows of this host's own clients.
+    pub flows: Part<FlowTable>,
     pub reachability: Part<Reachability>,
     /// Wakes the engine, which listens for clients.
     pub engine: Part<EngineWake>,
@@ -122,6 +131,12 @@ struct VipHolder {
     show_at_ns: u64,
     is_live: bool,
     is_following: bool,
+    /// Started with the first VIP that needs it.
+    guard: Option<HangGuard>,
+    /// When the holder looks for flows of own clients again, and whether there were any.
+    clients_at_ns: u64,
+    has_own_clients: bool,
+    heir_seen_ns: u64,
 }
 
 /// A VIP with its settings and its state on this host.
@@ -164,6 +179,10 @@ impl VipHolder {
             show_at_ns: 0,
             is_live: true,
             is_following: false,
+            guard: None,
+            clients_at_ns: 0,
+            has_own_clients: false,
+            heir_seen_ns: 0,
             parts,
             host,
         }
@@ -254,7 +273,7 @@ impl VipHolder {
             self.keeps_until_ns = None;
             self.parts.vip.set_leaving(false);
         }
-        let Some(mut vip) = self.built_in.take() else { return };
+        let Some(mut vip) = self.built_in.take() else { return self.disarm() };
         let has_changed = self.watch.as_ref().is_none_or(Watch::has_changed);
         let is_due = now_ns >= self.check_at_ns;
         if is_due {
@@ -266,7 +285,10 @@ impl VipHolder {
             see(&mut vip);
         }
         match self.parts.fleet.is_succeeded() {
-            true => self.renew_only(&mut vip, now_ns),
+            true => {
+                self.disarm();
+                self.renew_only(&mut vip, now_ns);
+            }
             false => self.look(&mut vip),
         }
         self.built_in = Some(vip);
@@ -325,6 +347,7 @@ impl VipHolder {
             has_acted |= !matches!(order, VipOrder::Tell(_) | VipOrder::Ask | VipOrder::Renew);
             self.carry_out(vip, order);
         }
+        self.guard(vip, &look, now_ns);
         self.parts.vip.set_held(vip.machine.holds());
         if has_acted || now_ns >= self.show_at_ns {
             self.show_at_ns = now_ns + SHOW_EVERY_NS;
@@ -332,6 +355,46 @@ impl VipHolder {
         }
         if has_acted {
             see(vip);
+        }
+    }
+
+    /// Has the kernel kill this process if it hangs until its addresses go, while clients of this host use them and a peer can serve these
+    /// clients. Without such clients, or without such a peer, a process that only pauses had better go on.
+    fn guard(&mut self, vip: &BuiltInVip, look: &VipLook<'_>, now_ns: u64) {
+        if !vip.machine.holds() {
+            return self.disarm();
+        }
+        if vip.machine.has_heir(look) {
+            self.heir_seen_ns = now_ns;
+        }
+        if now_ns >= self.clients_at_ns {
+            self.clients_at_ns = now_ns + GUARD_EVERY_NS;
+            let is_own =
+                |flow: &FlowView| flow.state != FlowState::Offloaded && flow.origin.client.ip() == flow.origin.vip.ip();
+            self.has_own_clients = self.parts.flows.iter().any(|flow| is_own(&flow));
+        }
+        if !self.has_own_clients || now_ns.saturating_sub(self.heir_seen_ns) > HEIR_SEEN_NS || vip.renewed_ns == 0 {
+            return self.disarm();
+        }
+        if self.guard.is_none() {
+            match HangGuard::start() {
+                Ok(guard) => self.guard = Some(guard),
+                Err(error) => {
+                    // The next look would fail, too.
+                    self.clients_at_ns = u64::MAX;
+                    self.has_own_clients = false;
+                    tracing::warn!(%error, "cannot set a timer: if this process hangs, clients of this host wait for their own timeouts");
+                }
+            }
+        }
+        if let Some(guard) = &self.guard {
+            guard.arm(vip.renewed_ns + LEASE_SAFE_NS);
+        }
+    }
+
+    fn disarm(&self) {
+        if let Some(guard) = &self.guard {
+            guard.disarm();
         }
     }
 

@@ -3,6 +3,7 @@
 mod built_in;
 mod faults;
 mod ipv6;
+mod own_clients;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};

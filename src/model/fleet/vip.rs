@@ -37,7 +37,7 @@ pub(crate) const SILENT_NS: u64 = 250_000_000;
 /// The kernel removes an address this long after the process renewed it last.
 pub(crate) const LEASE_NS: u64 = 2_000_000_000;
 /// If the last renewal is longer ago, the kernel may remove the addresses before the process renews them.
-const LEASE_SAFE_NS: u64 = 1_800_000_000;
+pub(crate) const LEASE_SAFE_NS: u64 = 1_800_000_000;
 const RENEW_NS: u64 = 500_000_000;
 
 /// An instance asks this many times for the addresses before it takes them, [`ASK_EVERY_NS`] apart. RFC 5227 section 2.1.1 asks as often, a

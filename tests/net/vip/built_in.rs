@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::*;
 use crate::fleet::{Instance, Scene};
 
-const VIP6: &str = "fd77::100";
+pub const VIP6: &str = "fd77::100";
 
 /// The configuration of instance `number`.
 fn config(scene: &Scene, number: usize) -> Config {
@@ -19,20 +19,20 @@ fn config(scene: &Scene, number: usize) -> Config {
     config.vip("addresses", vec![format!("{VIP}/32"), format!("{VIP6}/128")]).vip("interface", "eth0")
 }
 
-fn fleet(test: &str, count: usize) -> Option<(Scene, [crate::lab::Server; 2], Vec<Instance>)> {
+pub fn fleet(test: &str, count: usize) -> Option<(Scene, [crate::lab::Server; 2], Vec<Instance>)> {
     let scene = Scene::new(test, count)?;
     let servers = scene.serve();
     let all = (0..count).map(|number| scene.launch(number, &config(&scene, number))).collect();
     Some((scene, servers, all))
 }
 
-fn has_vip(instance: &Instance) -> bool {
+pub fn has_vip(instance: &Instance) -> bool {
     instance.host.has_address(VIP)
 }
 
 /// Waits until exactly one instance has the VIP, and returns it.
 #[track_caller]
-fn owner(all: &[Instance]) -> usize {
+pub fn owner(all: &[Instance]) -> usize {
     let (owner, _) = eventually_some(LONG, "one has the VIP", || {
         let have: Vec<_> = (0..all.len()).filter(|number| has_vip(&all[*number])).collect();
         let is_both = |number: usize| all[number].host.has_address(VIP6);
@@ -41,13 +41,13 @@ fn owner(all: &[Instance]) -> usize {
     owner
 }
 
-fn places() -> [SocketAddr; 2] {
+pub fn places() -> [SocketAddr; 2] {
     [VIP, VIP6].map(|ip| SocketAddr::from((ip.parse::<IpAddr>().unwrap(), 6443)))
 }
 
 /// Waits until both addresses serve new connections, and returns how long that took.
 #[track_caller]
-fn served_after(scene: &Scene, watch: &Stopwatch) -> Duration {
+pub fn served_after(scene: &Scene, watch: &Stopwatch) -> Duration {
     for place in places() {
         eventually(LONG, "the VIP is served", || {
             let conn = scene.lab.client.try_connect(place, ms(100));
@@ -93,7 +93,7 @@ fn vip_of(instance: &Instance) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_default()
 }
 
-fn restart(instance: &mut Instance) {
+pub fn restart(instance: &mut Instance) {
     instance.baton = Baton::start_with(&instance.host, &instance.directory);
     instance.baton.wait_until_ready();
 }

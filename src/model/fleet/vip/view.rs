@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{VipLook, VipMachine, VipPart, VipPresence, VipStage};
+use super::{PeerVip, VipLook, VipMachine, VipPart, VipPresence, VipStage};
 use crate::model::fleet::InstanceName;
 
 /// The VIP, as this instance sees it.
@@ -48,6 +48,12 @@ pub(crate) struct VipPeerView {
 }
 
 impl VipMachine {
+    /// Whether a ready peer would take the VIP if this instance fell silent.
+    pub(crate) fn has_heir(&self, look: &VipLook<'_>) -> bool {
+        let is_heir = |peer: &PeerVip| peer.is_heard() && self.says(peer).is_some_and(|its| its.ready && its.is_able());
+        look.peers.is_some_and(|peers| peers.iter().any(is_heir))
+    }
+
     /// The view at this look; call it after [`VipMachine::handle_look`].
     pub(crate) fn view(&self, look: &VipLook<'_>) -> VipView {
         let peers = look.peers.unwrap_or_default();

@@ -132,6 +132,18 @@ impl Host {
         self.switch.ip(&format!("link set {} type bridge_slave isolated {word}\n", self.name));
     }
 
+    /// Drops every frame that `from` sends to this host, also those to all hosts; what this host sends passes. Not for two pairs at once.
+    pub fn deafen(&self, from: &Host, on: bool) {
+        let rule = format!("iifname {} oifname {} drop", from.name, self.name);
+        let table = match on {
+            true => {
+                format!("table bridge lab {{\nchain forward {{\ntype filter hook forward priority 0;\n{rule}\n}}\n}}\n")
+            }
+            false => "delete table bridge lab\n".to_owned(),
+        };
+        feed(Command::new("ip").args(["netns", "exec", self.switch.name(), "nft", "-f", "-"]), &table);
+    }
+
     /// The Ethernet address of its interface.
     pub fn mac(&self) -> String {
         let link = self.run("ip -o link show eth0");

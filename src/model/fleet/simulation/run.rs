@@ -196,6 +196,7 @@ parts! {
     nor_do_hosts_that_are_cut_off: 0..100, &[Kind::Isolate];
     nor_do_instances_that_move_the_vip_themselves: 0..100, &BUILT_IN;
     nor_do_any_hundred_others_of_these: 100..200, &BUILT_IN;
+    nor_do_they_when_one_direction_of_a_link_is_cut: 0..60, &[Kind::OneWay, Kind::Cut, Kind::BuiltIn];
     nor_do_two_that_still_look_after_a_flow_of_a_third: 247..248, &[Kind::Isolate];
 }
 

@@ -80,6 +80,56 @@ fn a_host_with_the_built_in_vip_is_emptied_and_no_client_notices() {
     assert!(resent.needed() <= control.needed() + 3, "{resent:?}, without an evacuation {control:?}");
 }
 
+/// What one instance sends does not reach the other, neither by the peer link nor by ARP, and the other direction works.
+#[test]
+fn when_only_one_of_two_hosts_hears_the_other_one_has_the_built_in_vip_and_no_client_waits() {
+    for flows in [Flows::Kept, Flows::Offload] {
+        let test = "when_only_one_of_two_hosts_hears_the_other";
+        let Some(fleet) = Fleet::with_built_in_vip(test, flows) else { return };
+        let has_vip = |instance: &Instance| instance.host.run("ip -o address show dev eth0").contains(VIP);
+        for is_holder_unheard in [true, false] {
+            let at = usize::from(has_vip(fleet.heir()));
+            let (holder, other) = (&fleet.all[at], &fleet.all[1 - at]);
+            let mut conns = fleet.clients(20);
+            (0..5).for_each(|round| conns.iter_mut().for_each(|conn| conn.echo(round, 200)));
+            other.wait_sees(holder.name, "flows", 20);
+            other.wait_sees(holder.name, "offloaded", if flows == Flows::Offload { 20 } else { 0 });
+            let (unheard, deaf) = if is_holder_unheard { (holder, other) } else { (other, holder) };
+            deaf.host.deafen(&unheard.host, true);
+            deaf.wait_sees(unheard.name, "liveness", "dead");
+            // A holder that nobody hears hears of the later claim of its successor.
+            eventually(LONG, "one has it", || has_vip(deaf) && !has_vip(unheard));
+            let mut reset = nobody_hangs(&fleet, &mut conns);
+            wait::throughout(secs(2), "it stays", || has_vip(deaf) && !has_vip(unheard));
+            reset += nobody_hangs(&fleet, &mut conns);
+            deaf.host.deafen(&unheard.host, false);
+            deaf.wait_synced(unheard.name);
+            unheard.wait_synced(deaf.name);
+            reset += nobody_hangs(&fleet, &mut conns);
+            wait::throughout(secs(1), "it stays", || has_vip(deaf) && !has_vip(unheard));
+            reset += nobody_hangs(&fleet, &mut conns);
+            println!("the holder is unheard: {is_holder_unheard}; {reset} of 20 were reset");
+            assert!(reset == 0 || is_holder_unheard && flows == Flows::Kept, "{reset} were reset");
+            drop(conns);
+            eventually(LONG, "they end", || fleet.all.iter().all(|it| it.baton.flow_count() == 0));
+        }
+    }
+}
+
+/// Each flow goes on, or is reset at once and leaves the list; returns how many were reset. A new client is served.
+#[track_caller]
+fn nobody_hangs(fleet: &Fleet, conns: &mut Vec<Conn>) -> usize {
+    let before = conns.len();
+    conns.retain_mut(|conn| {
+        let watch = Stopwatch::start();
+        let told = conn.try_echo(7, 2000);
+        assert!(watch.unstalled() < secs(5), "a client waited for {:?}: {told:?}", watch.elapsed());
+        told.map_err(|error| assert_eq!(End::of_error(&error), End::Rst)).is_ok()
+    });
+    fleet.clients(1);
+    before - conns.len()
+}
+
 /// Each half of the network has clients of its own. When the halves meet, the loser forwards the winner's flows, and the winner the loser's.
 #[test]
 fn flows_of_both_halves_of_a_parted_network_go_on_when_one_holder_of_the_built_in_vip_yields() {

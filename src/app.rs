@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, watch as latest};
+use tokio::sync::{Notify, mpsc, watch as latest};
 
 use crate::addr::VipAddr;
 use crate::admin::doors::{Doors, OpenDoorError};
@@ -49,7 +49,7 @@ use crate::offload::engine::EngineParts;
 use crate::offload::program::LAYOUT;
 use crate::ports::AllPorts;
 use crate::proxy::{Bindings, Proxy, ProxyError, ProxyParts};
-use crate::rebalance::{self, RebalanceParts};
+use crate::rebalance::{self, RebalanceOrder, RebalanceParts};
 use crate::sys::clock::{now_ns, unix_ns};
 use crate::sys::process;
 use crate::table::Table;
@@ -119,17 +119,21 @@ pub(crate) struct Core {
     latest: latest::Sender<Arc<Config>>,
     drain: Drain,
     next_phase: Notify,
-    /// Wakes a rebalance that an operator has ordered, even if the configuration has none.
-    rebalance_now: Arc<Notify>,
+    /// Operators' orders to rebalance.
+    rebalance_orders: mpsc::Sender<RebalanceOrder>,
     /// Whether systemd keeps the listening sockets open after this process's end.
     listeners_kept: AtomicBool,
     succession: latest::Sender<Succession>,
     replacement: latest::Sender<Option<Replacement>>,
 }
 
+/// Orders to rebalance that may wait for the task that carries them out.
+const REBALANCE_ORDERS_MAX: usize = 16;
+
 /// The parts of an instance that serves no client yet.
 struct Parts {
     config: Arc<Config>,
+    rebalance_orders: mpsc::Receiver<RebalanceOrder>,
     core: Arc<Core>,
     metrics: Arc<Metrics>,
     reloader: Arc<Reloader>,
@@ -250,6 +254,7 @@ fn assemble(
         engine: ports.part(),
     };
     let checker = Checker::resume(parts, metrics.clone(), &config, Handle::current(), state.backends);
+    let (orders, rebalance_orders) = mpsc::channel(REBALANCE_ORDERS_MAX);
     let core = Arc::new(Core {
         table: table.clone(),
         ports: ports.clone(),
@@ -262,7 +267,7 @@ fn assemble(
         latest: latest::Sender::new(config.clone()),
         drain: Drain::default(),
         next_phase: Notify::new(),
-        rebalance_now: Arc::default(),
+        rebalance_orders: orders,
         listeners_kept: AtomicBool::new(false),
         succession: latest::Sender::new(Succession::None),
         replacement: latest::Sender::new(None),
@@ -275,7 +280,7 @@ fn assemble(
     let admin =
         Admin::new(table.clone(), admin_ports, core.config.clone(), metrics.clone(), wiring, core.drain.watch());
     table.journal.record(What::Started { version: env!("CARGO_PKG_VERSION").to_owned() });
-    Ok((Parts { config, core, metrics, reloader, doors, upgrader, admin }, bindings))
+    Ok((Parts { config, rebalance_orders, core, metrics, reloader, doors, upgrader, admin }, bindings))
 }
 
 fn engine_parts(table: &Arc<Table>, ports: &Arc<AllPorts>) -> EngineParts {
@@ -311,7 +316,7 @@ fn proxy_parts(table: &Arc<Table>, ports: &Arc<AllPorts>) -> ProxyParts {
 
 impl Bound {
     fn new(parts: Parts, http: Option<SocketAddr>, socket: PathBuf) -> Self {
-        let Parts { core, reloader, doors, upgrader, admin, metrics, .. } = parts;
+        let Parts { core, rebalance_orders, reloader, doors, upgrader, admin, metrics, .. } = parts;
         let (table, ports) = (core.table.clone(), core.ports.clone());
         let parts =
             FlowLogParts { ended: ports.part(), registry: table.part(), journal: table.part(), census: table.part() };
@@ -325,7 +330,7 @@ impl Bound {
         let (phase, path) = (core.drain.watch(), reloader.path().to_owned());
         let parts =
             RebalanceParts { registry: table.part(), flows: table.part(), orders: ports.part(), journal: table.part() };
-        let moves = rebalance::run(parts, core.latest.subscribe(), phase.clone(), core.rebalance_now.clone());
+        let moves = rebalance::run(parts, core.latest.subscribe(), phase.clone(), rebalance_orders);
         tasks.spawn("rebalance", once_serving(phase.clone(), moves));
         let follow = once_serving(phase.clone(), watch::run(reloader.clone(), path, phase));
         tasks.spawn("configuration", follow);

@@ -372,13 +372,24 @@ pub struct Limits {
     pub source_mask: SourceMask,
 }
 
-/// `[frontend.rebalance]`: `balance_existing` and its pace.
+/// `[frontend.rebalance]`, `when`: what begins to move existing flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RebalanceWhen {
+    /// A backend that is back: flows that began while it was away move.
+    AfterOutage,
+    /// Any backend with more than its share gives idle flows away at any time.
+    Always,
+    /// An operator's `baton rebalance` alone.
+    Ordered,
+}
+
+/// `[frontend.rebalance]`: which existing flows move, and their pace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rebalance {
-    pub balance_existing: bool,
-    /// Limit for moved flows per minute.
+    pub when: RebalanceWhen,
+    /// Limit for moved flows per minute; after an outage and by order Baton may be faster.
     pub per_minute: u32,
-    /// A flow may be moved only after this long without a byte.
+    /// A flow may be moved only after this long without a byte; after an outage and by order, after less.
     pub min_idle: Duration,
     /// A backend gives flows away only if it is more than this many percent above its share.
     pub tolerance_percent: u32,

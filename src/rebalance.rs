@@ -1,34 +1,34 @@
-//! Moves flows slowly from backends with too many to those with too few: after an apiserver returns, its watches would
-//! otherwise stay on the others for days. To move a flow, Baton closes it while it is idle; its client connects again,
-//! and balancing chooses the backend.
+//! Moves flows from backends with too many to those with too few: after an apiserver returns, its watches would otherwise
+//! stay on the others for days. To move a flow, Baton closes it while it is quiet; its client connects again, and
+//! balancing chooses the backend.
 
-use std::collections::{BinaryHeap, HashMap, HashSet};
+mod round;
+
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::config::{Config, Frontend};
 use crate::drain::{DrainWatch, LifePhase};
-use crate::model::balance::Balance;
-use crate::model::end_reason::EndReason;
+use crate::model::balance::{Balance, WHOLE_SHARE};
 use crate::model::health::{Cause, HealthState};
-use crate::model::ids::{BackendId, FlowId};
-use crate::model::rebalance::{self, Allowance, BackendLoad};
+use crate::model::ids::BackendId;
+use crate::model::rebalance::{self, BackendLoad};
 use crate::ports::orders::Orders;
 use crate::sys::clock::now_ns;
 use crate::table::Part;
 use crate::table::backend::{BackendEntry, Registry};
-use crate::table::flows::{FlowTable, FlowView};
-use crate::table::journal::{Journal, What};
+use crate::table::flows::FlowTable;
+use crate::table::journal::Journal;
+use round::Rebalancer;
 
+/// Time between two looks while nothing has to move, and while something has.
 const STEP: Duration = Duration::from_secs(1);
-/// Limit for the list of flows that were asked to end and were not idle after all: asking them first again would delay
-/// the others. Beyond it the list is cleared.
-const REFUSALS_KEPT: usize = 10_000;
-const WHOLE_SHARE: u32 = 1024;
+const STEP_WHILE_MOVING: Duration = Duration::from_millis(250);
 
 /// The flows of one backend above its share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +41,24 @@ pub(crate) struct Move {
     pub excess: u32,
 }
 
+/// What an ordered rebalance has come to at one frontend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rebalanced {
+    pub frontend: String,
+    /// Flows that were closed, so that their clients connected again.
+    pub moved: u32,
+    /// What is above its share still: flows that were never quiet, or that were moved before.
+    pub left: Vec<Move>,
+    pub took: Duration,
+}
+
+/// An operator's order to rebalance all frontends once.
+#[derive(Debug)]
+pub(crate) struct RebalanceOrder {
+    /// Gets the result of each frontend when the last one is done.
+    pub answer: oneshot::Sender<Vec<Rebalanced>>,
+}
+
 /// The parts of the table that rebalancing may touch.
 #[derive(Clone, Debug)]
 pub(crate) struct RebalanceParts {
@@ -50,109 +68,72 @@ pub(crate) struct RebalanceParts {
     pub journal: Part<Journal>,
 }
 
-/// The moves that rebalancing would make now, for every frontend, also for those without `balance_existing`.
+/// The moves that rebalancing would make now, for every frontend, whatever its `[frontend.rebalance]` says.
 pub(crate) fn plan(registry: &Registry, config: &Config) -> Vec<Move> {
-    config.frontends.iter().flat_map(|frontend| plan_frontend(registry, frontend, now_ns())).collect()
+    let moves = |frontend: &Arc<Frontend>| plan_frontend(&entries(registry, frontend), frontend, 0, now_ns());
+    config.frontends.iter().flat_map(moves).collect()
 }
 
-/// Carries plans out until the instance leaves: always for each frontend with `balance_existing`, and once after
-/// `ordered` for all others, until they are even. Always at the frontend's pace.
+/// Carries plans out until the instance leaves: what each frontend's `[frontend.rebalance]` asks for, and each of
+/// `orders` once.
 pub(crate) async fn run(
     table: RebalanceParts,
     mut config: watch::Receiver<Arc<Config>>,
     mut drain: DrainWatch,
-    ordered: Arc<Notify>,
+    mut orders: mpsc::Receiver<RebalanceOrder>,
 ) {
     let mut movers: HashMap<Arc<str>, Rebalancer> = HashMap::new();
-    let mut once: HashSet<Arc<str>> = HashSet::new();
+    let mut waiting: Vec<RebalanceOrder> = Vec::new();
+    let mut done: Vec<Rebalanced> = Vec::new();
+    let mut step = STEP;
     loop {
+        let mut begins = false;
         tokio::select! {
-            left = drain.reached_within(LifePhase::Leaving, STEP) => if left { return },
-            () = ordered.notified() => once.extend(config.borrow().frontends.iter().map(|f| f.name.clone())),
-        }
-        let config = config.borrow_and_update().clone();
-        let wanted = |frontend: &Frontend| frontend.rebalance.balance_existing || once.contains(&frontend.name);
-        movers.retain(|name, _| config.frontends.iter().any(|f| f.name == *name && wanted(f)));
-        let mut even = Vec::new();
-        for frontend in config.frontends.iter().filter(|frontend| wanted(frontend)) {
-            let mover = movers.entry(frontend.name.clone()).or_insert_with(|| Rebalancer::new(now_ns()));
-            mover.step(&table, frontend, now_ns()).await;
-            if !mover.moving {
-                even.push(frontend.name.clone());
+            left = drain.reached_within(LifePhase::Leaving, step) => if left { return },
+            Some(order) = orders.recv() => {
+                begins = waiting.is_empty();
+                waiting.push(order);
             }
         }
-        once.retain(|name| !even.contains(name) && config.frontends.iter().any(|f| f.name == *name));
+        let config = config.borrow_and_update().clone();
+        movers.retain(|name, _| config.frontends.iter().any(|frontend| frontend.name == *name));
+        let mut moving = false;
+        for frontend in &config.frontends {
+            let mover = movers.entry(frontend.name.clone()).or_insert_with(|| Rebalancer::new(now_ns()));
+            if begins {
+                mover.order(now_ns());
+            }
+            done.extend(mover.step(&table, frontend, now_ns()).await);
+            moving |= mover.is_moving();
+        }
+        if !movers.values().any(Rebalancer::is_ordered) {
+            for order in waiting.drain(..) {
+                // Whoever asked may be gone.
+                let _ = order.answer.send(done.clone());
+            }
+            done.clear();
+        }
+        step = if moving { STEP_WHILE_MOVING } else { STEP };
     }
 }
 
-/// The state of one frontend between steps.
-#[derive(Debug)]
-struct Rebalancer {
-    allowance: Allowance,
-    asked: HashSet<FlowId>,
-    moving: bool,
-}
-
-impl Rebalancer {
-    fn new(now_ns: u64) -> Self {
-        Self { allowance: Allowance::new(now_ns), asked: HashSet::new(), moving: false }
-    }
-
-    async fn step(&mut self, table: &RebalanceParts, frontend: &Frontend, now_ns: u64) {
-        let settings = frontend.rebalance;
-        let allowed = self.allowance.take(settings.per_minute, now_ns);
-        let moves = plan_frontend(&table.registry, frontend, now_ns);
-        let begins = !moves.is_empty() && !self.moving;
-        self.moving = !moves.is_empty();
-        if begins {
-            let excess = moves.iter().map(|planned| planned.excess as usize).sum();
-            table.journal.record(What::RebalancePlanned { frontend: frontend.name.to_string(), moves: excess });
-        }
-        if !self.moving || self.asked.len() > REFUSALS_KEPT {
-            self.asked.clear();
-        }
-        if allowed == 0 || !self.moving {
-            return;
-        }
-        let idle_since_ns = now_ns.saturating_sub(settings.min_idle.as_nanos() as u64);
-        let (flows, asked) = (table.flows.clone(), std::mem::take(&mut self.asked));
-        // A walk over a million flows takes milliseconds, for which this runtime must not wait.
-        let pick = move || (pick(&flows, &moves, allowed, idle_since_ns, &asked), asked);
-        let (picked, asked) = match tokio::task::spawn_blocking(pick).await {
-            Ok(picked) => picked,
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime is shutting down.
-                Err(_) => return,
-            },
-        };
-        self.asked = asked;
-        for flow in picked {
-            self.asked.insert(flow.id);
-            // The worker checks again: a byte may have come since.
-            table.orders.end_flow(flow.ticket(), EndReason::Rebalanced, Some(settings.min_idle));
-        }
-    }
-}
-
-fn plan_frontend(registry: &Registry, frontend: &Frontend, now_ns: u64) -> Vec<Move> {
-    // A hashed client would return to the same backend, and be moved again, for ever.
-    if frontend.balance == Balance::SourceHash {
-        return Vec::new();
-    }
+/// The frontend's backends that are in its configuration.
+fn entries(registry: &Registry, frontend: &Frontend) -> Vec<Arc<BackendEntry>> {
     let configured = |entry: &BackendEntry| {
         *entry.frontend.name == *frontend.name
             && !entry.is_former()
             && frontend.backends.iter().any(|backend| backend.name == entry.name)
     };
-    let entries: Vec<_> = registry.backends().into_iter().filter(|entry| configured(entry)).collect();
-    let loads: Vec<_> = entries.iter().map(|entry| load(entry)).collect();
-    // While a share still grows, it limits new flows; moving flows there would undo the slow start.
-    let starting = |(entry, load): (&Arc<BackendEntry>, &BackendLoad)| load.ready && entry.share(now_ns) < WHOLE_SHARE;
-    if entries.iter().zip(&loads).any(starting) {
+    registry.backends().into_iter().filter(|entry| configured(entry)).collect()
+}
+
+fn plan_frontend(entries: &[Arc<BackendEntry>], frontend: &Frontend, returning: u32, now_ns: u64) -> Vec<Move> {
+    // A hashed client would return to the same backend, and be moved again, for ever.
+    if frontend.balance == Balance::SourceHash {
         return Vec::new();
     }
-    let planned = rebalance::plan(&loads, frontend.rebalance.tolerance_percent).into_iter().map(|excess| {
+    let loads: Vec<_> = entries.iter().map(|entry| load(entry, now_ns)).collect();
+    let planned = rebalance::plan(&loads, returning, frontend.rebalance.tolerance_percent).into_iter().map(|excess| {
         let entry = &entries[excess.backend];
         let (frontend, backend) = entry.full_name();
         Move { frontend, backend, id: entry.id, flows: loads[excess.backend].flows, excess: excess.flows }
@@ -160,63 +141,23 @@ fn plan_frontend(registry: &Registry, frontend: &Frontend, now_ns: u64) -> Vec<M
     planned.collect()
 }
 
-fn load(entry: &BackendEntry) -> BackendLoad {
-    let health = entry.health();
+fn load(entry: &BackendEntry, now_ns: u64) -> BackendLoad {
     BackendLoad {
-        ready: health.health_state == HealthState::Ready && health.cause == Cause::Passed,
-        weight: entry.weight(),
+        ready: is_ready(entry),
+        // While its share still grows, moving more flows there would undo the slow start.
+        weight: entry.weight() * entry.share(now_ns),
         flows: entry.active.load(Relaxed),
         max_connections: entry.max_connections(),
     }
 }
 
-/// Up to `most` flows of the overfull backends without a byte since `idle_since_ns`, longest idle first.
-fn pick(flows: &FlowTable, moves: &[Move], most: u32, idle_since_ns: u64, asked: &HashSet<FlowId>) -> Vec<FlowView> {
-    let cap = |excess: u32| excess.min(most) as usize;
-    let mut idle: HashMap<BackendId, (usize, BinaryHeap<Idle>)> =
-        moves.iter().map(|planned| (planned.id, (cap(planned.excess), BinaryHeap::new()))).collect();
-    for flow in flows.iter() {
-        let Some((cap, heap)) = flow.backend.and_then(|id| idle.get_mut(&id)) else { continue };
-        if flow.state.is_served() && !flow.ending && flow.last_byte_ns() <= idle_since_ns && !asked.contains(&flow.id) {
-            heap.push(Idle(flow));
-            if heap.len() > *cap {
-                heap.pop();
-            }
-        }
-    }
-    let mut picked: Vec<_> = idle.into_values().flat_map(|(_, heap)| heap.into_iter()).collect();
-    picked.sort_unstable();
-    picked.into_iter().take(most as usize).map(|idle| idle.0).collect()
+fn is_ready(entry: &BackendEntry) -> bool {
+    let health = entry.health();
+    health.health_state == HealthState::Ready && health.cause == Cause::Passed
 }
 
-/// Ordered by the last byte: the greatest was idle for the shortest time.
-#[derive(Debug)]
-struct Idle(FlowView);
-
-impl Idle {
-    fn key(&self) -> (u64, FlowId) {
-        (self.0.last_byte_ns(), self.0.id)
-    }
-}
-
-impl PartialEq for Idle {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for Idle {}
-
-impl PartialOrd for Idle {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Idle {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.key().cmp(&other.key())
-    }
+fn has_whole_share(entry: &BackendEntry, now_ns: u64) -> bool {
+    entry.share(now_ns) == WHOLE_SHARE
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::Admin;
-use super::control::ReloadRefused;
+use super::control::{OrderRefused, ReloadRefused};
 use super::protocol::{About, BackendName, Command, Ordered, Rebalance, Refusal, Reloaded, VERSION};
 use super::session::Replies;
 use super::status::{backend_status, peers_report, vip_report};
@@ -44,10 +44,7 @@ pub(super) async fn execute(
         Command::Eject { backend } => order(admin, &backend, Order::Eject).await,
         Command::Kill { target } => kill::kill(admin, &target).await,
         Command::Reload {} => reload(admin).await,
-        Command::Rebalance { dry_run } => {
-            let moves = if dry_run { admin.control.rebalance_plan() } else { admin.control.rebalance() };
-            Ok(json(&Rebalance { dry_run, moves }))
-        }
+        Command::Rebalance { dry_run } => rebalance(admin, dry_run, replies).await?,
         Command::Upgrade(asked) => upgrade::upgrade(admin, asked, replies).await?,
         Command::Peers {} => Ok(json(&peers_report(admin))),
         Command::Vip {} => Ok(json(&vip_report(admin))),
@@ -87,6 +84,19 @@ async fn order(admin: &Admin, name: &BackendName, order: Order) -> Result<Value,
         .flatten()
         .map(|frontend| frontend.drain_timeout.as_millis() as u64);
     Ok(json(&Ordered { backend, drain_timeout_ms }))
+}
+
+/// Moves flows, and waits until that is done. An error means that the client is gone; the flows are moved all the same.
+async fn rebalance(admin: &Admin, dry_run: bool, replies: &mut Replies) -> io::Result<Result<Value, Refusal>> {
+    let begun = Rebalance { dry_run, plan: admin.control.rebalance_plan(), done: Vec::new() };
+    if dry_run {
+        return Ok(Ok(json(&begun)));
+    }
+    replies.item(&begun);
+    replies.flush().await?;
+    let done = admin.control.rebalance().await;
+    let refused = |refused: OrderRefused| Refusal::Order { reason: refused.to_string() };
+    Ok(done.map(|done| json(&Rebalance { done, ..begun })).map_err(refused))
 }
 
 async fn reload(admin: &Admin) -> Result<Value, Refusal> {

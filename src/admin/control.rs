@@ -30,10 +30,10 @@ pub trait Control: Send + Sync + 'static {
     fn config_state(&self) -> ConfigState;
 
     /// The moves that a rebalance would make now.
-    fn rebalance_plan(&self) -> Vec<PlannedMove>;
+    fn rebalance_plan(&self) -> RebalancePlan;
 
-    /// Begins to move flows according to the plan, at the configured pace, and returns the plan.
-    fn rebalance(&self) -> Vec<PlannedMove>;
+    /// Moves flows once until all backends are even, or for three quarters of a minute.
+    fn rebalance(&self) -> Rebalancing;
 
     /// Begins to replace this process by a new one that takes over its flows.
     fn upgrade(&self, asked: UpgradeRequest) -> Result<Upgrading, UpgradeFailed>;
@@ -56,6 +56,9 @@ pub type Ordering = Pin<Box<dyn Future<Output = Result<(), OrderRefused>> + Send
 
 /// A reload under way. It completes even if this is dropped.
 pub type Reloading = Pin<Box<dyn Future<Output = Result<Vec<String>, ReloadRefused>> + Send>>;
+
+/// A rebalance under way: what it came to at each frontend. It goes on even if this is dropped.
+pub type Rebalancing = Pin<Box<dyn Future<Output = Result<Vec<RebalanceDone>, OrderRefused>> + Send>>;
 
 /// Why a reload changed nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -108,4 +111,34 @@ pub struct PlannedMove {
     pub fair_share: u32,
     /// Number of flows to close, so that their clients connect anew.
     pub moves: u32,
+}
+
+/// What a rebalance would do now.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RebalancePlan {
+    pub moves: Vec<PlannedMove>,
+    /// Backends that return slowly: the moves are for their share of now.
+    pub returning: Vec<ReturningBackend>,
+}
+
+/// A backend in its slow start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReturningBackend {
+    pub frontend: String,
+    pub backend: String,
+    /// Its share now, in percent of its weight.
+    pub share_percent: u32,
+    /// Time until its share is whole.
+    pub whole_in_ms: u64,
+}
+
+/// What a rebalance came to at one frontend.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RebalanceDone {
+    pub frontend: String,
+    /// Flows that were closed; their clients connect again.
+    pub moved: u32,
+    /// Flows above the share that stayed: they were never quiet, or their clients had moved before.
+    pub left: Vec<PlannedMove>,
+    pub took_ms: u64,
 }

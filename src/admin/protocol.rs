@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::control::PlannedMove;
+use super::control::{RebalanceDone, RebalancePlan};
 use super::evacuate::{EvacuationFailed, EvacuationRequest};
 use super::status::BackendStatus;
 use super::upgrade::{UpgradeFailed, UpgradeRequest};
@@ -54,7 +54,7 @@ pub enum Command {
     Kill { target: KillTarget },
     /// [`Reloaded`].
     Reload {},
-    /// [`Rebalance`].
+    /// Items: [`Rebalance`] as it begins; ok: [`Rebalance`] when it is done.
     Rebalance {
         #[serde(default)]
         dry_run: bool,
@@ -191,7 +191,10 @@ pub struct Reloaded {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rebalance {
     pub dry_run: bool,
-    pub moves: Vec<PlannedMove>,
+    #[serde(flatten)]
+    pub plan: RebalancePlan,
+    /// What it came to at each frontend; empty for a dry run, and until it is done.
+    pub done: Vec<RebalanceDone>,
 }
 
 /// Why a request was not carried out.

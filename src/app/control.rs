@@ -2,17 +2,24 @@
 
 use std::sync::Arc;
 
+use tokio::sync::oneshot;
+
 use super::Core;
 use super::evacuate;
 use super::reload::Reloader;
 use super::upgrade::Upgrader;
-use crate::admin::control::{ConfigState, Control, OrderRefused, Ordering, PlannedMove, ReloadRefused, Reloading};
+use crate::admin::control::{
+    ConfigState, Control, OrderRefused, Ordering, PlannedMove, RebalanceDone, RebalancePlan, Rebalancing,
+    ReloadRefused, Reloading, ReturningBackend,
+};
 use crate::admin::evacuate::{Evacuating, EvacuationCheck, EvacuationFailed, EvacuationRequest};
 use crate::admin::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
 use crate::drain::LifePhase;
+use crate::model::balance::WHOLE_SHARE;
 use crate::model::health::{Cause, Order};
 use crate::model::ids::BackendId;
-use crate::rebalance;
+use crate::rebalance::{self, RebalanceOrder};
+use crate::sys::clock::now_ns;
 
 pub(super) struct Wiring {
     core: Arc<Core>,
@@ -70,14 +77,28 @@ impl Control for Wiring {
         self.reloader.state()
     }
 
-    fn rebalance_plan(&self) -> Vec<PlannedMove> {
+    fn rebalance_plan(&self) -> RebalancePlan {
         let moves = rebalance::plan(&self.core.table.registry, &self.core.config.load());
-        moves.into_iter().map(planned).collect()
+        let now_ns = now_ns();
+        let entries = self.core.table.registry.backends();
+        let returning = entries.iter().filter(|entry| !entry.is_former() && entry.share(now_ns) < WHOLE_SHARE);
+        let returning = returning.map(|entry| {
+            let (frontend, backend) = entry.full_name();
+            let (start_ns, ramp_ns) = entry.ramp();
+            let whole_in_ms = (start_ns + ramp_ns).saturating_sub(now_ns) / 1_000_000;
+            ReturningBackend { frontend, backend, share_percent: entry.share(now_ns) * 100 / WHOLE_SHARE, whole_in_ms }
+        });
+        RebalancePlan { moves: moves.into_iter().map(planned).collect(), returning: returning.collect() }
     }
 
-    fn rebalance(&self) -> Vec<PlannedMove> {
-        self.core.rebalance_now.notify_one();
-        self.rebalance_plan()
+    fn rebalance(&self) -> Rebalancing {
+        let orders = self.core.rebalance_orders.clone();
+        Box::pin(async move {
+            let (answer, done) = oneshot::channel();
+            orders.send(RebalanceOrder { answer }).await.map_err(|_| OrderRefused::Stopping)?;
+            let done = done.await.map_err(|_| OrderRefused::Stopping)?;
+            Ok(done.into_iter().map(rebalanced).collect())
+        })
     }
 
     fn upgrade(&self, asked: UpgradeRequest) -> Result<Upgrading, UpgradeFailed> {
@@ -98,6 +119,15 @@ impl Control for Wiring {
 
     fn check_evacuation(&self, asked: &EvacuationRequest) -> EvacuationCheck {
         evacuate::check(&self.core, asked)
+    }
+}
+
+fn rebalanced(done: rebalance::Rebalanced) -> RebalanceDone {
+    RebalanceDone {
+        frontend: done.frontend,
+        moved: done.moved,
+        left: done.left.into_iter().map(planned).collect(),
+        took_ms: done.took.as_millis() as u64,
     }
 }
 

@@ -2,11 +2,13 @@
 
 use std::process::ExitCode;
 
+use super::follow::follow;
 use super::grid::{Align::*, Grid};
 use super::output::{CliError, Output};
 use crate::admin::client::{Client, ClientError};
+use crate::admin::control::RebalancePlan;
 use crate::admin::protocol::{About, Command, Rebalance, Reloaded};
-use crate::model::humane::count;
+use crate::model::humane::{count, duration_ms, plural};
 
 pub(super) fn reload(client: &mut Client, output: &Output) -> Result<ExitCode, CliError> {
     let reloaded: Reloaded = client.ask(&Command::Reload {})?;
@@ -22,17 +24,51 @@ pub(super) fn reload(client: &mut Client, output: &Output) -> Result<ExitCode, C
 }
 
 pub(super) fn rebalance(client: &mut Client, dry_run: bool, output: &Output) -> Result<ExitCode, CliError> {
-    let rebalance: Rebalance = client.ask(&Command::Rebalance { dry_run })?;
+    let show = |begun: Rebalance| match output.json {
+        true => Ok(()),
+        false => show_plan(&begun.plan, output),
+    };
+    let rebalance: Rebalance = follow(client, &Command::Rebalance { dry_run }, output, show)?;
     if output.json {
         output.document(&rebalance)?;
         return Ok(ExitCode::SUCCESS);
     }
-    if rebalance.moves.is_empty() {
-        output.line("balanced: no backend has more than its share")?;
+    if dry_run {
+        show_plan(&rebalance.plan, output)?;
+        if !rebalance.plan.moves.is_empty() {
+            output.line("Baton has moved no flow")?;
+        }
         return Ok(ExitCode::SUCCESS);
     }
+    for it in rebalance.done.iter().filter(|it| it.moved > 0 || !it.left.is_empty()) {
+        let left: u32 = it.left.iter().map(|left| left.moves).sum();
+        let all = plural(u64::from(it.moved + left), "flow");
+        output.line(format!("{}: {} of {all} moved in {}", it.frontend, it.moved, duration_ms(it.took_ms)))?;
+        for left in &it.left {
+            let flows = plural(left.moves.into(), "flow");
+            output.line(format!(
+                "  {}/{}: {flows} above its share stay; they were never quiet, or their clients had moved before",
+                left.frontend, left.backend
+            ))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show_plan(plan: &RebalancePlan, output: &Output) -> Result<(), CliError> {
+    for it in &plan.returning {
+        let (name, whole_in) = (format!("{}/{}", it.frontend, it.backend), duration_ms(it.whole_in_ms));
+        output.line(format!(
+            "{name} returns slowly: it has {} % of its share, and all in {whole_in}",
+            it.share_percent
+        ))?;
+    }
+    if plan.moves.is_empty() {
+        let now = if plan.returning.is_empty() { "" } else { " of now" };
+        return Ok(output.line(format!("balanced: no backend has more than its share{now}"))?);
+    }
     let mut grid = Grid::new(&[("BACKEND", Left), ("FLOWS", Right), ("FAIR SHARE", Right), ("TO MOVE", Right)]);
-    for it in &rebalance.moves {
+    for it in &plan.moves {
         grid.row([
             format!("{}/{}", it.frontend, it.backend).into(),
             count(it.flows.into()).into(),
@@ -40,9 +76,7 @@ pub(super) fn rebalance(client: &mut Client, dry_run: bool, output: &Output) -> 
             count(it.moves.into()).into(),
         ]);
     }
-    output.text(&grid.render(output))?;
-    output.line(if dry_run { "Baton has moved no flow" } else { "Baton closes idle flows at the configured pace" })?;
-    Ok(ExitCode::SUCCESS)
+    Ok(output.text(&grid.render(output))?)
 }
 
 /// Prints the own version even if no instance can be reached.

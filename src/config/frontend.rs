@@ -11,8 +11,8 @@ use super::kind::{Kind, Listen, Name, Network, OneOf, SourcePlace, Time, Truth, 
 use super::process::cap;
 use super::section::{Element, Section};
 use super::{
-    Backend, Frontend, Keepalive, Limits, ProxyProtocol, Rebalance, SharePort, Source, Target, backend, can_share_port,
-    health,
+    Backend, Frontend, Keepalive, Limits, ProxyProtocol, Rebalance, RebalanceWhen, SharePort, Source, Target, backend,
+    can_share_port, health,
 };
 use crate::addr::{SourceMask, VipAddr};
 use crate::model::balance::Balance;
@@ -225,7 +225,7 @@ fn networks(section: &Section, key: &str) -> Vec<ipnet::IpNet> {
 
 fn rebalance(section: &Section) -> Rebalance {
     Rebalance {
-        balance_existing: section.read_or("balance_existing", &Truth, false).value,
+        when: section.read_or("when", &REBALANCE_WHEN, RebalanceWhen::Ordered).value,
         per_minute: section.read_or("per_minute", &whole(1, 60_000), 60).value,
         min_idle: section.read_or("min_idle", &MIN_IDLE, Duration::from_secs(5)).value,
         tolerance_percent: section.read_or("tolerance_percent", &whole(1, 1000), 10).value,
@@ -239,6 +239,11 @@ const BALANCE: OneOf<Balance> = OneOf(&[
     ("round_robin", Balance::RoundRobin),
     ("random_two", Balance::RandomTwo),
     ("source_hash", Balance::SourceHash),
+]);
+const REBALANCE_WHEN: OneOf<RebalanceWhen> = OneOf(&[
+    ("after_outage", RebalanceWhen::AfterOutage),
+    ("always", RebalanceWhen::Always),
+    ("ordered", RebalanceWhen::Ordered),
 ]);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const CONNECT_TIMEOUT: Time = time(Duration::from_millis(10), Duration::from_secs(120));

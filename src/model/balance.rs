@@ -100,11 +100,14 @@ pub fn pick(policy: Balance, candidates: &[PickCandidate], turns: &mut Turns, dr
     picked.ok_or(NoPick::AllFull)
 }
 
+/// The share of a backend that takes its whole part of new flows.
+pub(crate) const WHOLE_SHARE: u32 = 1024;
+
 /// The share of a backend that came back, in 1/1024: grows linearly from a tenth, over `ramp_ns`.
 pub(crate) fn ramp(start_ns: u64, ramp_ns: u64, now_ns: u64) -> u32 {
     let passed = now_ns.saturating_sub(start_ns);
     if passed >= ramp_ns {
-        return 1024;
+        return WHOLE_SHARE;
     }
     let grown = u128::from(passed) * 922 / u128::from(ramp_ns);
     102 + grown as u32

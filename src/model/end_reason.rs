@@ -87,8 +87,8 @@ end_reasons! {
     BackendEjected "backend_ejected" Baton Rst "Baton found its backend dead.";
     DrainDeadline "drain_deadline" Baton Rst "Its backend was draining and drain_timeout passed.";
     IdleTimeout "idle_timeout" Baton Rst "No byte moved for idle_timeout.";
-    Rebalanced "rebalanced" Baton Fin "It was idle, and balance_existing ended it so that the client connects to \
-                                       another backend.";
+    Rebalanced "rebalanced" Baton Fin "It was quiet, and rebalancing ended it so that the client connects to a \
+                                       backend with fewer flows.";
     Shutdown "shutdown" Baton Rst "Baton stopped and stop_timeout passed.";
     Killed "killed" Operator Rst "An operator killed it.";
     EjectedByOperator "ejected_by_operator" Operator Rst "An operator ejected its backend.";

@@ -1,11 +1,14 @@
 //! Finds backends with more than their share of flows, and how many should move.
 
+pub(crate) mod outage;
+
 /// One backend as the plan sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BackendLoad {
     /// Backends that are not ready neither give nor take: their flows end by themselves or by other rules.
     pub ready: bool,
-    /// A backend with 0 takes no flows, so it neither gives nor takes here.
+    /// Its weight now, times [`balance::WHOLE_SHARE`](crate::model::balance::WHOLE_SHARE): slow start makes it smaller. A
+    /// backend with 0 takes no flows, so it neither gives nor takes here.
     pub weight: u32,
     pub flows: u32,
     pub max_connections: Option<u32>,
@@ -21,13 +24,15 @@ pub(crate) struct Excess {
 
 /// The flows to move so that no ready backend has more than `tolerance_percent` above its share of all flows on ready
 /// backends. Shares are by weight, and never above `max_connections`: the others get the rest of a full backend's
-/// share. A share is rounded up, so that one flow among three backends stays.
-pub(crate) fn plan(loads: &[BackendLoad], tolerance_percent: u32) -> Vec<Excess> {
+/// share. A share is rounded up, so that one flow among three backends stays. `returning` flows have just been moved, and
+/// their clients have not connected again yet.
+pub(crate) fn plan(loads: &[BackendLoad], returning: u32, tolerance_percent: u32) -> Vec<Excess> {
     let mut sharers: Vec<usize> = (0..loads.len()).filter(|index| takes_part(&loads[*index])).collect();
     if sharers.len() < 2 {
         return Vec::new();
     }
     let mut flows: u128 = sharers.iter().map(|index| u128::from(loads[*index].flows)).sum();
+    flows += u128::from(returning);
     let mut weights: u128 = sharers.iter().map(|index| u128::from(loads[*index].weight)).sum();
     // A backend that cannot hold its share drops out with all that it can hold; that raises the shares of the others.
     let capped = |index: &usize, flows: u128, weights: u128| {
@@ -90,7 +95,7 @@ mod tests {
     }
 
     fn moves(loads: &[BackendLoad], tolerance_percent: u32) -> Vec<(usize, u32)> {
-        plan(loads, tolerance_percent).iter().map(|excess| (excess.backend, excess.flows)).collect()
+        plan(loads, 0, tolerance_percent).iter().map(|excess| (excess.backend, excess.flows)).collect()
     }
 
     #[test]
@@ -128,6 +133,13 @@ mod tests {
     }
 
     #[test]
+    fn flows_whose_clients_are_about_to_return_are_counted() {
+        // Six of twenty have just been closed for the empty one: their clients are what it lacks.
+        assert_eq!(plan(&[ready(7), ready(7), ready(0)], 6, 0), []);
+        assert_eq!(plan(&[ready(7), ready(7), ready(0)], 0, 0).len(), 2);
+    }
+
+    #[test]
     fn an_allowance_is_even_and_does_not_pile_up() {
         let mut allowance = Allowance::new(0);
         let step_ns = 1_000_000_000;
@@ -150,7 +162,7 @@ mod tests {
                 BackendLoad { ready, weight, flows, max_connections: max.map(|max| max.max(flows)) }
             }).collect();
             let mut homeless = 0;
-            for excess in plan(&loads, tolerance_percent) {
+            for excess in plan(&loads, 0, tolerance_percent) {
                 prop_assert!(takes_part(&loads[excess.backend]));
                 loads[excess.backend].flows -= excess.flows;
                 homeless += excess.flows;
@@ -163,7 +175,7 @@ mod tests {
                 prop_assert!(new_process.is_some(), "a moved flow found no room");
                 new_process.unwrap().flows += 1;
             }
-            prop_assert_eq!(plan(&loads, tolerance_percent), []);
+            prop_assert_eq!(plan(&loads, 0, tolerance_percent), []);
         }
     }
 }

@@ -28,6 +28,7 @@ use crate::model::connect::{ClientSeen, ConnectMachine};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::{BackendId, FlowId};
 use crate::model::offload::Eligibility;
+use crate::sys::silence::unacknowledged;
 use crate::table::backend::BackendEntry;
 use crate::table::flows::FlowOrigin;
 use crate::table::offload::SocketlessHold;
@@ -318,6 +319,12 @@ impl Flow {
     /// Whether it holds bytes that were read and not yet delivered.
     pub(super) fn holds_bytes(&self) -> bool {
         matches!(&self.phase, Phase::Relaying(relaying) if relaying.up.is_blocked() || relaying.down.is_blocked())
+    }
+
+    /// Whether each end has acknowledged what it was sent.
+    pub(super) fn is_acknowledged(&self) -> bool {
+        let Phase::Relaying(relaying) = &self.phase else { return true };
+        [relaying.client.as_fd(), relaying.backend.as_fd()].iter().all(|leg| unacknowledged(leg).unwrap_or(0) == 0)
     }
 }
 

@@ -3,11 +3,13 @@ use crate::addr::{BackendAddr, ClientAddr, VipAddr};
 use crate::config::*;
 use crate::drain::Drain;
 use crate::model::balance::Preference;
+use crate::model::end_reason::EndReason;
 use crate::ports::AllPorts;
 use crate::ports::orders::{EndOrder, Selector};
 use crate::table::Table;
 use crate::table::backend::HealthView;
 use crate::table::flows::{Field, FlowKey, FlowOrigin, FlowPlace, FlowState, ShardWriter};
+use crate::table::journal::What;
 
 const S: u64 = 1_000_000_000;
 
@@ -44,13 +46,28 @@ impl Bench {
         backend.set_health(view);
     }
 
+    fn set_gone_since(&self, index: usize, since_ns: u64) {
+        let backend = self.backend(index);
+        let view = HealthView {
+            health_state: HealthState::Ejected,
+            cause: Cause::Refused,
+            since_ns,
+            ..(*backend.health()).clone()
+        };
+        backend.set_health(view);
+    }
+
     fn backend(&self, index: usize) -> Arc<BackendEntry> {
         self.table.registry.backends()[index].clone()
     }
 
     fn flow(&mut self, backend: &BackendEntry, last_byte_ns: u64) -> FlowKey {
+        self.flow_since(backend, 1, last_byte_ns)
+    }
+
+    fn flow_since(&mut self, backend: &BackendEntry, accepted_at_ns: u64, last_byte_ns: u64) -> FlowKey {
         let origin = FlowOrigin {
-            accepted_at_ns: 1,
+            accepted_at_ns,
             client: ClientAddr::new("192.0.2.1:5000".parse().unwrap()),
             vip: VipAddr::new("192.0.2.100:6443".parse().unwrap()),
             frontend: backend.frontend.id,
@@ -65,7 +82,7 @@ impl Bench {
 
     /// The flows that each backend should give away.
     fn excess(&self, now_ns: u64) -> Vec<(String, u32)> {
-        let moves = plan_frontend(&self.table.registry, &self.frontend, now_ns);
+        let moves = plan_frontend(&entries(&self.table.registry, &self.frontend), &self.frontend, 0, now_ns);
         moves.into_iter().map(|planned| (planned.backend, planned.excess)).collect()
     }
 
@@ -99,7 +116,7 @@ fn frontend(names: Vec<Arc<str>>) -> Frontend {
     };
     let base = frontend_by_default("apiserver");
     Frontend {
-        rebalance: Rebalance { balance_existing: true, tolerance_percent: 0, ..base.rebalance },
+        rebalance: Rebalance { when: RebalanceWhen::Always, tolerance_percent: 0, ..base.rebalance },
         backends: names.into_iter().map(backend).collect(),
         ..base
     }
@@ -112,7 +129,7 @@ fn config(frontend: Frontend) -> Arc<Config> {
 #[test]
 fn a_dry_run_names_what_is_too_much_even_if_rebalancing_is_off() {
     let mut bench = Bench::new(&[30, 30, 0]);
-    bench.frontend.rebalance.balance_existing = false;
+    bench.frontend.rebalance.when = RebalanceWhen::Ordered;
     let moves = plan(&bench.table.registry, &config(bench.frontend.clone()));
     let id = bench.backend(0).id;
     let (frontend, backend) = ("apiserver".into(), "cp0".into());
@@ -121,14 +138,15 @@ fn a_dry_run_names_what_is_too_much_even_if_rebalancing_is_off() {
 }
 
 #[test]
-fn nothing_moves_to_a_backend_that_is_not_ready_or_still_starts_slowly() {
+fn nothing_moves_to_a_backend_that_is_not_ready_and_little_to_one_that_starts_slowly() {
     let bench = Bench::new(&[30, 0]);
     assert_eq!(bench.excess(100 * S), [("cp0".into(), 15)]);
     bench.set_health_state(&bench.backend(1), HealthState::Draining);
     assert_eq!(bench.excess(100 * S), []);
     bench.set_health_state(&bench.backend(1), HealthState::Ready);
     bench.backend(1).set_ramp(90 * S, 30 * S);
-    assert_eq!(bench.excess(100 * S), []);
+    // A third of the time and a tenth from the start make 0.4 of its share.
+    assert_eq!(bench.excess(100 * S), [("cp0".into(), 8)]);
     assert_eq!(bench.excess(120 * S), [("cp0".into(), 15)]);
 }
 
@@ -175,9 +193,10 @@ async fn rebalancing_runs_until_the_instance_leaves() {
     let bench = Bench::new(&[20, 0]);
     let mut frontend = bench.frontend.clone();
     frontend.rebalance.per_minute = 60 * 60;
+    let (_orders, orders) = mpsc::channel(1);
     let (_config, seen) = watch::channel(config(frontend));
     let drain = Drain::default();
-    let task = tokio::spawn(run(bench.table.clone(), seen, drain.watch(), Arc::default()));
+    let task = tokio::spawn(run(bench.table.clone(), seen, drain.watch(), orders));
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     let first = loop {
         if let Some(order) = bench.table.orders.take(0) {
@@ -189,4 +208,66 @@ async fn rebalancing_runs_until_the_instance_leaves() {
     assert_eq!(bench.describe(first), ("cp0".into(), 1));
     drain.advance(LifePhase::Leaving);
     task.await.unwrap();
+}
+
+/// Which flows were ordered to end until `until_ns`, one look each quarter of a second, as a data plane that ends them all.
+async fn moved_until(bench: &mut Bench, mover: &mut Rebalancer, now_ns: &mut u64, until_ns: u64) -> Vec<u64> {
+    let mut moved = Vec::new();
+    while *now_ns < until_ns {
+        mover.step(&bench.table, &bench.frontend, *now_ns).await;
+        while let Some(order) = bench.table.orders.take(0) {
+            let Selector::Flow { id, key } = order.selector else { panic!("{order:?}") };
+            let flow = bench.table.flows.find(id).unwrap();
+            let backend = bench.table.registry.find_backend(flow.backend.unwrap()).unwrap();
+            backend.active.fetch_sub(1, Relaxed);
+            bench.writer.remove(&bench.table.flows, key);
+            moved.push(flow.origin.accepted_at_ns / S);
+        }
+        *now_ns += S / 4;
+    }
+    moved
+}
+
+#[tokio::test]
+async fn after_an_outage_flows_that_began_in_it_move_and_older_ones_stay() {
+    let mut bench = Bench::new(&[4, 4, 0]);
+    bench.frontend.rebalance.when = RebalanceWhen::AfterOutage;
+    let (mut mover, mut now_ns) = (Rebalancer::new(0), 100 * S);
+    assert_eq!(moved_until(&mut bench, &mut mover, &mut now_ns, 110 * S).await, [0; 0], "an old skew stays");
+
+    bench.set_gone_since(2, 110 * S);
+    now_ns = 111 * S;
+    assert_eq!(moved_until(&mut bench, &mut mover, &mut now_ns, 120 * S).await, [0; 0]);
+    let first = bench.backend(0);
+    for second in 111..=114 {
+        bench.flow_since(&first, second * S, 112 * S);
+    }
+    bench.set_health_state(&bench.backend(2), HealthState::Ready);
+    let moved = moved_until(&mut bench, &mut mover, &mut now_ns, 130 * S).await;
+    // Eight of twelve: four more than its share, and the other backend's four are all older.
+    assert_eq!(moved.len(), 4, "{moved:?}");
+    assert!(moved.iter().all(|began| *began >= 111), "{moved:?}");
+}
+
+#[tokio::test]
+async fn by_order_flows_move_at_once_and_the_result_says_what_stays() {
+    let mut bench = Bench::new(&[6, 0]);
+    bench.frontend.rebalance.when = RebalanceWhen::Ordered;
+    let (mut mover, now_ns) = (Rebalancer::new(0), 100 * S);
+    assert!(mover.step(&bench.table, &bench.frontend, now_ns).await.is_none());
+    assert_eq!(bench.table.orders.take(0).map(|order| order.reason), None);
+    mover.order(now_ns);
+    let mut asked = 0;
+    let mut done = None;
+    for step in 0..400 {
+        done = mover.step(&bench.table, &bench.frontend, now_ns + step * S / 4).await;
+        asked += std::iter::from_fn(|| bench.table.orders.take(0)).count();
+        if done.is_some() {
+            break;
+        }
+    }
+    // Nobody ends them: they are asked again and again, and then told.
+    let done = done.expect("it ends");
+    assert!(asked > 6, "{asked}");
+    assert_eq!((done.moved, done.left.len(), done.left[0].excess, done.took), (0, 1, 3, Duration::from_secs(45)));
 }

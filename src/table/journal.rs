@@ -135,6 +135,11 @@ pub enum What {
         frontend: String,
         moves: usize,
     },
+    /// These have moved since, after an outage or by an operator's order.
+    Rebalanced {
+        frontend: String,
+        flows: usize,
+    },
     UpgradeBegun {
         binary: String,
         #[serde(default)]

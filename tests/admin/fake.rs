@@ -9,7 +9,8 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use baton::addr::{BackendAddr, ClientAddr, VipAddr};
 use baton::admin::control::{
-    ConfigState, Control, LastReload, OrderRefused, Ordering, PlannedMove, ReloadRefused, Reloading,
+    ConfigState, Control, LastReload, OrderRefused, Ordering, PlannedMove, RebalanceDone, RebalancePlan, Rebalancing,
+    ReloadRefused, Reloading,
 };
 use baton::admin::doors::Doors;
 use baton::admin::evacuate::{Evacuating, EvacuationCheck, EvacuationFailed, EvacuationRequest};
@@ -87,14 +88,16 @@ impl Control for FakeControl {
         ConfigState { path: PathBuf::from("/etc/baton/baton.toml"), last_reload }
     }
 
-    fn rebalance_plan(&self) -> Vec<PlannedMove> {
+    fn rebalance_plan(&self) -> RebalancePlan {
         let (frontend, backend) = ("apiserver".to_owned(), "cp1".to_owned());
-        vec![PlannedMove { frontend, backend, flows: 6, fair_share: 4, moves: 2 }]
+        let moves = vec![PlannedMove { frontend, backend, flows: 6, fair_share: 4, moves: 2 }];
+        RebalancePlan { moves, ..RebalancePlan::default() }
     }
 
-    fn rebalance(&self) -> Vec<PlannedMove> {
+    fn rebalance(&self) -> Rebalancing {
         *self.rebalanced.lock().unwrap() += 1;
-        self.rebalance_plan()
+        let (frontend, left) = ("apiserver".to_owned(), self.rebalance_plan().moves);
+        Box::pin(async { Ok(vec![RebalanceDone { frontend, moved: 1, left, took_ms: 1200 }]) })
     }
 
     fn upgrade(&self, _: UpgradeRequest) -> Result<Upgrading, UpgradeFailed> {

@@ -150,8 +150,9 @@ async fn reload_and_rebalance_pass_on_what_the_control_says() {
     let words = "the configuration has 2 errors and changed nothing:\nbaton.toml:3: a\nbaton.toml:4: b";
     assert_eq!(refused.to_string(), words);
     let plan: Rebalance = ask(&instance, Command::Rebalance { dry_run: true }).await.unwrap();
-    assert_eq!((plan.moves[0].moves, *instance.control.rebalanced.lock().unwrap()), (2, 0));
-    let _: Rebalance = ask(&instance, Command::Rebalance { dry_run: false }).await.unwrap();
+    assert_eq!((plan.plan.moves[0].moves, *instance.control.rebalanced.lock().unwrap()), (2, 0));
+    let done: Rebalance = ask(&instance, Command::Rebalance { dry_run: false }).await.unwrap();
+    assert_eq!((plan.done.len(), done.done[0].moved, done.done[0].left.len()), (0, 1, 1));
     assert_eq!(*instance.control.rebalanced.lock().unwrap(), 1);
 }
 

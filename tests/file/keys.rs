@@ -76,7 +76,7 @@ const PROOFS: [(&str, &str); 29] = [
     ),
     (
         REBALANCE,
-        "frontend.rebalance.balance_existing frontend.rebalance.per_minute frontend.rebalance.min_idle \
+        "frontend.rebalance.when frontend.rebalance.per_minute frontend.rebalance.min_idle \
          frontend.rebalance.tolerance_percent",
     ),
     (

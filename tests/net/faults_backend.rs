@@ -1,7 +1,7 @@
 //! The fault matrix where a backend fails: rows 1 to 7, 10, 11 and 31.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use crate::lab::*;
 
@@ -461,13 +461,80 @@ fn row31_a_backend_that_returns_starts_slowly_and_the_skew_can_be_seen() {
     baton.rests();
 }
 
+/// Ten flows on b1 and b2, then b1 goes, and ten more begin on b2. Then b1 is back. `moves` is called with b1 ready, while
+/// each client that hears FIN connects again.
+fn b1_goes_and_returns(name: &str, when: &str, moves: impl FnOnce(&Baton) + Send) {
+    let Some(lab) = Lab::new(name) else { return };
+    let b1 = lab.b1.serve(Behaviour::Echo);
+    let _b2 = lab.b2.serve(Behaviour::Echo);
+    let baton = lab.start(&lab.config().only(&["b1", "b2"]).rebalance("when", when));
+    let connect = || lab.client.connect(lab.lb.v4(6443));
+    let before: Vec<_> = (0..10).map(|_| connect()).collect();
+    eventually(LONG, "five flows on b1", || baton.flows_of("b1") == 5);
+    drop(b1);
+    baton.wait_health("b1", "ejected", LONG);
+    let mut older: Vec<_> =
+        before.into_iter().filter_map(|mut conn| (conn.end(ms(1)) == End::Open).then_some(conn)).collect();
+    let mut younger: Vec<_> = (0..10).map(|_| connect()).collect();
+    eventually(LONG, "all flows on b2", || baton.flows_of("b2") == 15 && baton.flows_of("b1") == 0);
+    assert_eq!(older.len(), 5, "those of b1 were reset");
+
+    let _b1 = lab.b1.serve(Behaviour::Echo);
+    baton.wait_health("b1", "ready", LONG);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let clients = scope.spawn(|| {
+            let mut again = 0;
+            while !done.load(SeqCst) {
+                for conn in older.iter_mut().chain(&mut younger) {
+                    if conn.end(ms(1)) == End::Fin {
+                        (*conn, again) = (connect(), again + 1);
+                    }
+                }
+            }
+            again
+        });
+        moves(&baton);
+        done.store(true, SeqCst);
+        assert_eq!(clients.join().unwrap(), 7, "no client moves twice");
+    });
+    assert_eq!((baton.flows_of("b1"), baton.flows_of("b2")), (7, 8));
+    if when == "after_outage" {
+        older.iter_mut().for_each(|conn| conn.echo(1, 100));
+    }
+    drop((older, younger));
+    baton.rests();
+}
+
+#[test]
+fn row31_after_an_outage_flows_that_began_in_it_are_spread_and_older_ones_stay() {
+    b1_goes_and_returns("row31 after", "after_outage", |baton| {
+        eventually(LONG, "seven flows on b1", || baton.flows_of("b1") == 7);
+        eventually(LONG, "it is told", || !baton.events_of("rebalance_planned").is_empty());
+        wait::throughout(ms(1500), "no more than that", || baton.flows_of("b1") <= 7);
+        assert_eq!(baton.ended().get("rebalanced"), Some(&7));
+    });
+}
+
+#[test]
+fn row31_an_ordered_rebalance_says_how_many_flows_moved() {
+    b1_goes_and_returns("row31 order", "ordered", |baton| {
+        wait::throughout(ms(1500), "nobody asked for it", || baton.flows_of("b1") == 0);
+        let said = baton.order(&["rebalance"]);
+        assert!(said.contains("7 of 7 flows moved in "), "{said}");
+        eventually(LONG, "seven flows on b1", || baton.flows_of("b1") == 7);
+        let again = baton.order(&["rebalance"]);
+        assert!(again.contains("balanced: no backend has more than its share"), "{again}");
+    });
+}
+
 #[test]
 fn row31_after_a_return_the_excess_is_moved_at_a_pace_and_only_from_idle_flows() {
     let Some(lab) = Lab::new("row31") else { return };
     let b1 = lab.b1.serve(Behaviour::Echo);
     let _b2 = lab.b2.serve(Behaviour::Echo);
     let config = lab.config().only(&["b1", "b2"]);
-    let config = config.rebalance("balance_existing", true).rebalance("per_minute", 600).rebalance("min_idle", "500ms");
+    let config = config.rebalance("when", "always").rebalance("per_minute", 600).rebalance("min_idle", "500ms");
     let baton = lab.start(&config);
     drop(b1);
     baton.wait_health("b1", "ejected", LONG);
@@ -479,18 +546,18 @@ fn row31_after_a_return_the_excess_is_moved_at_a_pace_and_only_from_idle_flows()
     baton.wait_health("b1", "ready", LONG);
     let plan = baton.order(&["rebalance", "--dry-run"]);
     println!("row 31: the plan: {}", plan.lines().collect::<Vec<_>>().join("; "));
-    let done = std::sync::atomic::AtomicBool::new(false);
+    let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let talking = scope.spawn(|| {
             let mut rounds = 0;
-            while !done.load(std::sync::atomic::Ordering::SeqCst) {
+            while !done.load(SeqCst) {
                 busy.echo(rounds, 1000);
                 rounds += 1;
             }
             rounds
         });
         eventually(LONG, "flows were moved", || baton.ended().get("rebalanced").is_some_and(|moved| *moved >= 5));
-        done.store(true, std::sync::atomic::Ordering::SeqCst);
+        done.store(true, SeqCst);
         println!("row 31: meanwhile a busy flow made {} round trips", talking.join().unwrap());
     });
     let moved = idle.iter_mut().map(|conn| conn.end(ms(1))).filter(|end| *end == End::Fin).count();

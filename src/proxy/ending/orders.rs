@@ -52,7 +52,7 @@ pub(in crate::proxy) fn end_due(cx: &WorkerContext, watch: &mut FlowWatch, flow:
     let Some(pending) = flow.pending_end else { return FlowVerdict::Keep };
     if let Some(idle) = pending.only_idle_for {
         let quiet_ns = cx.now_ns().saturating_sub(cx.last_byte_ns(flow));
-        if flow.holds_bytes() || flow.is_closing() || quiet_ns < idle.as_nanos() as u64 {
+        if flow.holds_bytes() || !flow.is_acknowledged() || flow.is_closing() || quiet_ns < idle.as_nanos() as u64 {
             flow.pending_end = None;
             cx.show_state(flow);
             return FlowVerdict::Keep;

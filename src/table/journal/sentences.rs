@@ -153,6 +153,10 @@ impl What {
                 let flows = plural(*moves as u64, "flow");
                 say!(Plain, { frontend, moves }, "{frontend}: Baton moves {flows} to backends with fewer flows")
             }
+            Self::Rebalanced { frontend, flows } => {
+                let number = plural(*flows as u64, "flow");
+                say!(Good, { frontend, flows }, "{frontend}: Baton has moved {number} to backends with fewer flows")
+            }
             Self::UpgradeBegun { binary, config } => {
                 say!(Plain, { binary, config }, "Baton begins an upgrade to {binary} with {config}")
             }

@@ -129,7 +129,7 @@ fn row31_after_a_return_the_excess_of_offloaded_flows_is_moved_and_only_from_idl
     let b1 = lab.b1.serve(Behaviour::Echo);
     let _b2 = lab.b2.serve(Behaviour::Echo);
     let config = scene.config().only(&["b1", "b2"]);
-    let config = config.rebalance("balance_existing", true).rebalance("per_minute", 600).rebalance("min_idle", "500ms");
+    let config = config.rebalance("when", "always").rebalance("per_minute", 600).rebalance("min_idle", "500ms");
     let baton = lab.start(&config);
     drop(b1);
     baton.wait_health("b1", "ejected", LONG);

@@ -118,13 +118,13 @@ fn rebalancing_follows_a_reload() {
     let mut conns: Vec<_> = (0..10).map(|_| it.connect()).collect();
     conns.iter_mut().for_each(|conn| conn.echo(1, 10));
     assert_eq!(it.baton.flows_of("b1"), 10);
-    let on = it.config.clone().of_backend("b2", "weight", 1).rebalance("balance_existing", true);
+    let on = it.config.clone().of_backend("b2", "weight", 1).rebalance("when", "always");
     let on = on.rebalance("min_idle", "100ms").rebalance("per_minute", 6000);
     let stays = |config: &Config, why: &str| {
         it.reload(config);
         wait::throughout(ms(1200), why, || it.ended("rebalanced") == 0);
     };
-    stays(&on.clone().rebalance("balance_existing", false), "nobody wants it");
+    stays(&on.clone().rebalance("when", "ordered"), "nobody wants it");
     stays(&on.clone().rebalance("tolerance_percent", 1000), "the excess is tolerated");
     stays(&on.clone().rebalance("min_idle", "1h"), "none is idle for long enough");
     it.reload(&on.clone().rebalance("per_minute", 1));

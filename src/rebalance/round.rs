@@ -1,0 +1,370 @@
+//! A frontend's moves: which flows, when, and how many at a time.
+
+use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::{Move, RebalanceParts, Rebalanced, entries, has_whole_share, is_ready, plan_frontend};
+use crate::config::{Frontend, RebalanceWhen};
+use crate::model::end_reason::EndReason;
+use crate::model::health::Cause;
+use crate::model::ids::{BackendId, FlowId};
+use crate::model::rebalance::Allowance;
+use crate::model::rebalance::outage::{BackendSeen, Outage};
+use crate::table::flows::{FlowTable, FlowView};
+use crate::table::journal::What;
+
+/// Limit for the list of flows that were asked to end and were not idle after all: asking them first again would delay
+/// the others. Beyond it the list is cleared.
+const REFUSALS_KEPT: usize = 10_000;
+/// A flow that is still there after this time has not been quiet.
+const REFUSED_AFTER_NS: u64 = 1_000_000_000;
+/// Time in which a client connects again, and no backend has its flow.
+const RETURNS_WITHIN_NS: u64 = 5_000_000_000;
+/// Limit for an operator's wait.
+const ORDER_LIMIT: Duration = Duration::from_secs(45);
+/// After an outage, and by order, what is too much moves within about this time.
+const SPREAD_WITHIN_S: u32 = 20;
+const PER_SECOND_MIN: u32 = 5;
+/// How long a flow must be quiet to be moved after an outage or by order, from this time on.
+const BOLDNESS: [(Duration, Duration); 5] = [
+    (Duration::from_secs(35), Duration::from_millis(10)),
+    (Duration::from_secs(25), Duration::from_millis(20)),
+    (Duration::from_secs(15), Duration::from_millis(50)),
+    (Duration::from_secs(5), Duration::from_millis(100)),
+    (Duration::ZERO, Duration::from_millis(200)),
+];
+
+/// The flows that may move now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Goal {
+    None,
+    /// All, at the configured pace.
+    Always,
+    /// Those that began since then.
+    AfterOutage {
+        since_ns: u64,
+    },
+    /// All: an operator waits for it.
+    Ordered,
+}
+
+/// The state of one frontend between steps.
+#[derive(Debug)]
+pub(super) struct Rebalancer {
+    allowance: Allowance,
+    outage: Outage,
+    ordered_at_ns: Option<u64>,
+    goal: Goal,
+    /// Since when some backend has had too many; `None` while all are even.
+    uneven_since_ns: Option<u64>,
+    /// Flows that should have moved at that time.
+    planned: u32,
+    asked: HashMap<FlowId, Asked>,
+    refused: HashSet<FlowId>,
+    /// Flows that have moved for this goal, in all and by client: no client is moved more often than it has flows.
+    moved: u32,
+    moved_of: HashMap<IpAddr, u32>,
+    /// When the last ones moved.
+    returning: VecDeque<u64>,
+}
+
+/// A flow that its worker was asked to end.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    at_ns: u64,
+    client: IpAddr,
+    backend: BackendId,
+}
+
+impl Rebalancer {
+    pub(super) fn new(now_ns: u64) -> Self {
+        Self {
+            allowance: Allowance::new(now_ns),
+            outage: Outage::None,
+            ordered_at_ns: None,
+            goal: Goal::None,
+            uneven_since_ns: None,
+            planned: 0,
+            asked: HashMap::new(),
+            refused: HashSet::new(),
+            moved: 0,
+            moved_of: HashMap::new(),
+            returning: VecDeque::new(),
+        }
+    }
+
+    /// Moves everything that is too much once, as soon as it is quiet.
+    pub(super) fn order(&mut self, now_ns: u64) {
+        self.ordered_at_ns = Some(now_ns);
+    }
+
+    pub(super) fn is_ordered(&self) -> bool {
+        self.ordered_at_ns.is_some()
+    }
+
+    /// Whether it should be looked at again soon.
+    pub(super) fn is_moving(&self) -> bool {
+        matches!(self.goal, Goal::AfterOutage { .. } | Goal::Ordered)
+            && (self.uneven_since_ns.is_some() || !self.asked.is_empty() || self.is_ordered())
+    }
+
+    /// Looks at all backends and asks flows to end. Returns what an order has come to once that is done.
+    pub(super) async fn step(
+        &mut self,
+        table: &RebalanceParts,
+        frontend: &Frontend,
+        now_ns: u64,
+    ) -> Option<Rebalanced> {
+        let backends = entries(&table.registry, frontend);
+        let seen = backends.iter().filter(|entry| entry.weight() > 0).map(|entry| BackendSeen {
+            ready: is_ready(entry),
+            probed: entry.health().cause != Cause::NotProbed,
+            since_ns: entry.health().since_ns,
+            has_whole_share: has_whole_share(entry, now_ns),
+        });
+        let seen: Vec<_> = seen.collect();
+        self.outage = self.outage.observe(&seen, now_ns);
+        self.pursue(self.goal(frontend), table, frontend);
+        while self.returning.front().is_some_and(|at_ns| now_ns >= at_ns + RETURNS_WITHIN_NS) {
+            self.returning.pop_front();
+        }
+        let mut moves = match self.goal {
+            Goal::None => Vec::new(),
+            _ => plan_frontend(&backends, frontend, self.returning.len() as u32, now_ns),
+        };
+        self.note(&moves, table, frontend, now_ns);
+        let left = moves.clone();
+        if !moves.is_empty() || !self.asked.is_empty() {
+            self.move_some(&mut moves, table, frontend, now_ns).await;
+        }
+        let grows = seen.iter().any(|backend| backend.ready && !backend.has_whole_share);
+        let is_even = left.is_empty() && self.asked.is_empty() && !grows;
+        let ordered_at_ns = self.ordered_at_ns?;
+        let took = Duration::from_nanos(now_ns.saturating_sub(ordered_at_ns));
+        if !is_even && took < ORDER_LIMIT {
+            return None;
+        }
+        self.ordered_at_ns = None;
+        Some(Rebalanced { frontend: frontend.name.to_string(), moved: self.moved, left, took })
+    }
+
+    fn goal(&self, frontend: &Frontend) -> Goal {
+        let when = frontend.rebalance.when;
+        match self.outage.since_ns() {
+            _ if self.is_ordered() => Goal::Ordered,
+            _ if when == RebalanceWhen::Always => Goal::Always,
+            Some(since_ns) if when == RebalanceWhen::AfterOutage => Goal::AfterOutage { since_ns },
+            _ => Goal::None,
+        }
+    }
+
+    /// Goes over to `goal`.
+    fn pursue(&mut self, goal: Goal, table: &RebalanceParts, frontend: &Frontend) {
+        let is_same = std::mem::discriminant(&goal) == std::mem::discriminant(&self.goal);
+        if !is_same {
+            if self.moved > 0 && self.goal != Goal::Always {
+                let (frontend, flows) = (frontend.name.to_string(), self.moved as usize);
+                table.journal.record(What::Rebalanced { frontend, flows });
+            }
+            (self.moved, self.uneven_since_ns) = (0, None);
+            self.moved_of.clear();
+            self.asked.clear();
+            self.refused.clear();
+        }
+        self.goal = goal;
+    }
+
+    /// Notes whether the backends are even.
+    fn note(&mut self, moves: &[Move], table: &RebalanceParts, frontend: &Frontend, now_ns: u64) {
+        let excess = moves.iter().map(|planned| planned.excess).sum();
+        if moves.is_empty() {
+            self.uneven_since_ns = None;
+        } else if self.uneven_since_ns.is_none() {
+            self.uneven_since_ns = Some(now_ns);
+            self.planned = excess;
+            let (frontend, moves) = (frontend.name.to_string(), excess as usize);
+            table.journal.record(What::RebalancePlanned { frontend, moves });
+        }
+        // While shares grow, so does what has to move.
+        self.planned = self.planned.max(excess);
+        if moves.is_empty() || self.refused.len() > REFUSALS_KEPT {
+            self.refused.clear();
+        }
+    }
+
+    async fn move_some(&mut self, moves: &mut [Move], table: &RebalanceParts, frontend: &Frontend, now_ns: u64) {
+        let allowed = self.allowance.take(self.per_minute(frontend), now_ns);
+        for planned in moves.iter_mut() {
+            let under_way = self.asked.values().filter(|asked| asked.backend == planned.id).count() as u32;
+            planned.excess = planned.excess.saturating_sub(under_way);
+        }
+        let quiet = self.quiet(frontend, now_ns);
+        let search = Search {
+            moves: moves.to_vec(),
+            most: allowed,
+            quiet_since_ns: now_ns.saturating_sub(quiet.as_nanos() as u64),
+            began_since_ns: if let Goal::AfterOutage { since_ns } = self.goal { since_ns } else { 0 },
+            asked: std::mem::take(&mut self.asked),
+            refused: std::mem::take(&mut self.refused),
+            moved_of: std::mem::take(&mut self.moved_of),
+            is_once: self.goal != Goal::Always,
+        };
+        let flows = table.flows.clone();
+        // A walk over a million flows takes milliseconds, for which this runtime must not wait.
+        let found = match tokio::task::spawn_blocking(move || search.look(&flows)).await {
+            Ok(found) => found,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime is shutting down.
+                Err(_) => return,
+            },
+        };
+        let Found { search, picked, still_there } = found;
+        (self.refused, self.moved_of) = (search.refused, search.moved_of);
+        for (id, asked) in search.asked {
+            if !still_there.contains(&id) {
+                self.moved += 1;
+                *self.moved_of.entry(asked.client).or_default() += 1;
+                self.returning.push_back(now_ns);
+            } else if now_ns < asked.at_ns + REFUSED_AFTER_NS {
+                self.asked.insert(id, asked);
+            } else if self.goal == Goal::Always {
+                self.refused.insert(id);
+            }
+        }
+        for flow in picked {
+            let Some(backend) = flow.backend else { continue };
+            self.asked.insert(flow.id, Asked { at_ns: now_ns, client: client_of(&flow), backend });
+            // The worker checks again: a byte may have come since.
+            table.orders.end_flow(flow.ticket(), EndReason::Rebalanced, Some(quiet));
+        }
+    }
+
+    fn per_minute(&self, frontend: &Frontend) -> u32 {
+        let configured = frontend.rebalance.per_minute;
+        match self.goal {
+            Goal::Always | Goal::None => configured,
+            _ => configured.max(60 * PER_SECOND_MIN.max(self.planned / SPREAD_WITHIN_S)),
+        }
+    }
+
+    /// How long a flow must be quiet now.
+    fn quiet(&self, frontend: &Frontend, now_ns: u64) -> Duration {
+        let uneven_for = Duration::from_nanos(now_ns.saturating_sub(self.uneven_since_ns.unwrap_or(now_ns)));
+        let bold = BOLDNESS.iter().find(|(after, _)| uneven_for >= *after).map_or(Duration::ZERO, |(_, quiet)| *quiet);
+        match self.goal {
+            Goal::Always | Goal::None => frontend.rebalance.min_idle,
+            _ => bold.min(frontend.rebalance.min_idle),
+        }
+    }
+}
+
+/// One walk over all flows.
+#[derive(Debug)]
+struct Search {
+    moves: Vec<Move>,
+    /// Limit for all backends together.
+    most: u32,
+    /// Only flows without a byte since then, and only those that began since then.
+    quiet_since_ns: u64,
+    began_since_ns: u64,
+    asked: HashMap<FlowId, Asked>,
+    refused: HashSet<FlowId>,
+    moved_of: HashMap<IpAddr, u32>,
+    /// Whether a client moves once at most for each of its flows.
+    is_once: bool,
+}
+
+#[derive(Debug)]
+struct Found {
+    search: Search,
+    /// Longest quiet first.
+    picked: Vec<FlowView>,
+    /// Those of `asked` that have not ended.
+    still_there: HashSet<FlowId>,
+}
+
+impl Search {
+    fn look(self, flows: &FlowTable) -> Found {
+        let cap = |excess: u32| excess.min(self.most) as usize;
+        let mut quiet: HashMap<BackendId, (usize, BinaryHeap<Quiet>)> =
+            self.moves.iter().map(|planned| (planned.id, (cap(planned.excess), BinaryHeap::new()))).collect();
+        let flows_of = self.flows_of_moved(flows);
+        let mut still_there = HashSet::new();
+        for flow in flows.iter() {
+            if self.asked.contains_key(&flow.id) {
+                still_there.insert(flow.id);
+                continue;
+            }
+            let Some((cap, heap)) = flow.backend.and_then(|id| quiet.get_mut(&id)) else { continue };
+            if self.may_move(&flow, &flows_of) {
+                heap.push(Quiet(flow));
+                if heap.len() > *cap {
+                    heap.pop();
+                }
+            }
+        }
+        let mut picked: Vec<_> = quiet.into_values().flat_map(|(_, heap)| heap.into_iter()).collect();
+        picked.sort_unstable();
+        let picked = picked.into_iter().take(self.most as usize).map(|quiet| quiet.0).collect();
+        Found { search: self, picked, still_there }
+    }
+
+    /// Number of flows of each client that has moved.
+    fn flows_of_moved(&self, flows: &FlowTable) -> HashMap<IpAddr, u32> {
+        let mut flows_of = HashMap::new();
+        if !self.moved_of.is_empty() {
+            let clients = flows.iter().map(|flow| client_of(&flow));
+            clients
+                .filter(|client| self.moved_of.contains_key(client))
+                .for_each(|client| *flows_of.entry(client).or_default() += 1);
+        }
+        flows_of
+    }
+
+    fn may_move(&self, flow: &FlowView, flows_of: &HashMap<IpAddr, u32>) -> bool {
+        let client = client_of(flow);
+        let moved = self.moved_of.get(&client).copied().unwrap_or(0);
+        flow.state.is_served()
+            && !flow.ending
+            && flow.last_byte_ns() <= self.quiet_since_ns
+            && flow.origin.accepted_at_ns >= self.began_since_ns
+            && !self.refused.contains(&flow.id)
+            && (!self.is_once || moved == 0 || moved < flows_of.get(&client).copied().unwrap_or(0))
+    }
+}
+
+fn client_of(flow: &FlowView) -> IpAddr {
+    flow.origin.client.socket_addr().ip()
+}
+
+/// Ordered by the last byte: the greatest was quiet for the shortest time.
+#[derive(Debug)]
+struct Quiet(FlowView);
+
+impl Quiet {
+    fn key(&self) -> (u64, FlowId) {
+        (self.0.last_byte_ns(), self.0.id)
+    }
+}
+
+impl PartialEq for Quiet {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Quiet {}
+
+impl PartialOrd for Quiet {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Quiet {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}

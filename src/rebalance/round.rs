@@ -60,7 +60,7 @@ pub(super) struct Rebalancer {
     uneven_since_ns: Option<u64>,
     /// Flows that should have moved at that time.
     planned: u32,
-    asked: HashMap<FlowId, Asked>,
+    asked: HashMap<FlowId, AskedFlow>,
     refused: HashSet<FlowId>,
     /// Flows that have moved for this goal, in all and by client: no client is moved more often than it has flows.
     moved: u32,
@@ -71,7 +71,7 @@ pub(super) struct Rebalancer {
 
 /// A flow that its worker was asked to end.
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct AskedFlow {
     at_ns: u64,
     client: IpAddr,
     backend: BackendId,
@@ -200,7 +200,7 @@ impl Rebalancer {
             planned.excess = planned.excess.saturating_sub(under_way);
         }
         let quiet = self.quiet(frontend, now_ns);
-        let search = Search {
+        let search = QuietSearch {
             moves: moves.to_vec(),
             most: allowed,
             quiet_since_ns: now_ns.saturating_sub(quiet.as_nanos() as u64),
@@ -220,7 +220,7 @@ impl Rebalancer {
                 Err(_) => return,
             },
         };
-        let Found { search, picked, still_there } = found;
+        let FoundFlows { search, picked, still_there } = found;
         (self.refused, self.moved_of) = (search.refused, search.moved_of);
         for (id, asked) in search.asked {
             if !still_there.contains(&id) {
@@ -235,7 +235,7 @@ impl Rebalancer {
         }
         for flow in picked {
             let Some(backend) = flow.backend else { continue };
-            self.asked.insert(flow.id, Asked { at_ns: now_ns, client: client_of(&flow), backend });
+            self.asked.insert(flow.id, AskedFlow { at_ns: now_ns, client: client_of(&flow), backend });
             // The worker checks again: a byte may have come since.
             table.orders.end_flow(flow.ticket(), EndReason::Rebalanced, Some(quiet));
         }
@@ -262,14 +262,14 @@ impl Rebalancer {
 
 /// One walk over all flows.
 #[derive(Debug)]
-struct Search {
+struct QuietSearch {
     moves: Vec<Move>,
     /// Limit for all backends together.
     most: u32,
     /// Only flows without a byte since then, and only those that began since then.
     quiet_since_ns: u64,
     began_since_ns: u64,
-    asked: HashMap<FlowId, Asked>,
+    asked: HashMap<FlowId, AskedFlow>,
     refused: HashSet<FlowId>,
     moved_of: HashMap<IpAddr, u32>,
     /// Whether a client moves once at most for each of its flows.
@@ -277,18 +277,18 @@ struct Search {
 }
 
 #[derive(Debug)]
-struct Found {
-    search: Search,
+struct FoundFlows {
+    search: QuietSearch,
     /// Longest quiet first.
     picked: Vec<FlowView>,
     /// Those of `asked` that have not ended.
     still_there: HashSet<FlowId>,
 }
 
-impl Search {
-    fn look(self, flows: &FlowTable) -> Found {
+impl QuietSearch {
+    fn look(self, flows: &FlowTable) -> FoundFlows {
         let cap = |excess: u32| excess.min(self.most) as usize;
-        let mut quiet: HashMap<BackendId, (usize, BinaryHeap<Quiet>)> =
+        let mut quiet: HashMap<BackendId, (usize, BinaryHeap<QuietFlow>)> =
             self.moves.iter().map(|planned| (planned.id, (cap(planned.excess), BinaryHeap::new()))).collect();
         let flows_of = self.flows_of_moved(flows);
         let mut still_there = HashSet::new();
@@ -299,7 +299,7 @@ impl Search {
             }
             let Some((cap, heap)) = flow.backend.and_then(|id| quiet.get_mut(&id)) else { continue };
             if self.may_move(&flow, &flows_of) {
-                heap.push(Quiet(flow));
+                heap.push(QuietFlow(flow));
                 if heap.len() > *cap {
                     heap.pop();
                 }
@@ -308,7 +308,7 @@ impl Search {
         let mut picked: Vec<_> = quiet.into_values().flat_map(|(_, heap)| heap.into_iter()).collect();
         picked.sort_unstable();
         let picked = picked.into_iter().take(self.most as usize).map(|quiet| quiet.0).collect();
-        Found { search: self, picked, still_there }
+        FoundFlows { search: self, picked, still_there }
     }
 
     /// Number of flows of each client that has moved.
@@ -341,29 +341,29 @@ fn client_of(flow: &FlowView) -> IpAddr {
 
 /// Ordered by the last byte: the greatest was quiet for the shortest time.
 #[derive(Debug)]
-struct Quiet(FlowView);
+struct QuietFlow(FlowView);
 
-impl Quiet {
+impl QuietFlow {
     fn key(&self) -> (u64, FlowId) {
         (self.0.last_byte_ns(), self.0.id)
     }
 }
 
-impl PartialEq for Quiet {
+impl PartialEq for QuietFlow {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key()
     }
 }
 
-impl Eq for Quiet {}
+impl Eq for QuietFlow {}
 
-impl PartialOrd for Quiet {
+impl PartialOrd for QuietFlow {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Quiet {
+impl Ord for QuietFlow {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.key().cmp(&other.key())
     }

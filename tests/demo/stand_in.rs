@@ -37,6 +37,7 @@ impl Scene {
             certs: self.certs(flaw),
             watch_period,
             shutdown_delay: Duration::from_millis(300),
+            space: None,
         };
         StandInProcess::start(recipe, "127.0.0.1:0".parse().unwrap(), None).await.unwrap()
     }

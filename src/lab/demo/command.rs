@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::fleet::layout::FleetLayout;
+use super::fleet::{FleetError, FleetPlan};
 use super::live::LiveError;
 use super::stage::{DemoStage, StageError};
 use super::tour::TourError;
-use super::{guard, live, log, tour};
+use super::{fleet, guard, live, log, tour};
 use crate::lab::pause::pause;
 use crate::model::duration;
 
@@ -26,12 +28,18 @@ pub(crate) struct DemoArgs {
     /// Causes every fault by itself, prints a table at the end, and exits with 1 if a client waited too long.
     #[arg(long)]
     pub tour: bool,
+    /// Shows hosts with network namespaces of their own, and a VIP that Baton moves between them; needs root.
+    #[arg(long, conflicts_with_all = ["http", "guard"])]
+    pub fleet: bool,
+    /// Where the balancers of --fleet run.
+    #[arg(long, requires = "fleet", value_enum, default_value_t)]
+    pub layout: FleetLayout,
     /// Address of the status page; if its port is in use, the next free port.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9470")]
     pub http: SocketAddr,
-    /// Number of kubelet-like clients.
-    #[arg(long, value_name = "COUNT", default_value_t = 6, value_parser = clap::value_parser!(u16).range(1..=1000))]
-    pub kubelets: u16,
+    /// Number of kubelet-like clients [default: 6; 12 with --fleet].
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub kubelets: Option<u16>,
     /// Cleans up after a demo.
     #[arg(long, hide = true, value_name = "DIR")]
     pub guard: Option<PathBuf>,
@@ -47,6 +55,8 @@ pub(crate) enum DemoError {
     Live(#[from] LiveError),
     #[error(transparent)]
     Tour(#[from] TourError),
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
     #[error("the tour was ended before it was over")]
     CutShort,
 }
@@ -75,8 +85,13 @@ pub(crate) fn run(args: DemoArgs) -> ExitCode {
 /// Returns false if a client of the tour waited too long.
 async fn play(args: &DemoArgs) -> Result<bool, DemoError> {
     let mut over = std::pin::pin!(over(args.run_for)?);
+    if args.fleet {
+        let kubelets = args.kubelets.unwrap_or(FLEET_KUBELETS).into();
+        let plan = FleetPlan { layout: args.layout, kubelets, tour: args.tour, no_tui: args.no_tui };
+        return Ok(fleet::play(plan, over).await?);
+    }
     let mut stage = tokio::select! {
-        stage = DemoStage::start(args.http, args.kubelets.into()) => stage?,
+        stage = DemoStage::start(args.http, args.kubelets.unwrap_or(KUBELETS).into()) => stage?,
         () = &mut over => return if args.tour { Err(DemoError::CutShort) } else { Ok(true) },
     };
     if let Some(said) = moved(args.http, stage.places().http) {
@@ -127,6 +142,9 @@ fn over(run_for: Option<Duration>) -> io::Result<impl Future<Output = ()>> {
         }
     })
 }
+
+const KUBELETS: u16 = 6;
+const FLEET_KUBELETS: u16 = 12;
 
 #[cfg(test)]
 mod tests {

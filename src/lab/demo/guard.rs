@@ -1,5 +1,6 @@
 //! A small process that outlives the demo by a moment: when the demo is gone, for any reason, it kills the demo's
-//! processes and removes its directory. A destructor alone cannot do that, because none runs after SIGKILL.
+//! processes and removes its directory and its network namespaces. A destructor alone cannot do that, because none runs
+//! after SIGKILL.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, Write};
@@ -9,6 +10,8 @@ use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::space;
 
 /// The demo's end of the guard.
 #[derive(Debug)]
@@ -60,8 +63,11 @@ pub(super) fn run(dir: &Path) -> ExitCode {
         // Most of them have ended.
         let _ = pidfd_send_signal(process, Signal::KILL);
     }
-    let ours = dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with(DIR_PREFIX));
-    if ours {
+    let name = dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    if name.starts_with(DIR_PREFIX) {
+        if let Ok(program) = std::env::current_exe() {
+            space::clear(&name, &program);
+        }
         let _ = std::fs::remove_dir_all(dir);
     }
     ExitCode::SUCCESS

@@ -7,9 +7,11 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
+use super::fleet;
 use super::screen;
 use super::stage::{DemoStage, StageError, StandInAction};
 use super::view::ViewWatcher;
+use crate::sys::clock::now_ns;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LiveError {
@@ -36,7 +38,7 @@ pub(super) async fn run(stage: &mut DemoStage) -> Result<(), LiveError> {
 }
 
 /// Restores the terminal even if [`run`] is not polled to its end.
-struct Restore;
+pub(super) struct Restore;
 
 impl Drop for Restore {
     fn drop(&mut self) {
@@ -51,6 +53,9 @@ async fn show(terminal: &mut ratatui::DefaultTerminal, stage: &mut DemoStage) ->
     let mut ticks = interval(REDRAW);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     watcher.say("you", "started the demo: try k, then r");
+    if let Some(offer) = fleet::offer() {
+        watcher.say("demo", offer);
+    }
     loop {
         watcher.gather(stage);
         let view = watcher.view(stage);
@@ -67,8 +72,9 @@ async fn show(terminal: &mut ratatui::DefaultTerminal, stage: &mut DemoStage) ->
             None | Some(Some(KeyWish::Quit)) => return Ok(()),
             Some(Some(KeyWish::Select(place))) => selected = place.min(stage.stand_ins.len() - 1),
             Some(Some(KeyWish::Act(action))) => {
+                let at_ns = now_ns();
                 let done = stage.act(selected, action).await.unwrap_or_else(|error| error.to_string());
-                watcher.say("you", done);
+                watcher.say_at(at_ns, "you", done);
             }
             Some(None) => {}
         }
@@ -93,7 +99,7 @@ fn wish(key: KeyEvent) -> Option<KeyWish> {
 }
 
 /// Keys, read by a thread that ends soon after the receiver is dropped.
-fn read_keys() -> mpsc::UnboundedReceiver<KeyEvent> {
+pub(super) fn read_keys() -> mpsc::UnboundedReceiver<KeyEvent> {
     let (sender, keys) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
         while !sender.is_closed() {
@@ -109,7 +115,7 @@ fn read_keys() -> mpsc::UnboundedReceiver<KeyEvent> {
     keys
 }
 
-const REDRAW: Duration = Duration::from_millis(200);
+pub(super) const REDRAW: Duration = Duration::from_millis(200);
 const KEY_POLL: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

@@ -9,17 +9,21 @@ use tokio::time::interval;
 
 use super::screen::seconds;
 use super::stage::{DemoStage, StageError};
-use super::view::{View, ViewLine, ViewWatcher};
+use super::chronicle::ViewLine;
+use super::fleet;
+use super::view::{View, ViewWatcher};
 
 /// Prints events until Baton ends, which is an error: the caller decides how long to poll this.
 pub(super) async fn run(stage: &mut DemoStage) -> Result<Infallible, StageError> {
     let mut watcher = ViewWatcher::default();
     print_head(&watcher.view(stage));
+    fleet::offer().iter().for_each(|offer| print(offer));
     let mut ticks = interval(PERIOD);
     let mut until_summary = 0;
     loop {
         ticks.tick().await;
-        print_lines(&watcher.gather(stage));
+        watcher.gather(stage);
+        print_lines(&watcher.due());
         if let Some(ended) = stage.baton_ended() {
             return Err(ended);
         }

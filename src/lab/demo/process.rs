@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::guard::Guard;
+use super::space::NetSpace;
 use crate::addr::BackendAddr;
 use crate::lab::certs::CertFiles;
 use crate::lab::stand_in::LISTENING;
@@ -63,6 +64,8 @@ pub struct Recipe {
     pub watch_period: Duration,
     /// Time after SIGTERM for which it serves but is not ready.
     pub shutdown_delay: Duration,
+    /// `None`: in the network of this process.
+    pub space: Option<NetSpace>,
 }
 
 /// A stand-in's process. Dropping it kills it, even if it is stopped.
@@ -162,7 +165,8 @@ async fn spawn(
     guard: Option<&mut Guard>,
 ) -> Result<(Reaper, BackendAddr), ProcessError> {
     let failed = |source| ProcessError::Start { name: recipe.name.clone(), source };
-    let child = Command::new(&recipe.program)
+    let mut command = Command::new(&recipe.program);
+    command
         .args(["stand-in", "--name", &recipe.name, "--listen", &address.to_string()])
         .args(["--watch-period", &format!("{}ms", recipe.watch_period.as_millis())])
         .args(["--shutdown-delay", &format!("{}ms", recipe.shutdown_delay.as_millis())])
@@ -173,9 +177,12 @@ async fn spawn(
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         // A process group of its own: Ctrl-C in the terminal is for the demo, which ends the stand-ins in its own way.
-        .process_group(0)
-        .spawn()
-        .map_err(failed)?;
+        .process_group(0);
+    let child = match &recipe.space {
+        Some(space) => space.inside(|| command.spawn()),
+        None => command.spawn(),
+    };
+    let child = child.map_err(failed)?;
     if let Some(guard) = guard {
         let _ = guard.take(&child);
     }

@@ -18,6 +18,7 @@ use crate::lab::bind;
 use crate::lab::certs::{Authority, CertError, Flaw};
 use crate::lab::kubelet::{Kubelet, KubeletSettings, Observed, Summary};
 use crate::lab::tls::{self, TlsFileError};
+use crate::sys::clock::now_ns;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StageError {
@@ -70,7 +71,18 @@ pub(super) enum StandInAction {
 #[derive(Debug)]
 pub(super) struct DemoClient {
     pub kubelet: Kubelet,
+    /// The moment from which it counts the times of its events.
+    pub start_ns: u64,
     pub observed: mpsc::UnboundedReceiver<Observed>,
+}
+
+impl DemoClient {
+    /// Starts a client on the current runtime.
+    pub(super) fn start(settings: KubeletSettings) -> Self {
+        let start_ns = now_ns();
+        let (kubelet, observed) = Kubelet::start(settings);
+        Self { kubelet, start_ns, observed }
+    }
 }
 
 /// All processes and tasks of the demo. Dropping it ends them, in the order of the fields.
@@ -102,6 +114,7 @@ impl DemoStage {
                 certs: authority.issue(&dir.0, name, &[], Flaw::None)?,
                 watch_period: WATCH_PERIOD,
                 shutdown_delay: SHUTDOWN_DELAY,
+                space: None,
             };
             let address = bind::free_address().map_err(StageError::Port)?;
             stand_ins.push(StandInProcess::start(recipe, address, Some(&mut guard)).await?);
@@ -123,9 +136,7 @@ impl DemoStage {
         let frontend = baton.places().frontend;
         let clients = (1..=kubelets)
             .map(|number| {
-                let settings = KubeletSettings::new(frontend, tls.clone(), format!("node-{number}"));
-                let (kubelet, observed) = Kubelet::start(settings);
-                DemoClient { kubelet, observed }
+                DemoClient::start(KubeletSettings::new(frontend, tls.clone(), format!("node-{number}")))
             })
             .collect();
         Ok(Self { clients, status, baton, stand_ins, _dir: dir, guard })
@@ -224,11 +235,11 @@ async fn until_ready(baton: &mut Baton, status: &mut watch::Receiver<DemoStatus>
 
 /// A directory of mode 0700, removed with its content when dropped.
 #[derive(Debug)]
-struct Dir(PathBuf);
+pub(super) struct Dir(pub PathBuf);
 
 impl Dir {
     /// The name is short, because users type the path of the socket in it.
-    fn create() -> io::Result<Self> {
+    pub(super) fn create() -> io::Result<Self> {
         let name = format!("{DIR_PREFIX}{}", std::process::id());
         let make = |name: &str| {
             let path = std::env::temp_dir().join(name);
@@ -250,8 +261,8 @@ impl Drop for Dir {
     }
 }
 
-const STAND_INS: [&str; 3] = ["cp1", "cp2", "cp3"];
-const WATCH_PERIOD: Duration = Duration::from_secs(5);
-const SHUTDOWN_DELAY: Duration = Duration::from_secs(3);
+pub(super) const STAND_INS: [&str; 3] = ["cp1", "cp2", "cp3"];
+pub(super) const WATCH_PERIOD: Duration = Duration::from_secs(5);
+pub(super) const SHUTDOWN_DELAY: Duration = Duration::from_secs(3);
 const READY_TIMEOUT: Duration = Duration::from_secs(15);
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);

@@ -75,6 +75,7 @@ pub(super) async fn run(stage: &mut DemoStage) -> Result<bool, TourError> {
         outcomes.push(guide.play(step).await?);
     }
     let longest = guide.watcher.view(guide.stage).longest_gap();
+    log::print_lines(&guide.watcher.rest());
     for line in table::lines(&outcomes, longest) {
         log::print(&line);
     }
@@ -91,6 +92,7 @@ impl Guide<'_> {
         self.watch_for(CALM).await?;
         let target = self.busiest();
         let name = self.stage.stand_ins[target].name().to_owned();
+        log::print_lines(&self.watcher.rest());
         log::print(&format!("\n== {name}: {}", step.title));
         self.stage.clients.iter().for_each(|client| client.kubelet.begin_window());
         let lost_before = self.lost();
@@ -130,8 +132,9 @@ impl Guide<'_> {
     }
 
     async fn act(&mut self, target: usize, action: StandInAction) -> Result<(), TourError> {
+        let at_ns = now_ns();
         let done = self.stage.act(target, action).await?;
-        log::print_lines(&[self.watcher.say("you", done)]);
+        self.watcher.say_at(at_ns, "you", done);
         Ok(())
     }
 
@@ -164,7 +167,8 @@ impl Guide<'_> {
     }
 
     fn tell(&mut self) -> Result<(), TourError> {
-        log::print_lines(&self.watcher.gather(self.stage));
+        self.watcher.gather(self.stage);
+        log::print_lines(&self.watcher.due());
         self.stage.baton_ended().map_or(Ok(()), |ended| Err(ended.into()))
     }
 

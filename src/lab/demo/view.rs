@@ -3,11 +3,12 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
+use super::chronicle::{Chronicle, ViewLine};
 use super::process::Condition;
 use super::stage::DemoStage;
 use crate::lab::kubelet::{KubeletEvent, Summary};
 use crate::model::health::HealthState;
-use crate::sys::clock::now_ns;
+use crate::sys::clock::{now_ns, ns_of_unix_ms};
 
 /// The state of the demo at one moment.
 #[derive(Clone, Debug)]
@@ -38,16 +39,6 @@ pub(super) struct BackendRow {
     pub flows: u32,
 }
 
-/// One event.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ViewLine {
-    /// Time since the demo's start.
-    pub at: Duration,
-    /// `you`, `baton` or a node's name.
-    pub who: String,
-    pub text: String,
-}
-
 impl View {
     pub(super) fn longest_gap(&self) -> Duration {
         Duration::from_millis(self.kubelets.iter().map(|kubelet| kubelet.longest_gap_ms).max().unwrap_or(0))
@@ -55,50 +46,50 @@ impl View {
 }
 
 /// Keeps the lines about events between two views.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ViewWatcher {
-    start_ns: u64,
     next_event: u64,
     /// Clients that have failed since they were last connected: one line covers all their attempts.
     failing: HashSet<String>,
-    lines: VecDeque<ViewLine>,
-}
-
-impl Default for ViewWatcher {
-    fn default() -> Self {
-        Self { start_ns: now_ns(), next_event: 0, failing: HashSet::new(), lines: VecDeque::new() }
-    }
+    chronicle: Chronicle,
 }
 
 impl ViewWatcher {
-    pub(super) fn elapsed(&self) -> Duration {
-        Duration::from_nanos(now_ns() - self.start_ns)
+    /// Adds the line of an event that happens now.
+    pub(super) fn say(&mut self, who: &str, text: impl Into<String>) {
+        self.chronicle.add(now_ns(), who, text);
     }
 
-    /// Adds a line.
-    pub(super) fn say(&mut self, who: &str, text: impl Into<String>) -> ViewLine {
-        let line = ViewLine { at: self.elapsed(), who: who.to_owned(), text: text.into() };
-        if self.lines.len() == LINES_KEPT {
-            self.lines.pop_front();
-        }
-        self.lines.push_back(line.clone());
-        line
+    /// Adds the line of an event that happened at `at_ns`.
+    pub(super) fn say_at(&mut self, at_ns: u64, who: &str, text: impl Into<String>) {
+        self.chronicle.add(at_ns, who, text);
     }
 
-    /// Takes in the events of Baton and the clients since the last call; returns the new lines.
-    pub(super) fn gather(&mut self, stage: &mut DemoStage) -> Vec<ViewLine> {
+    /// Takes in the events of Baton and the clients since the last call.
+    pub(super) fn gather(&mut self, stage: &mut DemoStage) {
         let (events, next) = stage.status.borrow_and_update().events_since(self.next_event);
         self.next_event = next;
-        let mut new: Vec<ViewLine> = events.into_iter().map(|event| self.say("baton", event)).collect();
+        for event in events {
+            self.chronicle.add(ns_of_unix_ms(event.at_unix_ms), "baton", event.what.sentence());
+        }
         for client in &mut stage.clients {
             let name = client.kubelet.summary().name;
             while let Ok(seen) = client.observed.try_recv() {
                 if self.worth_a_line(&name, &seen.event) {
-                    new.push(self.say(&name, seen.event.to_string()));
+                    self.chronicle.add(client.start_ns + seen.at_ms * 1_000_000, &name, seen.event.to_string());
                 }
             }
         }
-        new
+    }
+
+    /// The lines to print now.
+    pub(super) fn due(&mut self) -> Vec<ViewLine> {
+        self.chronicle.due()
+    }
+
+    /// All lines that are not printed yet.
+    pub(super) fn rest(&mut self) -> Vec<ViewLine> {
+        self.chronicle.rest()
     }
 
     /// Whether the event gets a line: renewals and watch events come all the time and are shown as numbers.
@@ -130,24 +121,22 @@ impl ViewWatcher {
         });
         let places = stage.places();
         View {
-            elapsed: self.elapsed(),
+            elapsed: self.chronicle.elapsed(),
             frontend: places.frontend.to_string(),
             page: format!("http://{}/", places.http),
             command: format!("{} --socket {} status", own_name(), places.socket.display()),
             phase: status.instance.phase.clone(),
             backends: backends.collect(),
             kubelets: stage.summaries(),
-            lines: self.lines.clone(),
+            lines: self.chronicle.lines().clone(),
         }
     }
 }
 
 /// The name of this program as its user typed it.
-fn own_name() -> String {
+pub(super) fn own_name() -> String {
     std::env::args().next().unwrap_or_else(|| "baton".to_owned())
 }
-
-const LINES_KEPT: usize = 200;
 
 #[cfg(test)]
 mod tests {
@@ -163,14 +152,5 @@ mod tests {
         assert!(seen("node-2", &failed));
         assert!(seen("node-1", &connected) && seen("node-1", &failed));
         assert!(!seen("node-1", &KubeletEvent::Watched { bytes: 9, gap_ms: 9 }));
-    }
-
-    #[test]
-    fn old_lines_make_room() {
-        let mut watcher = ViewWatcher::default();
-        for number in 0..LINES_KEPT + 1 {
-            watcher.say("you", number.to_string());
-        }
-        assert_eq!((watcher.lines.len(), watcher.lines[0].text.as_str()), (LINES_KEPT, "1"));
     }
 }

@@ -1,7 +1,8 @@
 //! The fields of `/status.json` that the demo reads. Only this module knows that format.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Empty, Limited};
@@ -11,9 +12,11 @@ use hyper::client::conn::http1;
 use hyper::header::HOST;
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
 
+use crate::model::fleet::Liveness;
 use crate::model::health::HealthState;
 use crate::table::journal::Event;
 
@@ -23,6 +26,8 @@ use crate::table::journal::Event;
 #[serde(default)]
 pub(crate) struct DemoStatus {
     pub instance: DemoInstance,
+    pub totals: DemoTotals,
+    pub fleet: DemoPeers,
     pub frontends: Vec<DemoFrontend>,
     /// Oldest first. An unknown kind of event does not make the others unreadable.
     events: Vec<serde_json::Value>,
@@ -32,6 +37,40 @@ pub(crate) struct DemoStatus {
 #[serde(default)]
 pub(crate) struct DemoInstance {
     pub phase: String,
+    pub pid: u32,
+    /// The frontends' addresses that are on its host.
+    pub vips: Vec<IpAddr>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct DemoTotals {
+    pub flows: DemoFlows,
+}
+
+/// Flows by state.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct DemoFlows {
+    pub accepted: u64,
+    pub connecting: u64,
+    pub proxied: u64,
+    pub offloaded: u64,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct DemoPeers {
+    pub peers: Vec<DemoPeer>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct DemoPeer {
+    pub liveness: Liveness,
+    /// Whether the instance knows all its flows.
+    pub synced: bool,
+    /// How many of its offloaded flows the instance knows.
+    pub offloaded: u64,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -64,6 +103,8 @@ pub(crate) enum StatusError {
     Code(hyper::StatusCode),
     #[error("reading the answer: {0}")]
     Body(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("it closed the connection")]
+    Closed,
     #[error("not the status that is expected: {0}")]
     Json(#[from] serde_json::Error),
     #[error("no answer within {} ms", TIMEOUT.as_millis())]
@@ -83,18 +124,53 @@ impl DemoStatus {
             && backends.all(|backend| backend.health_state == Some(HealthState::Ready))
     }
 
-    /// The events with a number of at least `since`, in words, and the number for the next call.
-    pub(crate) fn events_since(&self, since: u64) -> (Vec<String>, u64) {
-        let events: Vec<Event> = self.events.iter().filter_map(|event| Event::deserialize(event).ok()).collect();
+    /// Whether it knows all flows of all its peers, and hears them.
+    pub(crate) fn all_synced(&self) -> bool {
+        self.fleet.peers.iter().all(|peer| peer.liveness == Liveness::Alive && peer.synced)
+    }
+
+    /// The events with a number of at least `since`, and the number for the next call.
+    pub(crate) fn events_since(&self, since: u64) -> (Vec<Event>, u64) {
+        let mut events: Vec<Event> = self.events.iter().filter_map(|event| Event::deserialize(event).ok()).collect();
         let next = events.iter().map(|event| event.number + 1).max().unwrap_or(since).max(since);
-        let new = events.iter().filter(|event| event.number >= since);
-        (new.map(|event| event.what.sentence()).collect(), next)
+        events.retain(|event| event.number >= since);
+        (events, next)
     }
 }
 
 /// Asks once.
 pub(crate) async fn fetch(http: SocketAddr) -> Result<DemoStatus, StatusError> {
     tokio::time::timeout(TIMEOUT, fetch_slowly(http)).await.unwrap_or(Err(StatusError::TimedOut))
+}
+
+/// Asks once by the admin socket, which an instance in another network namespace has, too.
+async fn fetch_by_socket(path: &Path) -> Result<DemoStatus, StatusError> {
+    let asked = async {
+        let mut stream = UnixStream::connect(path).await?;
+        stream.write_all(b"{\"command\":\"status\"}\n").await?;
+        let mut line = String::new();
+        BufReader::new(stream.take(BODY_MAX_BYTES as u64)).read_line(&mut line).await?;
+        let reply: SocketReply = serde_json::from_str(&line)?;
+        reply.ok.ok_or(StatusError::Closed)
+    };
+    tokio::time::timeout(TIMEOUT, asked).await.unwrap_or(Err(StatusError::TimedOut))
+}
+
+#[derive(Deserialize)]
+struct SocketReply {
+    ok: Option<DemoStatus>,
+}
+
+/// As [`follow`], by the admin socket. While there is no answer, the receiver sees a status without a phase.
+pub(crate) fn follow_socket(path: PathBuf) -> watch::Receiver<DemoStatus> {
+    let (sender, receiver) = watch::channel(DemoStatus::default());
+    tokio::spawn(async move {
+        while !sender.is_closed() {
+            sender.send_replace(fetch_by_socket(&path).await.unwrap_or_default());
+            tokio::time::sleep(PERIOD).await;
+        }
+    });
+    receiver
 }
 
 /// Asks again and again as long as there is a receiver, which sees the last good answer.
@@ -151,8 +227,10 @@ mod tests {
         let status: DemoStatus = serde_json::from_str(text).unwrap();
         assert!(status.all_ready());
         assert_eq!(status.backend("cp1").unwrap().flows, 3);
-        assert_eq!(status.events_since(0), (vec!["apiserver/cp1: ready → ejected: connection refused".to_owned()], 6));
-        assert_eq!(status.events_since(6), (vec![], 6));
+        let (events, next) = status.events_since(0);
+        let sentences: Vec<_> = events.iter().map(|event| event.what.sentence()).collect();
+        assert_eq!((sentences, next), (vec!["apiserver/cp1: ready → ejected: connection refused".to_owned()], 6));
+        assert!(status.events_since(6).0.is_empty());
     }
 
     #[test]

@@ -1,0 +1,119 @@
+//! The lines about events, in the order in which the events happened. Baton, its clients and the user report at different
+//! times: without the events' own times a client would seem to lose its connection before its apiserver is killed.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::sys::clock::now_ns;
+
+/// One event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ViewLine {
+    /// Time from the demo's start to the event.
+    pub at: Duration,
+    /// `you`, `baton`, an instance or a node.
+    pub who: String,
+    pub text: String,
+}
+
+/// Sorts lines by the times of their events.
+#[derive(Debug)]
+pub(super) struct Chronicle {
+    start_ns: u64,
+    /// The last ones, oldest first.
+    lines: VecDeque<ViewLine>,
+    /// Those that are not printed yet, oldest first.
+    waiting: VecDeque<ViewLine>,
+}
+
+impl Default for Chronicle {
+    fn default() -> Self {
+        Self { start_ns: now_ns(), lines: VecDeque::new(), waiting: VecDeque::new() }
+    }
+}
+
+impl Chronicle {
+    pub(super) fn elapsed(&self) -> Duration {
+        self.since_start(now_ns())
+    }
+
+    pub(super) fn start_ns(&self) -> u64 {
+        self.start_ns
+    }
+
+    pub(super) fn lines(&self) -> &VecDeque<ViewLine> {
+        &self.lines
+    }
+
+    /// Adds the line of an event that happened at `at_ns` on the monotonic clock.
+    pub(super) fn add(&mut self, at_ns: u64, who: &str, text: impl Into<String>) {
+        let line = ViewLine { at: self.since_start(at_ns), who: who.to_owned(), text: text.into() };
+        insert(&mut self.waiting, line.clone());
+        insert(&mut self.lines, line);
+        if self.lines.len() > LINES_KEPT {
+            self.lines.pop_front();
+        }
+    }
+
+    /// The lines to print now: an older event that is reported later than this does not come in its place.
+    pub(super) fn due(&mut self) -> Vec<ViewLine> {
+        let before = self.elapsed().saturating_sub(HOLD);
+        let count = self.waiting.partition_point(|line| line.at <= before);
+        self.waiting.drain(..count).collect()
+    }
+
+    /// The lines that are not printed yet, also the latest.
+    pub(super) fn rest(&mut self) -> Vec<ViewLine> {
+        self.waiting.drain(..).collect()
+    }
+
+    fn since_start(&self, at_ns: u64) -> Duration {
+        Duration::from_nanos(at_ns.saturating_sub(self.start_ns))
+    }
+}
+
+fn insert(lines: &mut VecDeque<ViewLine>, line: ViewLine) {
+    let place = lines.partition_point(|other| other.at <= line.at);
+    lines.insert(place, line);
+}
+
+const LINES_KEPT: usize = 200;
+/// Longer than it takes until an event of Baton is read: its status is asked for every 200 ms.
+const HOLD: Duration = Duration::from_millis(600);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn a_cause_that_is_reported_late_stands_before_its_effect() {
+        let mut chronicle = Chronicle::default();
+        let start_ns = chronicle.start_ns;
+        chronicle.add(start_ns + 5800 * MS, "node-3", "disconnected");
+        chronicle.add(start_ns + 5600 * MS, "baton", "cp1: ready → ejected");
+        let texts = |lines: &mut dyn Iterator<Item = &ViewLine>| lines.map(|line| line.who.clone()).collect::<Vec<_>>();
+        assert_eq!(texts(&mut chronicle.lines().iter()), ["baton", "node-3"]);
+        assert_eq!(texts(&mut chronicle.rest().iter()), ["baton", "node-3"]);
+        assert!(chronicle.rest().is_empty(), "each line is printed once");
+    }
+
+    #[test]
+    fn a_line_waits_until_older_events_are_known() {
+        let mut chronicle = Chronicle { start_ns: now_ns() - 10_000 * MS, ..Chronicle::default() };
+        chronicle.add(now_ns(), "node-3", "disconnected");
+        chronicle.add(now_ns() - 2000 * MS, "you", "killed cp1");
+        let due: Vec<_> = chronicle.due().into_iter().map(|line| line.who).collect();
+        assert_eq!(due, ["you"]);
+    }
+
+    #[test]
+    fn old_lines_make_room() {
+        let mut chronicle = Chronicle::default();
+        for number in 0..=LINES_KEPT as u64 {
+            chronicle.add(chronicle.start_ns + number, "you", number.to_string());
+        }
+        assert_eq!((chronicle.lines().len(), chronicle.lines()[0].text.as_str()), (LINES_KEPT, "1"));
+    }
+}

@@ -8,6 +8,7 @@ mod lab;
 mod admission;
 mod alerts;
 mod closing;
+mod demo_fleet;
 mod ecmp;
 mod faults_backend;
 mod faults_client;

@@ -87,7 +87,8 @@ pub(super) fn offer() -> Option<&'static str> {
 pub(super) fn obstacle() -> Option<String> {
     let is_root = rustix::process::geteuid().is_root();
     // In a user namespace root may make networks, but load no BPF program.
-    let all_users = std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| map.trim_end().ends_with("4294967295"));
+    let all_users =
+        std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| map.trim_end().ends_with("4294967295"));
     let installed = |name: &str| {
         let path = std::env::var_os("PATH").unwrap_or_default();
         std::env::split_paths(&path).any(|directory| directory.join(name).is_file())

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use tokio::time::interval;
 
-use super::screen::seconds;
-use super::stage::{DemoStage, StageError};
 use super::chronicle::ViewLine;
 use super::fleet;
+use super::screen::seconds;
+use super::stage::{DemoStage, StageError};
 use super::view::{View, ViewWatcher};
 
 /// Prints events until Baton ends, which is an error: the caller decides how long to poll this.

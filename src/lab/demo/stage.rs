@@ -135,9 +135,7 @@ impl DemoStage {
         let tls = tls::client_config(&ca)?;
         let frontend = baton.places().frontend;
         let clients = (1..=kubelets)
-            .map(|number| {
-                DemoClient::start(KubeletSettings::new(frontend, tls.clone(), format!("node-{number}")))
-            })
+            .map(|number| DemoClient::start(KubeletSettings::new(frontend, tls.clone(), format!("node-{number}"))))
             .collect();
         Ok(Self { clients, status, baton, stand_ins, _dir: dir, guard })
     }

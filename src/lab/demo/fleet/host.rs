@@ -80,40 +80,43 @@ impl FleetHost {
 
     /// Pulls the plug at the other end of the cable, or puts it in again.
     pub(super) fn plug(&mut self, switch: &NetSpace, link: FleetLink) -> Result<(), SpaceError> {
+        let begin_ns = now_ns();
         let word = if link == FleetLink::Up { "up" } else { "down" };
         switch.ip(&format!("link set {} {word}\n", self.plan.name))?;
         self.link = link;
-        self.look_away();
+        self.look_away(begin_ns);
         Ok(())
     }
 
-    /// Lets the firewall drop packets of connections that it has not tracked, or not.
+    /// Lets the firewall drop packets of connections that it has not tracked, or accept them. It tracks connections in
+    /// both cases: otherwise it would not know those of its own apiserver when it begins to drop.
     pub(super) fn set_strict(&mut self, strict: bool) -> Result<(), SpaceError> {
-        let hooks = ["input", "forward", "output"];
-        let chains = hooks.map(|hook| format!("chain {hook} {{ type filter hook {hook} priority 0; ct state invalid drop; }}\n"));
-        // Empty first: a table that exists already has these chains.
-        let rules = format!("table inet strict {{}}\ndelete table inet strict\n");
-        match strict {
-            true => self.space.nft(&format!("{rules}table inet strict {{\n{}}}\n", chains.concat()))?,
-            false => self.space.nft(&rules)?,
-        }
-        self.space.set("net.netfilter.nf_conntrack_tcp_loose", if strict { "0" } else { "1" })?;
+        let (verdict, loose) = if strict { ("drop", "0") } else { ("accept", "1") };
+        let chains = ["input", "forward", "output"].map(|hook| {
+            format!("chain {hook} {{ type filter hook {hook} priority 0; ct state invalid {verdict}; }}\n")
+        });
+        // Named twice: only a table that is there can be deleted.
+        let rules =
+            format!("table inet strict {{}}\ndelete table inet strict\ntable inet strict {{\n{}}}\n", chains.concat());
+        self.space.nft(&rules)?;
+        self.space.set("net.netfilter.nf_conntrack_tcp_loose", loose)?;
         self.strict = strict;
         Ok(())
     }
 
     pub(super) fn kill_apiserver(&mut self) {
+        let begin_ns = now_ns();
         if let Some(apiserver) = &mut self.apiserver {
             apiserver.kill();
         }
-        self.look_away();
+        self.look_away(begin_ns);
     }
 
     pub(super) async fn start_apiserver(&mut self, guard: &mut Guard) -> Result<(), ProcessError> {
         if let Some(apiserver) = &mut self.apiserver {
             apiserver.restart(Some(guard)).await?;
         }
-        self.look_away();
+        self.look_away(now_ns());
         Ok(())
     }
 
@@ -121,7 +124,7 @@ impl FleetHost {
         if let Some(baton) = &mut self.baton {
             baton.duty = duty;
         }
-        self.look_away();
+        self.look_away(now_ns());
     }
 
     pub(super) fn duty(&self) -> Option<BatonDuty> {
@@ -133,12 +136,15 @@ impl FleetHost {
         self.away.is_some_and(|(since_ns, until_ns)| (since_ns..=until_ns).contains(&at_ns))
     }
 
-    fn look_away(&mut self) {
+    /// `begin_ns`: when the change began.
+    fn look_away(&mut self, begin_ns: u64) {
+        // Times of clients are in milliseconds, rounded down.
+        let begin_ns = begin_ns - 1_000_000;
         let killed = self.apiserver.as_ref().is_some_and(|it| it.condition() == Condition::Killed);
         let leaves = matches!(self.duty(), Some(BatonDuty::Evacuating | BatonDuty::Evacuated));
         let is_away = killed || leaves || self.link == FleetLink::Pulled;
         self.away = match self.away {
-            _ if is_away && self.away.is_none_or(|(_, until_ns)| until_ns < now_ns()) => Some((now_ns(), u64::MAX)),
+            _ if is_away && self.away.is_none_or(|(_, until_ns)| until_ns < begin_ns) => Some((begin_ns, u64::MAX)),
             Some((since_ns, _)) if is_away => Some((since_ns, u64::MAX)),
             // A client may hear of it later.
             Some((since_ns, u64::MAX)) => Some((since_ns, now_ns() + HEARD_WITHIN.as_nanos() as u64)),
@@ -200,7 +206,6 @@ impl FleetBaton {
         let lines: Vec<_> = log.lines().collect();
         lines[lines.len().saturating_sub(12)..].join("\n")
     }
-
 }
 
 impl Drop for FleetBaton {

@@ -38,7 +38,9 @@ impl FleetLayout {
             has_apiserver,
         };
         match self {
-            Self::Stacked => vec![host("cp1", 11, true, true), host("cp2", 12, true, true), host("cp3", 13, true, true)],
+            Self::Stacked => {
+                vec![host("cp1", 11, true, true), host("cp2", 12, true, true), host("cp3", 13, true, true)]
+            }
             Self::Dedicated => vec![
                 host("lb-a", 21, true, false),
                 host("lb-b", 22, true, false),

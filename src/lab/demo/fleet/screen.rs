@@ -98,6 +98,8 @@ fn baton_cell(host: &HostRow) -> Cell<'static> {
 fn flows(host: &HostRow) -> String {
     match (&host.baton, host.offloaded, host.proxied) {
         (None, ..) => String::new(),
+        // It does not hear that they are another host's by now.
+        _ if host.link == FleetLink::Pulled => String::new(),
         (Some(_), offloaded, 0) => format!("{offloaded} offloaded"),
         (Some(_), offloaded, proxied) => format!("{offloaded} offloaded, {proxied} not"),
     }
@@ -110,13 +112,10 @@ fn apiserver_cell(host: &HostRow) -> Cell<'static> {
 
 /// A cell for each kubelet: number, apiserver, and the time since its last heartbeat.
 fn draw_kubelets(frame: &mut Frame<'_>, title: Rect, area: Rect, view: &FleetPicture, columns: usize) {
-    let text = "kubelets: a heartbeat each second; the apiserver that answers, time since the last";
+    let text = "kubelets, the apiservers that answer them, time since the last heartbeat";
     frame.render_widget(Paragraph::new(text.dim()), title);
-    let lines: Vec<_> = view
-        .kubelets
-        .chunks(columns)
-        .map(|row| Line::from(row.iter().flat_map(cells).collect::<Vec<_>>()))
-        .collect();
+    let lines: Vec<_> =
+        view.kubelets.chunks(columns).map(|row| Line::from(row.iter().flat_map(cells).collect::<Vec<_>>())).collect();
     frame.render_widget(Paragraph::new(lines), area);
 }
 

@@ -119,7 +119,10 @@ impl FleetStage {
                     _ => {}
                 }
             }
-            hosts.push(FleetHost::new(plan, host));
+            let mut host = FleetHost::new(plan, host);
+            // Without nft or conntrack, only the key for the firewall does nothing, and says why.
+            let _ = host.set_strict(false);
+            hosts.push(host);
         }
         let authority = Authority::new()?;
         let ca = authority.write(&dir.0)?;
@@ -148,8 +151,7 @@ impl FleetStage {
         }
         let network = network_of(&kubelets_space)?;
         let orders = mpsc::unbounded_channel();
-        let mut stage =
-            Self { layout, clients: Vec::new(), hosts, switch, network: Some(network), orders, dir, guard };
+        let mut stage = Self { layout, clients: Vec::new(), hosts, switch, network: Some(network), orders, dir, guard };
         stage.until("one host has the VIP, and all know each other", START_WITHIN, Self::is_whole).await?;
         stage.start_clients(kubelets, &ca)?;
         stage.until("all kubelets are served by offloaded flows", START_WITHIN, Self::is_calm).await?;
@@ -191,7 +193,11 @@ impl FleetStage {
         let words = batons.map(|(name, baton)| {
             let status = baton.status.borrow();
             let (flows, peers) = (status.totals.flows, &status.fleet.peers);
-            format!("Baton of {name}: {}, {flows:?}, {peers:?}. Its last words:\n{}", status.instance.phase, baton.last_words())
+            format!(
+                "Baton of {name}: {}, {flows:?}, {peers:?}. Its last words:\n{}",
+                status.instance.phase,
+                baton.last_words()
+            )
         });
         let last_words = words.collect::<Vec<_>>().join("\n");
         FleetError::Awaited { awaited: awaited.to_owned(), within, last_words }
@@ -209,22 +215,26 @@ impl FleetStage {
         unharmed && batons.all(is_well) && self.hosts.iter().filter(|host| host.has_vip()).count() == 1
     }
 
-    /// As [`FleetStage::is_whole`], and each kubelet is served by one offloaded flow, which the others know.
+    /// As [`FleetStage::is_whole`], and the VIP's host serves each kubelet by an offloaded flow, which the others know.
     pub(super) fn is_calm(&self) -> bool {
-        let batons = self.hosts.iter().filter_map(|host| host.baton.as_ref());
-        let (mut offloaded, mut others, mut known) = (0, 0, Vec::new());
-        for baton in batons {
+        let Some(holder) = self.holder().map(|holder| &self.hosts[holder]) else { return false };
+        let clients = self.clients.len() as u64;
+        // No other host can carry on the flows to its own apiserver.
+        let own = self.kubelets_of(holder) as u64;
+        let is_told = |host: &FleetHost| {
+            let Some(baton) = &host.baton else { return true };
             let status = baton.status.borrow();
             let flows = status.totals.flows;
-            offloaded += flows.offloaded;
-            others += flows.accepted + flows.connecting + flows.proxied;
-            known.push(flows.offloaded + status.fleet.peers.iter().map(|peer| peer.offloaded).sum::<u64>());
-        }
-        let clients = self.clients.len() as u64;
-        // No other host can carry on the flows to the own apiserver of the VIP's host.
-        let own = self.holder().map_or(0, |holder| self.kubelets_of(&self.hosts[holder]) as u64);
-        let told = known.iter().all(|known| *known + own >= clients);
-        self.is_whole() && self.all_served() && (offloaded, others) == (clients, 0) && told
+            match host.plan.name == holder.plan.name {
+                true => flows.offloaded >= clients && flows.accepted + flows.connecting + flows.proxied == 0,
+                false => status
+                    .fleet
+                    .peers
+                    .iter()
+                    .any(|peer| peer.name == holder.plan.name && peer.offloaded + own >= clients),
+            }
+        };
+        self.is_whole() && self.all_served() && self.hosts.iter().all(is_told)
     }
 
     /// Every kubelet is connected, and its last renewal is fresh.
@@ -271,7 +281,8 @@ impl FleetStage {
     pub(super) async fn press(&mut self, key: FleetKey) -> Result<String, FleetError> {
         let holder = self.holder();
         let busiest = |stage: &Self| {
-            let lives = |host: &&FleetHost| host.apiserver.as_ref().is_some_and(|it| it.condition() == Condition::Running);
+            let lives =
+                |host: &&FleetHost| host.apiserver.as_ref().is_some_and(|it| it.condition() == Condition::Running);
             let busiest = stage.hosts.iter().filter(lives).max_by_key(|host| stage.kubelets_of(host))?;
             stage.hosts.iter().position(|host| host.plan.name == busiest.plan.name)
         };
@@ -338,7 +349,9 @@ impl FleetStage {
         for (number, host) in balancers {
             if (strict && Some(number) != holder) || (!strict && host.strict) {
                 if let Err(error) = host.set_strict(strict) {
-                    return Ok(format!("no firewall: {error}; it needs nft(8) and conntrack: apt-get install nftables"));
+                    return Ok(format!(
+                        "no firewall: {error}; it needs nft(8) and conntrack: apt-get install nftables"
+                    ));
                 }
                 names.push(host.plan.name);
             }
@@ -363,7 +376,9 @@ impl FleetStage {
             match host.duty() {
                 Some(BatonDuty::Killed { .. }) => host.set_duty(BatonDuty::Killed { starts_ns: now_ns() }),
                 Some(BatonDuty::Evacuated | BatonDuty::Evacuating) => {
-                    self.order(number, "cancel", Command::CancelEvacuation {}, |_: EvacuationReport| OrderOutcome::Cancelled);
+                    self.order(number, "cancel", Command::CancelEvacuation {}, |_: EvacuationReport| {
+                        OrderOutcome::Cancelled
+                    });
                 }
                 _ => {}
             }
@@ -490,7 +505,12 @@ impl FleetFiles {
         use std::os::unix::fs::OpenOptionsExt;
         let key = dir.join("peers.key");
         let secret: String = random::secret::<32>()?.iter().map(|byte| format!("{byte:02x}")).collect();
-        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&key)?.write_all(secret.as_bytes())?;
+        std::fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&key)?
+            .write_all(secret.as_bytes())?;
         Ok(Self { key, ca: ca.to_owned(), hosts: layout.hosts() })
     }
 

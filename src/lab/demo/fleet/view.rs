@@ -10,7 +10,6 @@ use crate::lab::demo::chronicle::{Chronicle, ViewLine};
 use crate::lab::demo::process::Condition;
 use crate::lab::demo::view::own_name;
 use crate::lab::kubelet::{KubeletEvent, Summary};
-use crate::model::fleet::Liveness;
 use crate::sys::clock::ns_of_unix_ms;
 use crate::table::journal::What;
 
@@ -107,7 +106,7 @@ pub(super) struct FleetWatcher {
     /// The apiserver of each kubelet's present connection.
     served_by: BTreeMap<String, String>,
     lost: Losses,
-    /// The last sentence about a backend: all instances say the same.
+    /// When each change of a backend was told last: all instances tell the same.
     said: BTreeMap<String, u64>,
 }
 
@@ -161,10 +160,11 @@ impl FleetWatcher {
                 for event in events.into_iter().filter(|event| event.at_unix_ms > before) {
                     seen.last_unix_ms = seen.last_unix_ms.max(event.at_unix_ms);
                     let at_ns = ns_of_unix_ms(event.at_unix_ms);
-                    let sentence = event.what.sentence();
-                    let is_new_here = at_ns > self.chronicle.start_ns();
-                    if is_new_here && is_worth_a_line(&event.what) && is_new(&mut self.said, &event.what, &sentence, at_ns) {
-                        self.chronicle.add(at_ns, host.plan.name, sentence);
+                    // A host that is cut off finds all others dead.
+                    let is_heard = at_ns > self.chronicle.start_ns()
+                        && (host.link == FleetLink::Up || matches!(event.what, What::VipGivenUp { .. }));
+                    if is_heard && is_worth_a_line(&event.what) && is_new(&mut self.said, &event.what, at_ns) {
+                        self.chronicle.add(at_ns, host.plan.name, event.what.sentence());
                     }
                 }
             }
@@ -219,6 +219,7 @@ impl FleetWatcher {
                     BatonDuty::Evacuating => BatonState::Does("evacuates"),
                     BatonDuty::Evacuated => BatonState::Does("evacuated"),
                     BatonDuty::Upgrading => BatonState::Does("upgrades"),
+                    BatonDuty::Serves if host.link == FleetLink::Pulled => BatonState::Does("cut off"),
                     BatonDuty::Serves if status.instance.phase == "serving" => BatonState::Serves,
                     BatonDuty::Serves => BatonState::Silent,
                 }
@@ -250,12 +251,11 @@ impl FleetWatcher {
 /// Whether the event gets a line: three instances tell more than anyone reads.
 fn is_worth_a_line(what: &What) -> bool {
     match what {
-        What::PeerLiveness { liveness, .. } => matches!(liveness, Liveness::Dead),
+        What::FailedOver { inherited, reset, .. } => inherited + reset > 0,
         What::BackendChanged { from, to, .. } => from != to,
         What::VipGained { .. }
         | What::VipGivenUp { .. }
         | What::OffloadRecovered { .. }
-        | What::FailedOver { .. }
         | What::EvacuationBegun { .. }
         | What::EvacuationCancelled { .. } => true,
         _ => false,
@@ -263,11 +263,10 @@ fn is_worth_a_line(what: &What) -> bool {
 }
 
 /// Whether no other instance has said the same a moment ago.
-fn is_new(said: &mut BTreeMap<String, u64>, what: &What, sentence: &str, at_ns: u64) -> bool {
+fn is_new(said: &mut BTreeMap<String, u64>, what: &What, at_ns: u64) -> bool {
     // The cause of a change is a matter of the instance that found it.
     let key = match what {
         What::BackendChanged { frontend, backend, to, .. } => format!("{frontend}/{backend} {}", to.label()),
-        What::PeerLiveness { .. } => sentence.to_owned(),
         _ => return true,
     };
     let last = said.insert(key, at_ns);
@@ -291,7 +290,7 @@ mod tests {
             cause: Cause::Passed,
         };
         let mut said = BTreeMap::new();
-        let mut new = |to, at_s: u64| is_new(&mut said, &change(to), "", at_s * 1_000_000_000);
+        let mut new = |to, at_s: u64| is_new(&mut said, &change(to), at_s * 1_000_000_000);
         assert!(new(HealthState::Ejected, 100));
         assert!(!new(HealthState::Ejected, 101));
         assert!(new(HealthState::Ready, 102));

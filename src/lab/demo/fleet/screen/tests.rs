@@ -66,7 +66,7 @@ fn drawn(width: u16, height: u16, picture: &FleetPicture) -> String {
 
 #[test]
 fn on_80_by_24_a_stacked_fleet_and_its_last_events_are_whole() {
-    let mut gone = host("cp1", Some(BatonState::Serves), Some(Condition::Running));
+    let mut gone = host("cp1", Some(BatonState::Does("cut off")), Some(Condition::Running));
     (gone.link, gone.kubelets) = (FleetLink::Pulled, 0);
     let mut owner = host("cp2", Some(BatonState::Serves), Some(Condition::Running));
     (owner.has_vip, owner.offloaded, owner.proxied, owner.strict) = (true, 10, 2, true);

@@ -12,7 +12,11 @@ pub(super) fn lines(outcomes: &[FaultOutcome], all: Losses, kubelets: usize, lon
         let late = if outcome.longest_gap > BUDGET { "  TOO LONG" } else { "" };
         [
             outcome.title.to_owned(),
-            if outcome.from == outcome.to { outcome.from.to_owned() } else { format!("{} → {}", outcome.from, outcome.to) },
+            if outcome.from == outcome.to {
+                outcome.from.to_owned()
+            } else {
+                format!("{} → {}", outcome.from, outcome.to)
+            },
             outcome.lost.with_apiserver.to_string(),
             outcome.lost.without_cause.to_string(),
             format!("{}{late}", seconds(outcome.longest_gap)),

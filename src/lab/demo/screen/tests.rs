@@ -3,7 +3,7 @@ use std::time::Duration;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
-use super::super::view::ViewLine as Happened;
+use super::super::chronicle::ViewLine as Happened;
 use super::*;
 
 fn backend(name: &str, condition: Condition, health_state: HealthState, why: &str, flows: u32) -> BackendRow {

@@ -80,7 +80,7 @@ async fn print_events(stage: &mut FleetStage) -> Result<bool, FleetError> {
 
 /// What the plain demo says of the fleet, if this process can run one.
 pub(super) fn offer() -> Option<&'static str> {
-    obstacle().is_none().then_some("you may also run `demo --fleet`: kill hosts, and no kubelet reconnects")
+    obstacle().is_none().then_some("`demo --fleet` works here, too: pull the plug of a host")
 }
 
 /// Why this process cannot run a fleet, and what to type instead; `None`: probably it can.

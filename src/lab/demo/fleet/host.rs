@@ -84,7 +84,7 @@ impl FleetHost {
         let word = if link == FleetLink::Up { "up" } else { "down" };
         switch.ip(&format!("link set {} {word}\n", self.plan.name))?;
         self.link = link;
-        self.look_away(begin_ns);
+        self.note_absence(begin_ns);
         Ok(())
     }
 
@@ -109,14 +109,14 @@ impl FleetHost {
         if let Some(apiserver) = &mut self.apiserver {
             apiserver.kill();
         }
-        self.look_away(begin_ns);
+        self.note_absence(begin_ns);
     }
 
     pub(super) async fn start_apiserver(&mut self, guard: &mut Guard) -> Result<(), ProcessError> {
         if let Some(apiserver) = &mut self.apiserver {
             apiserver.restart(Some(guard)).await?;
         }
-        self.look_away(now_ns());
+        self.note_absence(now_ns());
         Ok(())
     }
 
@@ -124,7 +124,7 @@ impl FleetHost {
         if let Some(baton) = &mut self.baton {
             baton.duty = duty;
         }
-        self.look_away(now_ns());
+        self.note_absence(now_ns());
     }
 
     pub(super) fn duty(&self) -> Option<BatonDuty> {
@@ -136,8 +136,8 @@ impl FleetHost {
         self.away.is_some_and(|(since_ns, until_ns)| (since_ns..=until_ns).contains(&at_ns))
     }
 
-    /// `begin_ns`: when the change began.
-    fn look_away(&mut self, begin_ns: u64) {
+    /// Notes whether its apiserver is away after a change that began at `begin_ns`.
+    fn note_absence(&mut self, begin_ns: u64) {
         // Times of clients are in milliseconds, rounded down.
         let begin_ns = begin_ns - 1_000_000;
         let killed = self.apiserver.as_ref().is_some_and(|it| it.condition() == Condition::Killed);

@@ -13,7 +13,7 @@ from .stage import Failed
 
 # What `baton check` computes, without the time between two heartbeats; the harness reads it from there.
 COMPUTED = ("apiserver killed", "apiserver hung", "apiserver's host gone", "Baton killed", "Baton hung", "Baton's host gone",
-            "planned failover", "Baton upgraded")
+            "host evacuated", "Baton upgraded")
 
 
 @dataclass
@@ -369,7 +369,7 @@ def faults():
         Fault("instance crashes again and again", "48", "instance", (2, 3), computed("Baton killed", 4), crash_loop, joined),
         Fault("instance's host gone", "17, 35, 36", "instance", (4, 12), computed("Baton's host gone"), *unplugged(INSTANCES)),
         Fault("instance's host reboots", "41", "instance", (4, 10), computed("Baton's host gone"), rebooted, booted),
-        Fault("instance evacuated", "18", "instance", (1, 3), computed("planned failover"), evacuated, cancelled),
+        Fault("instance evacuated", "18", "instance", (1, 3), computed("host evacuated"), evacuated, cancelled),
         Fault("instance upgraded", "27", "instance", (1, 2), computed("Baton upgraded"), upgraded),
         Fault("keepalived killed", "22", "instance", (2, 6), computed("Baton's host gone"), *killed(INSTANCES, keepalived)),
         Fault("instances parted", "21", "instance", (3, 8), computed("Baton's host gone"), *cut_off(to="", both=True)),

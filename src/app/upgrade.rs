@@ -140,7 +140,7 @@ impl Upgrader {
         // Otherwise the failover would remove an address on `lo` that flows of the new process need.
         self.core.ports.fleet.set_succeeded(true);
         let (upgrader, runtime) = (self.clone(), Handle::current());
-        let handed = tokio::task::spawn_blocking(move || upgrader.evacuate(&binary, &config, runtime, progress)).await;
+        let handed = tokio::task::spawn_blocking(move || upgrader.move_to_new_process(&binary, &config, runtime, progress)).await;
         match handed.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic())) {
             Ok((pid, progress)) => Ok(self.done(pid, progress)),
             Err(failed) => {
@@ -157,7 +157,7 @@ impl Upgrader {
         }
     }
 
-    fn evacuate(
+    fn move_to_new_process(
         &self,
         binary: &Path,
         config: &Path,

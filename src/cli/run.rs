@@ -190,7 +190,7 @@ async fn stop(bound: Bound, mut stops: Stops, manager: Arc<ServiceManager>) {
 /// A new process has everything: exit.
 async fn leave(bound: Bound, replacement: Replacement, manager: Arc<ServiceManager>) {
     let Replacement { pid, told } = replacement;
-    let known = tokio::task::spawn_blocking(move || manager.evacuate(pid));
+    let known = tokio::task::spawn_blocking(move || manager.set_main_pid(pid));
     let _ = tokio::time::timeout(TELL_MAX, told).await;
     let _ = known.await;
     bound.leave().await;

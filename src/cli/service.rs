@@ -82,7 +82,7 @@ impl ServiceManager {
 
     /// Makes process `pid` the main one. Returns when the manager knows it: if this process ended earlier, the manager
     /// would take that for the end of the service. Blocks.
-    pub(super) fn evacuate(&self, pid: u32) {
+    pub(super) fn set_main_pid(&self, pid: u32) {
         if !self.is_there() {
             return;
         }

@@ -71,8 +71,8 @@ pub(crate) enum BudgetFault {
     HostDies,
     /// The host of an instance and of an apiserver is gone: the connections of that apiserver end, and the VIP moves if it was there.
     StackedHostDies,
-    /// A host gives the VIP up on purpose.
-    PlannedFailover,
+    /// A host is evacuated.
+    Evacuated,
     /// Another binary takes over.
     Upgrade,
 }
@@ -86,7 +86,7 @@ impl BudgetFault {
         Self::InstanceHung,
         Self::HostDies,
         Self::StackedHostDies,
-        Self::PlannedFailover,
+        Self::Evacuated,
         Self::Upgrade,
     ];
 
@@ -99,7 +99,7 @@ impl BudgetFault {
             Self::InstanceHung => "Baton hung",
             Self::HostDies => "Baton's host gone",
             Self::StackedHostDies => "stacked host gone",
-            Self::PlannedFailover => "planned failover",
+            Self::Evacuated => "host evacuated",
             Self::Upgrade => "Baton upgraded",
         }
     }
@@ -112,14 +112,14 @@ impl BudgetMover {
             (Self::Keepalived(Vrrp { advert_interval, .. }), BudgetFault::HostDies) => {
                 advert_interval * ADVERTS_UNTIL_FAILOVER
             }
-            (Self::Keepalived(Vrrp { advert_interval, .. }), BudgetFault::PlannedFailover) => {
+            (Self::Keepalived(Vrrp { advert_interval, .. }), BudgetFault::Evacuated) => {
                 advert_interval * ADVERTS_WHEN_TOLD
             }
             (Self::Keepalived(Vrrp { advert_interval, track_time }), _) => {
                 track_time + advert_interval * ADVERTS_WHEN_TOLD
             }
             (Self::BuiltIn, BudgetFault::HostDies) => BUILT_IN_AFTER_HOST,
-            (Self::BuiltIn, BudgetFault::PlannedFailover) => BUILT_IN_WHEN_TOLD,
+            (Self::BuiltIn, BudgetFault::Evacuated) => BUILT_IN_WHEN_TOLD,
             (Self::BuiltIn, _) => BUILT_IN_AFTER_PROCESS,
         }
     }
@@ -144,7 +144,7 @@ pub(crate) fn longest_gap(fault: BudgetFault, timers: &BudgetTimers) -> Option<D
         BudgetFault::InstanceKilled
         | BudgetFault::InstanceHung
         | BudgetFault::HostDies
-        | BudgetFault::PlannedFailover => {
+        | BudgetFault::Evacuated => {
             let outage = timers.mover?.outage(fault);
             // Both a repeated segment and a repeated renewal come after pauses that double: the first one that reaches
             // the new owner comes at most as long after the failover as the outage lasted.
@@ -200,6 +200,6 @@ mod tests {
         let unknown: Vec<_> =
             BudgetFault::ALL.into_iter().filter(|fault| longest_gap(*fault, &alone).is_none()).collect();
         use BudgetFault::*;
-        assert_eq!(unknown, [InstanceKilled, InstanceHung, HostDies, StackedHostDies, PlannedFailover]);
+        assert_eq!(unknown, [InstanceKilled, InstanceHung, HostDies, StackedHostDies, Evacuated]);
     }
 }

@@ -204,8 +204,8 @@ fn no_node_waits_longer_than_computed_when_the_host_of_baton_is_gone_and_the_nex
 
 #[test]
 #[ignore = "figures for docs/drill.md: it wants a machine for itself"]
-fn no_node_waits_longer_than_computed_in_a_planned_failover() {
-    each_way("drill failover", "planned failover", Offloaded::GoOn, |cluster| {
+fn no_node_waits_longer_than_computed_when_a_host_is_evacuated() {
+    each_way("drill failover", "host evacuated", Offloaded::GoOn, |cluster| {
         let output = cluster.all[0].baton.cli(&["evacuate", "--deadline", "5s"]);
         println!("{}", String::from_utf8_lossy(&output.stdout));
         cluster.scene.lab.lb.link_down();

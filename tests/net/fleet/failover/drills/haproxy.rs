@@ -161,8 +161,8 @@ fn haproxy_when_its_host_is_gone_and_the_next_one_drops_what_it_has_not_tracked(
 
 #[test]
 #[ignore = "figures for docs/drill.md: it wants a machine for itself"]
-fn haproxy_in_a_planned_failover() {
-    drill("planned failover", UNTIL_PINGED, |pair| {
+fn haproxy_when_a_host_is_evacuated() {
+    drill("host evacuated", UNTIL_PINGED, |pair| {
         pair.keepalived[0].signal(rustix::process::Signal::TERM);
         pair.keepalived[0].wait(LONG);
         pair.drill.pass(secs(5));

@@ -25,10 +25,10 @@ OTHERS = ("haproxy", "haproxy-splice", "nginx", "envoy")
 
 # Of offloaded flows, with the CPU of everything on the machine: their packets are passed on in interrupts.
 OFFLOADED_LINES = (
-    ("CPU of a request, 64 B, 64 connections", "path-requests-64-c64", "machine_us_each"),
-    ("CPU of a GB up, 8 flows", "path-bulk-up-8", "machine_s_per_gb"),
-    ("CPU of a GB down, 8 flows", "path-bulk-down-8", "machine_s_per_gb"),
-    ("Latency at 20,000 requests a second, p99", "path-rate-20k", "p99_us_of_seconds"),
+    ("CPU of a request, 64 B, 64 connections", "offloaded-requests-64-c64", "machine_us_each"),
+    ("CPU of a GB up, 8 flows", "offloaded-bulk-up-8", "machine_s_per_gb"),
+    ("CPU of a GB down, 8 flows", "offloaded-bulk-down-8", "machine_s_per_gb"),
+    ("Latency at 20,000 requests a second, p99", "offloaded-rate-20k", "p99_us_of_seconds"),
 )
 OFFLOADED_OTHERS = ("dnat", "haproxy-splice", "nginx", "baton")
 

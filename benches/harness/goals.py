@@ -54,7 +54,7 @@ def path(results, goals):
         if reached is not None:
             goals.append((work, f"≤ {bound:.2f} × {PEERS[other].label}", f"{reached:.3f}", reached <= bound))
 
-    row = "path-requests-64-c64"
+    row = "offloaded-requests-64-c64"
     beside("offloaded, requests 64 B, C=64: CPU of everything", row, "machine_us_each", "dnat", 1.05)
     ratios = {other: results.ratio(row, "machine_us_each", "baton-offloaded", other) for other in PROXIES}
     ratios = {other: ratio for other, ratio in ratios.items() if ratio is not None}
@@ -63,8 +63,8 @@ def path(results, goals):
         goals.append(("offloaded, requests 64 B, C=64: CPU of everything", f"≤ 0.62 × the best proxy ({PEERS[best].label})",
                       f"{ratios[best]:.3f}", ratios[best] <= 0.62))
     for way in ("up", "down"):
-        beside(f"offloaded, bulk {way}, 8 flows: CPU of everything", f"path-bulk-{way}-8", "machine_s_per_gb", "dnat", 1.05)
-    beside("offloaded, 20,000 requests a second: p99", "path-rate-20k", "p99_us_of_seconds", "dnat", 1.20)
+        beside(f"offloaded, bulk {way}, 8 flows: CPU of everything", f"offloaded-bulk-{way}-8", "machine_s_per_gb", "dnat", 1.05)
+    beside("offloaded, 20,000 requests a second: p99", "offloaded-rate-20k", "p99_us_of_seconds", "dnat", 1.20)
 
 
 def tail(results, goals, work, row):

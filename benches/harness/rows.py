@@ -36,7 +36,7 @@ class Row:
 
 # Those that are measured from namespace to namespace, by what everything together uses.
 OFF_LOOPBACK = ("routed", "dnat", "baton-offloaded")
-PATH = ("routed", "dnat", "haproxy", "haproxy-splice", "nginx", "baton", "baton-offloaded")
+BETWEEN_HOSTS = ("routed", "dnat", "haproxy", "haproxy-splice", "nginx", "baton", "baton-offloaded")
 PROXIES = ("haproxy", "haproxy-splice", "nginx", "baton")
 
 CPU_REQUEST = ("cpu_us_each", "CPU per request", "µs", 1, "lower")
@@ -65,9 +65,9 @@ def _bulk(way, flows):
                ("bulk", "--direction", way, "--flows", flows), values=BULK)
 
 
-def _path(name, title, load, *values, realtime=False):
+def _between_hosts(name, title, load, *values, realtime=False):
     # The time before the window is for offload, too.
-    return Row(f"path-{name}", f"Between namespaces: {title}", load, hosts=3, only=PATH, warmup=1.0, values=values,
+    return Row(f"offloaded-{name}", f"Between namespaces: {title}", load, hosts=3, only=BETWEEN_HOSTS, warmup=1.0, values=values,
                realtime=realtime)
 
 
@@ -106,11 +106,11 @@ ROWS = {row.key: row for row in (
                 ("delay_p9999_ns", "the same while the table is listed, p99.99", "µs", 1e-3, "lower"),
                 ("delay_slowest_ns", "slowest", "µs", 1e-3, "lower"))),
     Row("behaviour", "Behaviour", ("behave",), seconds=20, warmup=0, rounds_max=1, without=("direct",)),
-    _path("requests-64-c64", "requests, 64 B, C=64", ("requests", "--connections", 64), MACHINE_REQUEST, PER_SECOND, P50, P99),
+    _between_hosts("requests-64-c64", "requests, 64 B, C=64", ("requests", "--connections", 64), MACHINE_REQUEST, PER_SECOND, P50, P99),
     # Else its tail is that of time slices: on two cores clients and backends wait for each other for milliseconds.
-    _path("rate-20k", "20,000 requests a second, 64 B, C=64", ("requests", "--connections", 64, "--rate", 20000, "--threads", 1),
+    _between_hosts("rate-20k", "20,000 requests a second, 64 B, C=64", ("requests", "--connections", 64, "--rate", 20000, "--threads", 1),
           MACHINE_REQUEST, P50, P99, P99_OF_SECONDS, realtime=True),
-    *(_path(f"bulk-{way}-8", f"bulk {way}, 8 flows", ("bulk", "--direction", way, "--flows", 8, "--settle", 0.8), MACHINE_GB, BULK[1])
+    *(_between_hosts(f"bulk-{way}-8", f"bulk {way}, 8 flows", ("bulk", "--direction", way, "--flows", 8, "--settle", 0.8), MACHINE_GB, BULK[1])
       for way in ("up", "down")),
     Row("connections-two-minutes", "Connections between namespaces, two minutes", ("connect", "--connections", 64),
         seconds=120, hosts=3, rounds_max=1, without=("direct", "haproxy-splice")),
@@ -146,7 +146,7 @@ def measure_once(row, peer, seconds):
         watch = noise.Watch()
         return table.measure() | {"others": watch.others(), "at": round(time.time())}
     # Before anything of this run is there: what the machine does anyway is not the run's.
-    idle = noise.share_at_rest() if row.key.startswith("path-") else 0
+    idle = noise.share_at_rest() if row.key.startswith("offloaded-") else 0
     if idle > noise.TOLERATED / 2:
         raise Failed(f"others use {idle:.0%} of the machine, whose CPU is what is measured")
     with Stage(row.hosts, row.mortal, row.realtime) as stage:
@@ -171,7 +171,7 @@ def measure_once(row, peer, seconds):
         watch = noise.Watch([pid for started in stage.processes for pid in family(started)])
         report = stage.load(*arguments, within_s=seconds + 40)
         others = watch.others()
-        if row.key.startswith("path-"):
+        if row.key.startswith("offloaded-"):
             add_machine(report, idle, seconds)
         if report.get("p99_us_by_second"):
             report["p99_us_of_seconds"] = statistics.median(report["p99_us_by_second"])

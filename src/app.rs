@@ -112,7 +112,7 @@ pub(crate) struct Core {
     ports: Arc<AllPorts>,
     offload: offload::InstanceOffload,
     peers: peers::PeerLinks,
-    evacuation: evacuate::Desk,
+    evacuation: evacuate::EvacuationState,
     proxy: Proxy,
     checker: Checker,
     config: Arc<ArcSwap<Config>>,
@@ -172,7 +172,7 @@ pub(crate) async fn build(
     Ok(bound)
 }
 
-/// Starts an instance that takes over from the process at the other end of `channel`. It serves once that process is
+/// Starts the new process of an upgrade; `channel` leads to the old one. It serves once that process is
 /// done; see [`Bound::dismissed`].
 pub(crate) async fn upgrade_from(config: Config, path: &Path, channel: Channel) -> Result<Bound, StartError> {
     let hello = Hello::here().reading(ProgramReader { layout: LAYOUT, pins: Some(config.offload.pins.clone()) });
@@ -260,7 +260,7 @@ fn assemble(
         ports: ports.clone(),
         offload: offloaded,
         peers: peers::PeerLinks::default(),
-        evacuation: evacuate::Desk::default(),
+        evacuation: evacuate::EvacuationState::default(),
         proxy,
         checker,
         config: Arc::new(ArcSwap::new(config.clone())),
@@ -369,7 +369,7 @@ impl Bound {
         }
     }
 
-    /// Returns if the process that this one should take over from continues; then this one's listeners are closed.
+    /// Returns if the old process of the upgrade continues; then this one's listeners are closed.
     pub(crate) async fn dismissed(&self) {
         let Some(mut outcome) = self.outcome.clone() else { return std::future::pending().await };
         let stepped_back = |outcome: &Option<Outcome>| matches!(outcome, Some(Outcome::SteppedBack { .. }));

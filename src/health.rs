@@ -147,7 +147,7 @@ impl Checker {
         checker
     }
 
-    /// The state of every backend, for the process that takes over.
+    /// The state of every backend, for the new process of an upgrade.
     pub(crate) async fn save(&self) -> Vec<SavedBackend> {
         let ask = |watched: &Watched| {
             let (answer, answered) = oneshot::channel();

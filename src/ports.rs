@@ -76,7 +76,7 @@ parts! {
     AllPorts;
     Orders => ports.orders;
     Offload => ports.offload;
-    StandbyQueues => ports.offload.held;
+    StandbyQueues => ports.offload.standby;
     EngineWake => ports.offload.wake;
     Fleet => ports.fleet;
     Reachability => ports.reachability;

@@ -35,7 +35,7 @@ pub trait Control: Send + Sync + 'static {
     /// Moves flows once until all backends are even, or for three quarters of a minute.
     fn rebalance(&self) -> Rebalancing;
 
-    /// Begins to replace this process by a new one that takes over its flows.
+    /// Begins to replace this process by a new one that gets its flows.
     fn upgrade(&self, asked: UpgradeRequest) -> Result<Upgrading, UpgradeFailed>;
 
     /// Whether an upgrade is possible; changes nothing.

@@ -35,7 +35,7 @@ pub enum EvacuationStep {
     #[default]
     Telling,
     /// The VIP leaves this host, and a peer reports it.
-    LettingGo,
+    MovingVip,
     /// Flows are offloaded, or end by themselves.
     Emptying,
     /// The deadline has passed.

@@ -75,7 +75,7 @@ pub struct UpgradeFailed {
     pub moved: u64,
 }
 
-/// Whether another binary could take over.
+/// Whether an upgrade to another binary would begin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpgradeCheck {
     pub binary: PathBuf,

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::admin::doors::{Doors, OpenDoorError, Prepared, SharedListener};
 use crate::config;
 
-/// Empty before the instance serves, and after another process has taken over.
+/// Empty before the instance serves, and after an upgrade has given the listeners to another process.
 #[derive(Debug, Default)]
 pub(crate) struct OpenDoors(Mutex<Option<Doors>>);
 

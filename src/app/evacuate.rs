@@ -39,11 +39,11 @@ const SHOW_EVERY_NS: u64 = 100_000_000;
 
 /// Whether this host has evacuated or is about to.
 #[derive(Debug, Default)]
-pub(super) struct Desk {
+pub(super) struct EvacuationState {
     /// `None`: this host may have the VIP, and no evacuation runs.
     running: Mutex<Option<RunningEvacuation>>,
     /// Whether this host should not have the VIP.
-    let_go: AtomicBool,
+    vip_given: AtomicBool,
 }
 
 #[derive(Clone, Debug)]
@@ -53,7 +53,7 @@ struct RunningEvacuation {
     cancel: CancellationToken,
 }
 
-impl Desk {
+impl EvacuationState {
     /// Whether an evacuation is under way or done.
     pub(super) fn is_busy(&self) -> bool {
         self.running().is_some()
@@ -61,7 +61,7 @@ impl Desk {
 
     /// Why this host should not have the VIP.
     pub(super) fn not_ready(&self) -> Option<String> {
-        self.let_go.load(Relaxed).then(|| "an evacuation has given its VIP to another instance".to_owned())
+        self.vip_given.load(Relaxed).then(|| "an evacuation has given its VIP to another instance".to_owned())
     }
 
     fn running(&self) -> MutexGuard<'_, Option<RunningEvacuation>> {
@@ -337,8 +337,8 @@ impl Run {
             let Core { proxy, table, ports, evacuation, config, .. } = &*self.core;
             match order {
                 EvacuateOrder::Keep => ports.fleet.set_keeping(true),
-                EvacuateOrder::LetGo => {
-                    evacuation.let_go.store(true, Relaxed);
+                EvacuateOrder::GiveVip => {
+                    evacuation.vip_given.store(true, Relaxed);
                     ports.vip.evacuate(self.machine.to().cloned());
                     if let Some(path) = &self.track_file
                         && let Err(error) = write(path, true)
@@ -346,7 +346,7 @@ impl Run {
                         self.machine.fail(unwritable(path, &error));
                     }
                 }
-                EvacuateOrder::Offload => proxy.hurry(true),
+                EvacuateOrder::Offload => proxy.offload_at_once(true),
                 EvacuateOrder::Refuse => proxy.refuse(Some(EndReason::EvacuationDeadline)),
                 EvacuateOrder::Reset => {
                     let process = &config.load().process;
@@ -359,19 +359,19 @@ impl Run {
                     ports.orders.end(EndOrder { selector, reason, pace, only_idle_for: None });
                 }
                 EvacuateOrder::TakeBack => {
-                    evacuation.let_go.store(false, Relaxed);
+                    evacuation.vip_given.store(false, Relaxed);
                     ports.vip.take_back();
                     if let Some(path) = &self.track_file
                         && let Err(error) = write(path, false)
                     {
                         tracing::error!(path = %path.display(), %error, "cannot write 0 to track_file, so this host does not get the VIP back: write 0 to that file");
                     }
-                    proxy.hurry(false);
+                    proxy.offload_at_once(false);
                     proxy.refuse(None);
                     ports.fleet.set_keeping(false);
                 }
                 EvacuateOrder::Release => {
-                    proxy.hurry(false);
+                    proxy.offload_at_once(false);
                     ports.fleet.set_keeping(false);
                 }
             }
@@ -386,7 +386,7 @@ impl Run {
         self.shown_at_ns = now_ns;
         let step = match self.machine.step() {
             EvacuateStep::Telling => EvacuationStep::Telling,
-            EvacuateStep::LettingGo => EvacuationStep::LettingGo,
+            EvacuateStep::MovingVip => EvacuationStep::MovingVip,
             EvacuateStep::Emptying => EvacuationStep::Emptying,
             EvacuateStep::Resetting => EvacuationStep::Resetting,
             EvacuateStep::Confirming => EvacuationStep::Confirming,

@@ -152,7 +152,7 @@ impl InstanceOffload {
         }
     }
 
-    /// Offloads no more flows: another process is about to take over.
+    /// Offloads no more flows: an upgrade to another process is under way.
     pub(super) fn pause(&self) {
         self.table.offload.set_open(false);
     }

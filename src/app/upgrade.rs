@@ -111,7 +111,7 @@ impl Upgrader {
         Ok(Upgrading { progress, outcome })
     }
 
-    /// Whether the requested process could take over.
+    /// Whether an upgrade to the requested program would begin.
     pub(crate) fn check(&self, asked: UpgradeRequest) -> Checking {
         let (core, places) = (self.core.clone(), self.places(asked));
         Box::pin(async move {
@@ -140,7 +140,9 @@ impl Upgrader {
         // Otherwise the failover would remove an address on `lo` that flows of the new process need.
         self.core.ports.fleet.set_succeeded(true);
         let (upgrader, runtime) = (self.clone(), Handle::current());
-        let handed = tokio::task::spawn_blocking(move || upgrader.move_to_new_process(&binary, &config, runtime, progress)).await;
+        let handed =
+            tokio::task::spawn_blocking(move || upgrader.move_to_new_process(&binary, &config, runtime, progress))
+                .await;
         match handed.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic())) {
             Ok((pid, progress)) => Ok(self.done(pid, progress)),
             Err(failed) => {

@@ -217,7 +217,7 @@ fn step(progress: &EvacuationProgress) -> String {
     let left = plural(flows.proxied_left, "flow");
     match step {
         EvacuationStep::Telling => "telling the peers of all flows".to_owned(),
-        EvacuationStep::LettingGo => format!("giving {vips} to another instance"),
+        EvacuationStep::MovingVip => format!("giving {vips} to another instance"),
         EvacuationStep::Emptying => {
             let own = match flows.to_own_backend {
                 0 => String::new(),
@@ -267,7 +267,7 @@ mod tests {
             ..EvacuationFlows::default()
         };
         let steps =
-            [EvacuationStep::Telling, EvacuationStep::LettingGo, EvacuationStep::Emptying, EvacuationStep::Confirming];
+            [EvacuationStep::Telling, EvacuationStep::MovingVip, EvacuationStep::Emptying, EvacuationStep::Confirming];
         let mut text = String::new();
         for it in steps {
             let flows = EvacuationFlows { proxied_left: 12, ..flows };

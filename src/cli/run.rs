@@ -197,7 +197,7 @@ async fn leave(bound: Bound, replacement: Replacement, manager: Arc<ServiceManag
     tracing::info!(pid, "replaced");
 }
 
-/// This process failed to take over: returns when its last flow has ended.
+/// The upgrade to this process failed: returns when its last flow has ended.
 async fn serve_what_is_left(bound: &Bound) {
     bound.dismissed().await;
     bound.gone().await;

@@ -66,7 +66,7 @@ pub(crate) struct Links {
 /// `links`. If offload is on, the offload engine must be open before.
 pub(crate) fn start(table: FailoverParts, mut config: watch::Receiver<Arc<Config>>, links: Links) -> io::Result<()> {
     let running = config.borrow_and_update().clone();
-    let Some(settings) = settings(&running, &table.offload.held) else { return Ok(()) };
+    let Some(settings) = settings(&running, &table.offload.standby) else { return Ok(()) };
     let (opened, opens) = std::sync::mpsc::channel();
     essential::thread("failover", move || {
         let open = || {

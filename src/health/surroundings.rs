@@ -24,7 +24,7 @@ const LOOPBACK: &str = "lo";
 
 /// Whether this host hears any other host: only then does a backend's silence prove anything.
 #[derive(Debug, Default)]
-pub(super) struct Hearing {
+pub(super) struct SurroundingsWatch {
     doubt: Doubt,
     wire: CarrierWatch,
     /// When to check again for others, while none is heard.
@@ -58,7 +58,7 @@ impl CarrierWatch {
     }
 }
 
-impl Hearing {
+impl SurroundingsWatch {
     /// Whether no other host is heard, so that a backend's silence proves nothing.
     pub(super) fn is_deaf(&self) -> bool {
         self.doubt.is_deaf()

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::probe::Manner;
 use super::resolve::{LookedUp, NameLookup, ResolveError};
 use super::succession::NameSuccession;
-use super::surroundings::{Hearing, Listened};
+use super::surroundings::{Listened, SurroundingsWatch};
 use super::votes::{Vote, Votes};
 use super::{Ordered, SharedHealth};
 use crate::addr::BackendAddr;
@@ -88,7 +88,7 @@ pub(super) struct Watcher {
     spec: Spec,
     machine: Machine,
     vote: Vote,
-    hearing: Hearing,
+    surroundings: SurroundingsWatch,
     /// The result in words, and its duration in µs.
     last_probe: Option<String>,
     last_probe_us: u64,
@@ -195,7 +195,7 @@ impl Watcher {
             machine: Machine::new(spec.policy(), arrival, now_ns()),
             manner: Arc::new(Manner::new(&spec.health, &spec.backend)),
             vote: Vote::new(votes),
-            hearing: Hearing::default(),
+            surroundings: SurroundingsWatch::default(),
             last_probe: None,
             last_probe_us: 0,
             probing: None,
@@ -285,7 +285,7 @@ impl Watcher {
             // After the machine, so that actions that were held back while nobody was heard do not start only because
             // somebody is by now.
             let listened = Listened { table: &self.shared.table, entry: &self.entry, spec: &self.spec };
-            if self.hearing.look_around(listened) {
+            if self.surroundings.look_around(listened) {
                 self.begin_anew();
             }
             if self.has_retired() {
@@ -345,7 +345,7 @@ impl Watcher {
         let probe = self.machine.next_probe_ns();
         let resolve = self.lookup.next_ns();
         let retire = self.retiring.as_ref().map(|retiring| retiring.look_at_ns);
-        let look = self.hearing.next_look_ns();
+        let look = self.surroundings.next_look_ns();
         let step_down = self.succession.until_ns();
         let due = [probe, resolve, retire, look, step_down, self.machine.next_timeout_ns()];
         due.into_iter().flatten().min().unwrap_or(u64::MAX)
@@ -365,7 +365,7 @@ impl Watcher {
             );
         }
         let listened = Listened { table: &self.shared.table, entry: &self.entry, spec: &self.spec };
-        match self.hearing.hear(listened, &report.outcome, report.flows_moved, report.began_ns) {
+        match self.surroundings.hear(listened, &report.outcome, report.flows_moved, report.began_ns) {
             Silence::Anew => self.begin_anew(),
             Silence::Nothing => self.machine.handle_unsettled(now_ns(), fastrand::u64(..)),
             Silence::Counts => {

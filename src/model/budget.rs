@@ -10,7 +10,7 @@ use std::time::Duration;
 /// ReadIdleTimeout 30 s, PingTimeout 15 s).
 const PING_GIVES_UP: Duration = Duration::from_secs(45);
 
-/// A backup takes over after three advertisements and a skew below one (RFC 9568 section 6.1).
+/// A backup takes the VIP after three advertisements and a skew below one (RFC 9568 section 6.1).
 const ADVERTS_UNTIL_FAILOVER: u32 = 4;
 
 /// A host that gives the VIP up announces it (priority 0), and the backup waits only for the skew.
@@ -73,7 +73,7 @@ pub(crate) enum BudgetFault {
     StackedHostDies,
     /// A host is evacuated.
     Evacuated,
-    /// Another binary takes over.
+    /// A new process gets everything from the old one.
     Upgrade,
 }
 
@@ -141,10 +141,7 @@ pub(crate) fn longest_gap(fault: BudgetFault, timers: &BudgetTimers) -> Option<D
                 [BudgetFault::ApiserverSilent, BudgetFault::HostDies].map(|it| longest_gap(it, timers));
             return Some(apiserver?.max(host?));
         }
-        BudgetFault::InstanceKilled
-        | BudgetFault::InstanceHung
-        | BudgetFault::HostDies
-        | BudgetFault::Evacuated => {
+        BudgetFault::InstanceKilled | BudgetFault::InstanceHung | BudgetFault::HostDies | BudgetFault::Evacuated => {
             let outage = timers.mover?.outage(fault);
             // Both a repeated segment and a repeated renewal come after pauses that double: the first one that reaches
             // the new owner comes at most as long after the failover as the outage lasted.

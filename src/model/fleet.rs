@@ -6,7 +6,6 @@ mod events;
 mod exchange;
 pub(crate) mod failover;
 mod fleet_id;
-mod held;
 mod message;
 mod mirror;
 mod port_range;
@@ -14,6 +13,7 @@ mod record;
 mod session;
 #[cfg(test)]
 mod simulation;
+mod standby;
 #[cfg(test)]
 pub(crate) mod testing;
 mod unknown_packet;
@@ -31,11 +31,11 @@ pub use events::{Asked, Local, MemberView, PeerCommand, Remote, Said};
 pub(crate) use exchange::Notice;
 pub use exchange::{Exchange, KnowsQuery, Member, Own};
 pub(crate) use fleet_id::FleetId;
-pub(crate) use held::{AcceptedFlow, PeerPortRange, StandbyAnswer, StandbyRequest};
 pub use message::{Change, Hello, Message};
 pub use port_range::PortRange;
 pub(crate) use port_range::port_range;
 pub(crate) use record::{FlowRecord, Keeping, Passage, RewriteState};
+pub(crate) use standby::{AcceptedFlow, PeerPortRange, StandbyAnswer, StandbyRequest};
 pub use unknown_packet::{Then, Unknown, UnknownPacket};
 pub(crate) use untold::{Abandoned, Remembered};
 

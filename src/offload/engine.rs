@@ -131,14 +131,14 @@ struct EngineOrders {
 }
 
 impl OffloadEngine {
-    /// Takes over the program. An earlier process's flows in it go on, and [`OffloadEngine::recover`] gives them
+    /// Uses the program. An earlier process's flows in it go on, and [`OffloadEngine::recover`] gives them
     /// workers; no new flow gets their ids. If `interfaces` is empty, the engine attaches the program as needed.
     pub(crate) fn start(program: Program, table: EngineParts, on_demand: bool) -> Result<Self, OpenError> {
         let port = table.offload.clone();
         let mut engine = Engine::open(program, table, on_demand)?;
         let orders = engine.outside.orders.clone();
         keep_names(&engine.outside, &mut engine.keep)?;
-        port.held.serve(Box::new(engine.outside.program.flow_map()?));
+        port.standby.serve(Box::new(engine.outside.program.flow_map()?));
         // Essential: workers wait for its answers. Offloaded flows go on without it, and the next process recovers
         // them.
         let thread = essential::thread("offload", move || engine.run()).map_err(OpenError::Begin)?;

@@ -15,7 +15,7 @@
 //! A flow stays with its worker until its end, with its place in the table and its part of every limit; only its bytes
 //! take another path.
 
-mod held;
+mod standby;
 mod wake;
 
 use std::io;
@@ -32,7 +32,7 @@ use crate::model::ids::FlowId;
 pub(crate) use crate::model::fleet::{PeerPortRange, StandbyAnswer, StandbyRequest};
 pub use crate::model::flow::Ticket;
 pub use crate::model::stays::Stays;
-pub(crate) use held::{OffloadedKeys, StandbyQueues};
+pub(crate) use standby::{OffloadedKeys, StandbyQueues};
 pub(crate) use wake::EngineWake;
 
 /// A flow that may be offloaded. Until the offload engine answers, only the engine reads and writes its sockets.
@@ -179,7 +179,7 @@ pub struct Offload {
     answers: Box<[SegQueue<Answer>]>,
     open: AtomicBool,
     /// Flows must leave even if they are young: an evacuation is under way.
-    hurried: AtomicBool,
+    at_once: AtomicBool,
     /// Offload has stopped, because flows were reset right after it, and an operator wants it tried again.
     retry_wanted: AtomicBool,
     /// Source and destination of backend legs without sockets: the kernel would give the port to another connection.
@@ -190,7 +190,7 @@ pub struct Offload {
     /// Number of flows whose sockets the offload engine has.
     in_flight: AtomicU32,
     /// Requests about other instances' flows.
-    pub held: StandbyQueues,
+    pub standby: StandbyQueues,
 }
 
 impl Offload {
@@ -200,12 +200,12 @@ impl Offload {
             wake: EngineWake::new()?,
             answers: (0..workers).map(|_| SegQueue::new()).collect(),
             open: AtomicBool::new(false),
-            hurried: AtomicBool::new(false),
+            at_once: AtomicBool::new(false),
             retry_wanted: AtomicBool::new(false),
             reserved: papaya::HashSet::default(),
             reserved_for_peers: papaya::HashSet::default(),
             in_flight: AtomicU32::new(0),
-            held: StandbyQueues::default(),
+            standby: StandbyQueues::default(),
         })
     }
 
@@ -219,12 +219,12 @@ impl Offload {
     }
 
     /// Whether flows must leave as soon as possible, even if they are young.
-    pub(crate) fn is_hurried(&self) -> bool {
-        self.hurried.load(Relaxed)
+    pub(crate) fn is_wanted_at_once(&self) -> bool {
+        self.at_once.load(Relaxed)
     }
 
-    pub(crate) fn set_hurried(&self, hurried: bool) {
-        self.hurried.store(hurried, Relaxed);
+    pub(crate) fn set_wanted_at_once(&self, at_once: bool) {
+        self.at_once.store(at_once, Relaxed);
     }
 
     /// Offload has stopped, because flows were reset right after it: has the engine try it again.
@@ -247,7 +247,7 @@ impl Offload {
 
     /// Sends a request about other instances' flows to the offload engine; never waits.
     pub(crate) fn ask_standby(&self, request: StandbyRequest) {
-        self.held.push(request);
+        self.standby.push(request);
         self.wake.wake_once();
     }
 

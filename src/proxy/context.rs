@@ -154,7 +154,7 @@ impl WorkerContext {
     /// The policy for offloading flows; `None`: none may be offloaded now.
     pub(super) fn offload_policy(&self) -> Option<OffloadPolicy> {
         let policy = self.plane.leave.filter(|_| self.table.offload.is_open())?;
-        Some(if self.table.offload.is_hurried() { OffloadPolicy::AT_ONCE } else { policy })
+        Some(if self.table.offload.is_wanted_at_once() { OffloadPolicy::AT_ONCE } else { policy })
     }
 
     pub(super) fn ticket(&self, flow: &Flow) -> Ticket {

@@ -61,7 +61,7 @@ pub(super) struct Holds {
 }
 
 impl Holds {
-    pub(super) fn let_go(&mut self) {
+    pub(super) fn release(&mut self) {
         (self.frontend, self.source) = (None, None);
     }
 }

@@ -21,7 +21,7 @@ pub(super) enum Message {
     /// Flows leave for another process, or come from one.
     Upgrade(UpgradeMessage),
     /// Try all flows again that may be offloaded now.
-    Hurry,
+    OffloadAtOnce,
     /// Leave the loop.
     Exit,
 }

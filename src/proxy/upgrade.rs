@@ -1,12 +1,12 @@
 //! Flows that move between processes: the requests of the control side to the workers.
 //!
 //! ```text
-//!   old   take ──▶ MovingFlow ──▶ let_go    the other process has it: closed here without a word to either end
-//!                    ├──────▶ put_back  served here as before
-//!                    └──────▶ reset     the other process had it and died, or did not want it
+//!   old   take ──▶ MovingFlow ──▶ forget_moved  the other process has it: closed here without a word to either end
+//!                    ├──────▶ put_back      served here as before
+//!                    └──────▶ reset         the other process had it and died, or did not want it
 //!   new   Arriving ──▶ import
 //! ```
-//! A flow that was taken is in no epoll set; nobody reads or writes its sockets until its moving_flow is given back.
+//! A flow that was taken is in no epoll set; nobody reads or writes its sockets until its `MovingFlow` is given back.
 
 pub(super) mod export;
 pub(super) mod import;
@@ -49,8 +49,8 @@ impl Proxy {
     }
 
     /// Forgets flows that another process has now.
-    pub fn let_go(&self, moving: Vec<MovingFlow>) {
-        self.give_back(moving, Message::LetGo);
+    pub fn forget_moved(&self, moving: Vec<MovingFlow>) {
+        self.give_back(moving, Message::ForgetMoved);
     }
 
     /// Ends flows that no process can serve any more.

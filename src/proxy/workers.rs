@@ -119,10 +119,10 @@ impl Proxy {
     }
 
     /// Has flows offloaded as soon as possible, or (`false`) as the configuration says.
-    pub(crate) fn hurry(&self, hurried: bool) {
-        self.table.offload.set_hurried(hurried);
-        if hurried {
-            self.tell_all(|| Message::Hurry);
+    pub(crate) fn offload_at_once(&self, at_once: bool) {
+        self.table.offload.set_wanted_at_once(at_once);
+        if at_once {
+            self.tell_all(|| Message::OffloadAtOnce);
         }
     }
 

@@ -102,7 +102,7 @@ pub(crate) fn meet(channel: &Channel, hello: Hello, limit: Duration) -> Result<O
     }
 }
 
-/// Tells the old process why this process cannot take over.
+/// Tells the old process why this process cannot replace it.
 pub(crate) fn refuse(channel: &Channel, reasons: Vec<String>, limit: Duration) {
     // The old process also notices when this process ends.
     let _ = channel.send(&Message::Refuse(Reasons(reasons)), &[], limit);

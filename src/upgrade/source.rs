@@ -9,7 +9,7 @@
 //!                             or killed if it cannot be told
 //!   after Commit, it died     reset: it may have read bytes that died with it
 //!   after Commit, it left     put back: it says Imported before Left, if it has imported anything
-//!   after Commit, it hangs    let go: they are its flows; it is told Abort, and killed if it does not answer
+//!   after Commit, it hangs    forgotten: they are its flows; it is told Abort, and killed if it does not answer
 //! ```
 
 use std::io;
@@ -29,7 +29,7 @@ pub(crate) trait OldProcess {
     /// Every listening socket, with those of the admin servers.
     fn doors(&self) -> io::Result<Vec<(Door, OwnedFd)>>;
 
-    /// Why the process that sent `hello` cannot take over; `None`: it can. Called when the doors are sent.
+    /// Why the process that sent `hello` cannot replace this one; `None`: it can. Called when the doors are sent.
     fn obstacle(&self, hello: &Hello) -> Option<String>;
 
     fn state(&self) -> Result<State, String>;
@@ -41,7 +41,7 @@ pub(crate) trait OldProcess {
     fn put_back(&mut self, moving: Vec<Self::MovingFlow>);
 
     /// Forgets flows that the new process serves.
-    fn let_go(&mut self, moving: Vec<Self::MovingFlow>);
+    fn forget_moved(&mut self, moving: Vec<Self::MovingFlow>);
 
     /// Resets flows that no process can serve.
     fn end(&mut self, moving: Vec<Self::MovingFlow>);
@@ -346,7 +346,7 @@ impl<G: OldProcess> Source<'_, G> {
                     }
                     _ => {
                         self.progress.moved += moving.len() as u64;
-                        self.old_process.let_go(moving);
+                        self.old_process.forget_moved(moving);
                     }
                 }
                 return Err(why);
@@ -376,7 +376,7 @@ impl<G: OldProcess> Source<'_, G> {
             |moving_flow: &G::MovingFlow| refused.iter().any(|refused| refused.flow == moving_flow.transfer().id);
         let (unwanted, imported): (Vec<_>, Vec<_>) = moving.into_iter().partition(is_refused);
         self.progress.moved += imported.len() as u64;
-        self.old_process.let_go(imported);
+        self.old_process.forget_moved(imported);
         self.old_process.end(unwanted);
         self.progress.refused.extend(refused);
     }

@@ -9,8 +9,8 @@
 //! not run renews nothing, and its kernel removes the address.
 
 mod guard;
-mod hearing;
 mod hooks;
+mod reachability;
 
 use std::io;
 use std::net::IpAddr;
@@ -49,8 +49,8 @@ use crate::table::fleet::FleetView;
 use crate::table::flows::{FlowState, FlowTable, FlowView};
 use crate::table::journal::{Journal, What};
 use guard::HangGuard;
-use hearing::VipHearing;
 use hooks::Hooks;
+use reachability::VipReachability;
 
 /// Interval between two looks with a VIP, and without one.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -145,7 +145,7 @@ struct BuiltInVip {
     has_peers: bool,
     machine: VipMachine,
     ears: Ears,
-    hearing: VipHearing,
+    reachability: VipReachability,
     here: Vec<IpAddr>,
     has_carrier: bool,
     renewed_ns: u64,
@@ -234,7 +234,7 @@ impl VipHolder {
             has_peers: terms.has_peers,
             machine: VipMachine::new(terms),
             ears: Ears::default(),
-            hearing: VipHearing::default(),
+            reachability: VipReachability::default(),
             here: Vec::new(),
             has_carrier: false,
             renewed_ns: 0,
@@ -330,7 +330,7 @@ impl VipHolder {
         let shown = self.parts.vip.peers().filter(|(at_ns, _)| now_ns.saturating_sub(*at_ns) < LINK_LOOKS_NS);
         let peers: Option<Vec<PeerVip>> = if vip.has_peers { shown.map(|(_, peers)| peers) } else { Some(Vec::new()) };
         let members = self.parts.fleet_view.members();
-        let heard_ns = vip.hearing.heard_ns(&self.parts, now_ns, vip.machine.takes());
+        let heard_ns = vip.reachability.heard_ns(&self.parts, now_ns, vip.machine.takes());
         let look = VipLook {
             now_ns,
             peers: peers.as_deref(),
@@ -419,7 +419,7 @@ impl VipHolder {
                 Overheard::Claim(claim) if vip.settings.addresses.contains(&claim.address) => {
                     vip.machine.handle_answer(claim.mac, now_ns);
                 }
-                Overheard::Claim(claim) => vip.hearing.hear(claim.address, now_ns),
+                Overheard::Claim(claim) => vip.reachability.hear(claim.address, now_ns),
                 Overheard::Question(claim) if vip.settings.addresses.contains(&claim.address) => {
                     vip.machine.handle_rival(claim.mac, own);
                 }
@@ -436,7 +436,7 @@ impl VipHolder {
                     // If the interface has just gone down, the next look at its carrier shows it.
                     let _ = vip.ears.ask(*ip);
                 }
-                vip.hearing.ask(&self.parts, &vip.ears, &vip.settings);
+                vip.reachability.ask(&self.parts, &vip.ears, &vip.settings);
             }
             VipOrder::Add | VipOrder::Renew => match add(&vip.settings) {
                 Ok(()) => (vip.renewed_ns, vip.refused) = (now_ns(), false),

@@ -160,7 +160,7 @@ async fn prometheus_itself_gets_openmetrics() {
 
 /// A client that sends half a head must not hold its place for long.
 #[tokio::test]
-async fn a_slow_head_is_let_go() {
+async fn a_slow_head_is_cut_off() {
     use baton::admin::http::{HttpLimits, open, serve};
     let instance = FakeInstance::start();
     let listener = open("127.0.0.1:0".parse().unwrap()).unwrap();

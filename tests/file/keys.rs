@@ -30,7 +30,7 @@ const FAILOVER_PACE: &str = "tests/net/fleet/failover/reload the_pace_of_a_failo
 const FAILOVER: &str = "src/model/fleet/failover/tests settings_of_a_reload_count_from_the_next_move_on";
 const AWAY: &str = "tests/net/fleet/failover/evacuate a_host_is_emptied_by_real_keepalived_and_no_client_notices";
 const LINK: &str = "tests/net/fleet/link a_link_moves_to_another_port_and_is_waited_for_as_long_as_a_reload_says";
-const KEYS: &str = "tests/net/fleet/rotation a_new_key_for_the_fleet_costs_no_flow_and_buries_nobody";
+const KEYS: &str = "tests/net/fleet/rotation a_new_key_for_the_fleet_costs_no_flow_and_fails_nobody_over";
 const VIP: &str = "tests/net/vip/built_in the_built_in_vip_follows_a_reload";
 /// A running instance has no use for these: `baton check` computes from the file.
 const CHECK: &str = "src/cli/check the_budget_is_computed_from_the_files_own_timers";

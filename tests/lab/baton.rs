@@ -286,7 +286,7 @@ impl Baton {
         std::fs::write(&self.paths.config, config.text(&self.paths.socket)).expect("a temporary file");
     }
 
-    /// How often the configuration was taken over since the start, and how often it was refused.
+    /// How often a configuration was applied since the start, and how often it was refused.
     #[track_caller]
     pub fn reloads(&self) -> (f64, f64) {
         let metrics = |outcome| self.metric("baton_config_reloads_total", &[outcome]);

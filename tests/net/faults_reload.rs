@@ -64,7 +64,7 @@ fn row25_a_bad_file_changes_nothing_and_is_shown_everywhere() {
 fn refused(baton: &Baton, what: &str) {
     let watch = Stopwatch::start();
     let output = baton.cli(&["reload"]);
-    assert!(!output.status.success(), "{what}: taken over");
+    assert!(!output.status.success(), "{what}: applied");
     assert!(!output.stderr.is_empty(), "{what}: refused without a word");
     let said = String::from_utf8_lossy(&output.stderr);
     println!("row 25: {what}: refused in {:?}: {:.100}", watch.elapsed(), said.lines().next().unwrap_or_default());

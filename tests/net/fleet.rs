@@ -139,7 +139,7 @@ impl Instance {
         assert!(reloaded.status.success(), "{reloaded:?}");
     }
 
-    /// Has it take over its file with `from` replaced by `to`.
+    /// Has it reload its file with `from` replaced by `to`.
     #[track_caller]
     pub fn reload_with(&self, from: &str, to: &str) {
         let file = &self.baton.paths.config;

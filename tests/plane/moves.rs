@@ -40,8 +40,8 @@ fn carry(old: &Bench, new: &Bench) {
     let moving = take(old);
     let refused = new.proxy.import(copies(&moving));
     assert!(refused.is_empty(), "{refused:?}");
-    old.proxy.let_go(moving);
-    wait_until("the old one to have let go", || old.table.flows.is_empty());
+    old.proxy.forget_moved(moving);
+    wait_until("the old one to have forgotten its flows", || old.table.flows.is_empty());
 }
 
 fn relayed(moving_flow: &MovingFlow) -> &Relayed {
@@ -78,7 +78,7 @@ fn a_flow_that_waits_for_an_answer_is_still_known_to_wait() {
     let moving = take(&old);
     assert_eq!(relayed(&moving[0]).unanswered_since_ns, since_ns);
     new.proxy.import(copies(&moving));
-    old.proxy.let_go(moving);
+    old.proxy.forget_moved(moving);
     assert_eq!(relayed(&take(&new)[0]).unanswered_since_ns, since_ns);
 }
 

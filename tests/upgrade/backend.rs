@@ -35,8 +35,8 @@ static BYTES: LazyLock<Vec<u8>> = LazyLock::new(|| {
     bytes
 });
 
-/// Drips hurry to their end.
-static HURRY: AtomicBool = AtomicBool::new(false);
+/// Drips go to their end at once.
+static FINISH: AtomicBool = AtomicBool::new(false);
 
 /// `count` bytes from byte number `at` on of what both ends of a transfer know.
 pub fn piece(seed: u32, at: u64, count: usize) -> &'static [u8] {
@@ -69,8 +69,8 @@ pub async fn serve() -> SocketAddr {
 }
 
 /// Has every drip end soon.
-pub fn hurry() {
-    HURRY.store(true, Relaxed);
+pub fn finish_drips() {
+    FINISH.store(true, Relaxed);
 }
 
 async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
@@ -123,7 +123,7 @@ async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
         DRIP => {
             for at in 0..length {
                 stream.write_all(piece(seed, at, 1)).await?;
-                if !HURRY.load(Relaxed) {
+                if !FINISH.load(Relaxed) {
                     tokio::time::sleep(DRIP_EVERY).await;
                 }
             }

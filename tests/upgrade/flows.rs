@@ -74,7 +74,7 @@ fn carry(flows: usize) {
         "longest round trip: {stall_us} µs with upgrades, {undisturbed_us} µs without: {judged} {} ms of it",
         GOAL_US / 1000
     );
-    backends_part.ask::<()>("hurry");
+    backends_part.ask::<()>("finish_drips");
     let report = crowd.finish();
     println!(
         "{flows} flows: {} failed; {} new connections meanwhile; {} MiB up and {} MiB down compared byte by byte",

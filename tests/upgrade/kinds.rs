@@ -58,7 +58,7 @@ fn flows_over_ipv6_with_proxy_headers_notice_none_of_three_upgrades() {
     let inner: Vec<Value> = listed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let told = |flow: &&Value| flow["frontend"] == "api" && flow["client"].as_str().unwrap().starts_with("[::1]");
     assert!(inner.iter().filter(told).count() >= FLOWS, "the clients of the headers are forgotten: {listed}");
-    backends_part.ask::<()>("hurry");
+    backends_part.ask::<()>("finish_drips");
     let report = crowd.finish();
     assert!(report.failures.is_empty(), "{:#?}", report.failures);
     assert!(report.served > 0 && report.compared_up > 0 && report.compared_down > 0);

@@ -45,7 +45,7 @@ fn backend_of(instance: &Instance, stream: &TcpStream) -> String {
     own["backend"].as_str().unwrap().to_owned()
 }
 
-/// Upgrades to a file of its own: the running process would take over a changed one before.
+/// Upgrades to a file of its own: the running process would reload a changed one before.
 fn upgrade_to(instance: &mut Instance, text: &str) -> Value {
     let path = instance.directory.path().join("next.toml");
     std::fs::write(&path, text).unwrap();

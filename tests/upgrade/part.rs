@@ -86,7 +86,7 @@ fn backends_answer() -> impl FnMut(Value) -> Value {
             json!(addresses)
         }
         None => {
-            backend::hurry();
+            backend::finish_drips();
             Value::Null
         }
     }

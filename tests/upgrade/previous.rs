@@ -127,7 +127,7 @@ fn the_recording_has_flows_of_all_kinds() {
 
 /// The test plays the old process of the release before, with its words.
 #[test]
-fn this_release_takes_over_from_the_one_before() {
+fn this_release_upgrades_the_one_before() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let backend = runtime.block_on(backend::serve());
     let directory = tempfile::tempdir().unwrap();
@@ -224,7 +224,7 @@ fn this_release_takes_over_from_the_one_before() {
 
 /// The test plays the new process of the release before, with its words.
 #[test]
-fn the_release_before_takes_over_from_this_one() {
+fn the_release_before_replaces_this_one() {
     let (_part, backends) = part::backends(2);
     let mut instance = Instance::start(&backends, 2);
     let mut streams: Vec<_> = (0..100)
@@ -322,7 +322,7 @@ fn relay(flow: FlowTransfer, mut sockets: impl Iterator<Item = OwnedFd>) -> std:
 /// The real one, if it is at hand.
 #[test]
 #[ignore = "needs the binary of the release before, in BATON_PREVIOUS"]
-fn the_real_release_before_takes_over_and_gives_back() {
+fn the_real_release_before_replaces_this_one_and_is_replaced() {
     let previous = std::env::var("BATON_PREVIOUS").expect("BATON_PREVIOUS names the binary of the release before");
     let (mut backends_part, backends) = part::backends(3);
     let mut instance = Instance::start_as(&backends, 2, "user_timeout = \"10m\"");
@@ -336,7 +336,7 @@ fn the_real_release_before_takes_over_and_gives_back() {
         println!("{}", upgrade.result);
         assert_eq!(upgrade.result["not_moved"], json!([]));
     }
-    backends_part.ask::<()>("hurry");
+    backends_part.ask::<()>("finish_drips");
     let report = crowd.finish();
     println!("{} flows failed, {} new connections meanwhile", report.failures.len(), report.served);
     assert!(report.failures.is_empty(), "{:#?}", report.failures);

@@ -9,7 +9,7 @@ use super::backend::{self, ECHO, request};
 use super::instance::Instance;
 
 #[test]
-fn a_successor_that_cannot_take_over_changes_nothing() {
+fn a_new_process_that_refuses_changes_nothing() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let backends = [runtime.block_on(backend::serve())];
     let instance = Instance::start(&backends, 2);

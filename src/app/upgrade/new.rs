@@ -30,7 +30,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 /// Time after its last word within which the end of the old process must be noticed.
 const END_SEEN_MAX: Duration = Duration::from_secs(2);
 
-/// An instance that is about to take over.
+/// The new process of an upgrade, until it serves.
 pub(crate) struct StartingInstance {
     pub core: Arc<Core>,
     pub config: Arc<Config>,
@@ -47,7 +47,7 @@ pub(crate) struct StartingInstance {
 }
 
 impl StartingInstance {
-    /// Takes over on a thread of its own; the returned channel gets the result.
+    /// Imports everything from the old process, on a thread of its own; the returned channel gets the result.
     pub(crate) fn take(mut self, channel: Channel) -> watch::Receiver<Option<Outcome>> {
         let (sender, outcome) = watch::channel(None);
         tokio::task::spawn_blocking(move || {

@@ -114,8 +114,8 @@ impl OldProcess for RunningInstance {
         self.core.proxy.put_back(bare(moving));
     }
 
-    fn let_go(&mut self, moving: Vec<MovingFlowMessage>) {
-        self.core.proxy.let_go(bare(moving));
+    fn forget_moved(&mut self, moving: Vec<MovingFlowMessage>) {
+        self.core.proxy.forget_moved(bare(moving));
     }
 
     fn end(&mut self, moving: Vec<MovingFlowMessage>) {

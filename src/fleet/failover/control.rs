@@ -129,7 +129,7 @@ impl FailoverControl {
                     }
                 }
                 ControlHeard::Answers => {
-                    while let Some(answer) = self.table.offload.held.next_answer() {
+                    while let Some(answer) = self.table.offload.standby.next_answer() {
                         self.machine.handle_standby(now_ns(), answer);
                     }
                 }
@@ -155,7 +155,7 @@ impl FailoverControl {
     /// Applies a reload of the configuration.
     fn follow(&mut self) {
         let config = self.config.borrow_and_update().clone();
-        let Some(settings) = super::settings(&config, &self.table.offload.held) else { return };
+        let Some(settings) = super::settings(&config, &self.table.offload.standby) else { return };
         self.wire.set_pace(config.failover.resets_per_second);
         let before = std::mem::replace(&mut self.settings, settings.clone());
         self.addresses.set_vips(settings.vips.iter().map(|vip| vip.ip()));
@@ -185,7 +185,7 @@ impl FailoverControl {
                 0 => ControlHeard::Gone,
                 _ => ControlHeard::Remotes,
             },
-            () = self.table.offload.held.answered() => ControlHeard::Answers,
+            () = self.table.offload.standby.answered() => ControlHeard::Answers,
             Some(round) = self.challenged.recv() => ControlHeard::Challenged(round),
             Ok(()) = self.config.changed() => ControlHeard::Reloaded,
             Ok(()) = self.keeping.changed() => ControlHeard::Keeping,

@@ -60,7 +60,7 @@ impl Watcher {
         if active == 0 {
             return;
         }
-        let selector = match (reason, self.hearing.is_deaf()) {
+        let selector = match (reason, self.surroundings.is_deaf()) {
             // Another instance may carry on offloaded flows; proxied flows are lost to it anyway.
             (EndReason::BackendEjected, true) if self.shared.table.fleet.is_enabled() => {
                 Selector::SocketsOf(self.entry.id)

@@ -2,13 +2,13 @@
 //! host off.
 //!
 //! ```text
-//!   Telling ──all is known there──▶ LettingGo ──seen there──▶ Emptying ──none left──▶ Confirming ──known there──▶ Away
+//!   Telling ──all is known there──▶ MovingVip ──seen there──▶ Emptying ──none left──▶ Confirming ──known there──▶ Away
 //!      │                               │                        │   │ deadline                                     │
 //!      │ nobody to give to             │ nobody takes it        │   └────▶ Resetting ──────────▶ Confirming        │
 //!      ▼                               ▼                        ▼ nobody has it any more                           │
 //!    Here ◀───────────────────────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
-//! Before `LettingGo` no client notices anything, and until `Resetting` everything can be undone. The caller looks
+//! Before `MovingVip` no client notices anything, and until `Resetting` everything can be undone. The caller looks
 //! every few milliseconds, and carries out the orders.
 
 #[cfg(test)]
@@ -57,7 +57,7 @@ pub(crate) enum EvacuateOrder {
     /// Add the addresses to `lo` before they leave their interfaces: no packet of a flow may find them missing.
     Keep,
     /// Say that this host should not have the VIP.
-    LetGo,
+    GiveVip,
     /// Offload all flows that can be offloaded, even young ones.
     Offload,
     /// Reset every new connection: clients of this host may still reach it by an address on `lo`.
@@ -73,7 +73,7 @@ pub(crate) enum EvacuateOrder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EvacuateStep {
     Telling,
-    LettingGo,
+    MovingVip,
     Emptying,
     Resetting,
     Confirming,
@@ -244,7 +244,7 @@ impl Evacuation {
         }
         match self.step {
             EvacuateStep::Telling => self.telling(look),
-            EvacuateStep::LettingGo => self.letting_go(look),
+            EvacuateStep::MovingVip => self.moving_vip(look),
             EvacuateStep::Emptying | EvacuateStep::Resetting => self.emptying(look),
             EvacuateStep::Confirming => self.confirming(look),
             EvacuateStep::Away => self.watch_heirs(look),
@@ -266,8 +266,8 @@ impl Evacuation {
                 waited_ms: waited_ns / 1_000_000,
             })),
             None if missing.is_none() => {
-                self.orders.push_back(EvacuateOrder::LetGo);
-                self.go_to(EvacuateStep::LettingGo, look.now_ns);
+                self.orders.push_back(EvacuateOrder::GiveVip);
+                self.go_to(EvacuateStep::MovingVip, look.now_ns);
             }
             _ => {
                 if let Some(vip) = missing.filter(|_| waited_ns > self.at_most(TELL_MAX_NS)) {
@@ -277,7 +277,7 @@ impl Evacuation {
         }
     }
 
-    fn letting_go(&mut self, look: &Situation<'_>) {
+    fn moving_vip(&mut self, look: &Situation<'_>) {
         let waited_ns = look.now_ns.saturating_sub(self.since_ns);
         let waited_ms = waited_ns / 1_000_000;
         let taken = |vip: &IpAddr| living(look.peers).any(|peer| peer.vips.contains(vip));

@@ -238,7 +238,7 @@ impl Failover {
     }
 
     #[cfg(test)]
-    pub(super) fn taken_over(&self) -> impl Iterator<Item = super::FleetId> {
+    pub(super) fn inherited(&self) -> impl Iterator<Item = super::FleetId> {
         self.claims.ids()
     }
 
@@ -261,7 +261,7 @@ impl Failover {
         let added = self.members.configure(settings);
         self.port_ranges.configure(&self.members.vips());
         self.rules.configure(&self.members, &mut self.agenda);
-        self.members.dead().into_iter().for_each(|owner| self.bury_where(&owner, &added));
+        self.members.dead().into_iter().for_each(|owner| self.fail_over_at(&owner, &added));
         self.port_ranges.see_last_owners(&self.members);
         self.see_members();
         self.settle();
@@ -281,7 +281,7 @@ impl Failover {
         while let Some(timer) = self.agenda.take_due(now_ns) {
             let Self { flows, members, agenda, .. } = self;
             match timer {
-                Timer::Ping => members.take_mute(now_ns).into_iter().for_each(|owner| self.bury(&owner)),
+                Timer::Ping => members.take_mute(now_ns).into_iter().for_each(|owner| self.fail_over(&owner)),
                 Timer::Forget(id, ends) => flows.forget(id, &ends, agenda),
                 Timer::Promised(id, times) => self.claims.promise_due(now_ns, (id, times), flows, members, agenda),
                 Timer::Contested(id) => self.claims.contest_due(id, flows, members, agenda),
@@ -299,7 +299,7 @@ impl Failover {
                 Timer::Late(owner) => {
                     let late = flows.take_late(&owner);
                     if members.is_dead(&owner) {
-                        self.bury_flows(&owner, |ends| late.contains(ends));
+                        self.inherit_or_refuse(&owner, |ends| late.contains(ends));
                     }
                 }
             }

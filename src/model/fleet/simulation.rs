@@ -232,9 +232,12 @@ impl World {
                 Action::Answer(packet) => self.answer(node, &packet),
                 Action::Note(Note::FailedOver { from, inherited, reset }) => {
                     self.note(|| {
-                        format!("    {} buries {from}: {inherited} go on, {reset} are reset", node::NAMES[node])
+                        format!(
+                            "    {} fails over {from}: {inherited} flows go on, {reset} are reset",
+                            node::NAMES[node]
+                        )
                     });
-                    self.judge_burial(node, &from);
+                    self.judge_failover(node, &from);
                 }
                 Action::Announce(_) | Action::Shared(_) | Action::Note(_) => {}
             }

@@ -110,7 +110,7 @@ impl Audit {
             outside.attach_to_lo(flows.len());
         }
         if outside.table.fleet.is_enabled() && !(ids.is_empty() && keys.is_empty()) {
-            outside.table.offload.held.answer(StandbyAnswer::Keeps { flows: ids, keys });
+            outside.table.offload.standby.answer(StandbyAnswer::Keeps { flows: ids, keys });
         }
         match more {
             true => self.cursor = Some(cursor),

@@ -35,10 +35,10 @@ struct HeldBack {
 }
 
 impl Judge {
-    /// Whether this flow may be offloaded; `bytes` are those from its client and its backend so far. `is_hurried`: an
+    /// Whether this flow may be offloaded; `bytes` are those from its client and its backend so far. `at_once`: an
     /// evacuation is under way.
-    pub(super) fn admit(&mut self, id: FlowId, bytes: [u64; 2], is_hurried: bool) -> Result<(), Stays> {
-        if is_hurried && !self.breaker.is_open() {
+    pub(super) fn admit(&mut self, id: FlowId, bytes: [u64; 2], at_once: bool) -> Result<(), Stays> {
+        if at_once && !self.breaker.is_open() {
             // A flow that is held back during an evacuation is lost.
             return Ok(());
         }

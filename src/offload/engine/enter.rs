@@ -149,7 +149,7 @@ fn enter_one(
     if let Err(why) = flows.judge.admit(
         candidate.ticket.id,
         [splice.up.bytes_before, splice.down.bytes_before],
-        outside.table.offload.is_hurried(),
+        outside.table.offload.is_wanted_at_once(),
     ) {
         return give_back(outside, witnesses, candidate, why);
     }

@@ -5,13 +5,13 @@
 //! treated as a flow of an earlier process: a worker gets it.
 
 mod forward;
-mod holding;
 mod hops;
 mod kept;
 mod ports;
 mod requests;
 mod room;
 mod standby;
+mod standby_flows;
 
 pub(super) use forward::is_foreign;
 pub(super) use requests::take_standby_requests;
@@ -31,7 +31,7 @@ use crate::offload::program::{Program, Unread};
 use crate::ports::fleet::Fleet;
 use crate::ports::offload::{Offload, StandbyRequest};
 use crate::table::Part;
-use holding::{Held, Holding};
+use standby_flows::{StandbyFlow, StandbyFlows};
 
 pub(super) const BOTH: [FlowDirection; 2] = [FlowDirection::ToBackend, FlowDirection::ToClient];
 
@@ -61,8 +61,8 @@ impl Keep {
         }
     }
 
-    /// Held flows.
-    pub(super) fn held(&self) -> &Holding {
+    /// Offloaded flows of other instances.
+    pub(super) fn held(&self) -> &StandbyFlows {
         self.kept.held()
     }
 
@@ -73,7 +73,7 @@ impl Keep {
             let ends = entry.ends(key);
             let id = FleetId::of(entry.id, &ends);
             if self.kept.held().get(id).is_none() {
-                self.kept.insert_held(id, Held { ends, packets: 0, confirmed: false });
+                self.kept.insert_held(id, StandbyFlow { ends, packets: 0, confirmed: false });
             }
             if let Some(held) = self.kept.held_mut(id) {
                 held.packets = held.packets.max(packets);

@@ -51,7 +51,7 @@ pub(super) fn keep_names(outside: &Outside, keep: &mut Keep) -> io::Result<()> {
     for ends in pairs.values().filter_map(|pair| pair.ends) {
         outside.table.offload.reserve(ends.local, ends.backend);
     }
-    // Ids of other instances' flows, held or taken over, come from those instances.
+    // Ids of other instances' flows, held or inherited, come from those instances.
     let (held, tag) = (keep.held().iter().map(|(id, _)| id.flow), outside.table.flows.tag());
     let ids = pairs.into_keys().chain(witnesses.into_iter().map(|(id, _)| id));
     let highest = ids.chain(held).filter(|id| id.tag() == tag).map(FlowId::count).max();

@@ -244,7 +244,7 @@ pub(super) fn remove(outside: &Outside, flows: &mut Flows, id: FlowId) -> bool {
         return false;
     }
     if flows.remove(id).is_some_and(|flow| flow.inherited_ns != 0) {
-        outside.table.offload.held.answer(StandbyAnswer::Over(vec![FleetId::of(id, &ends)]));
+        outside.table.offload.standby.answer(StandbyAnswer::Over(vec![FleetId::of(id, &ends)]));
     }
     if let Err(error) = outside.program.drop_note(id) {
         tracing::error!(%error, "cannot remove the stored client address of an ended flow from the BPF map");

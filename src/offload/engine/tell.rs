@@ -40,7 +40,7 @@ pub(super) fn tell_progress(outside: &Outside, flows: &mut Flows, id: FlowId) {
 }
 
 pub(super) fn tell_failover(outside: &Outside, mut touched: Vec<FleetId>, packets: Vec<UnknownPacket>) {
-    let held = &outside.table.offload.held;
+    let held = &outside.table.offload.standby;
     if !touched.is_empty() {
         touched.sort_unstable();
         touched.dedup();

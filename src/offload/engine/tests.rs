@@ -97,7 +97,7 @@ impl Scene {
     }
 
     fn standby_answer(&self) -> Option<StandbyAnswer> {
-        self.engine.outside.table.offload.held.next_answer()
+        self.engine.outside.table.offload.standby.next_answer()
     }
 
     /// An offloaded flow of this instance, which its worker knows.
@@ -297,7 +297,7 @@ fn a_client_whose_inherited_flow_has_lost_its_entry_is_woken() {
 }
 
 /// Regression: connections had no answer for up to half a minute. Their backends' packets matched the entry of a flow
-/// that another instance had taken over together with its source port.
+/// that another instance had inherited together with its source port.
 #[test]
 fn a_port_is_not_used_again_for_as_long_as_something_is_kept_for_a_flow_that_has_gone_with_it() {
     let Some(mut scene) = Scene::open("ports") else { return };

@@ -57,7 +57,7 @@ pub(in crate::proxy) fn close_both(
     reason: EndReason,
 ) -> FlowVerdict {
     let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::End(reason, 0) };
-    flow.holds.let_go();
+    flow.holds.release();
     relaying.up.pass_fin(&relaying.backend);
     relaying.down.pass_fin(&relaying.client);
     watch.look_after(cx, flow);

@@ -115,7 +115,7 @@ impl Relay<'_> {
                 relaying.source_port = socket::share_port(&relaying.backend).unwrap_or(0);
             }
             if relaying.down.is_done() {
-                flow.holds.let_go();
+                flow.holds.release();
             }
             relaying.up.pass_fin(&relaying.backend);
             relaying.first_fin.get_or_insert(Side::Client);
@@ -153,7 +153,7 @@ impl Relay<'_> {
         if ends {
             if relaying.up.is_done() {
                 // Before the client learns of the end: it may connect again at once.
-                flow.holds.let_go();
+                flow.holds.release();
             }
             relaying.down.pass_fin(&relaying.client);
             relaying.first_fin.get_or_insert(Side::Backend);

@@ -66,7 +66,7 @@ pub(in crate::proxy) fn put_back(flows: &mut FlowSlab, mut flow: Box<Flow>) -> O
 }
 
 /// Forgets a flow that another process has now: its sockets close here, and the other process keeps its descriptors.
-pub(in crate::proxy) fn let_go(cx: &mut WorkerContext, flows: &mut FlowSlab, flow: Box<Flow>) {
+pub(in crate::proxy) fn forget_moved(cx: &mut WorkerContext, flows: &mut FlowSlab, flow: Box<Flow>) {
     if flows.keeps_place_of(flow.at) {
         // It still counts towards limits until the upgrade is over.
         flow.frontend.entry.other_process.leave();

@@ -35,7 +35,7 @@ pub struct Arriving {
     pub sockets: Vec<OwnedFd>,
 }
 
-/// Why a flow cannot be taken over.
+/// Why this process cannot import a flow.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     #[error("frontend {0} is not in the configuration")]
@@ -61,7 +61,7 @@ pub struct StuckWorker(pub usize);
 pub(crate) enum Message {
     Take { flows_max: usize, bytes_max: usize, answer: Sender<Departure> },
     PutBack(Vec<MovingFlow>),
-    LetGo(Vec<MovingFlow>),
+    ForgetMoved(Vec<MovingFlow>),
     End(Vec<MovingFlow>, EndReason),
     Import { flows: Vec<Arriving>, answer: Sender<Vec<(FlowId, ImportError)>> },
     ShareListeners { answer: Sender<io::Result<Vec<(VipAddr, OwnedFd)>>> },

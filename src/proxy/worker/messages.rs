@@ -17,7 +17,7 @@ use crate::proxy::offload;
 use crate::proxy::plane::{FrontendPlane, Plane};
 use crate::proxy::recover::recover_found;
 use crate::proxy::resume::{go_on, serve_again};
-use crate::proxy::upgrade::export::{end_taken, let_go, put_back};
+use crate::proxy::upgrade::export::{end_taken, forget_moved, put_back};
 use crate::proxy::upgrade::import::import;
 use crate::proxy::upgrade::message::{Arriving, ImportError, Message as UpgradeMessage};
 use crate::proxy::verdict::FlowVerdict;
@@ -40,7 +40,7 @@ impl Worker {
                 }
                 Message::Refuse(reason) => self.acceptor.refuse(reason),
                 Message::Upgrade(message) => self.handle_upgrade(message),
-                Message::Hurry => offload::try_all_again(&self.cx, &mut self.watch, &mut self.flows),
+                Message::OffloadAtOnce => offload::try_all_again(&self.cx, &mut self.watch, &mut self.flows),
                 Message::Exit => self.exiting = true,
             }
         }
@@ -177,8 +177,8 @@ impl Worker {
             UpgradeMessage::PutBack(moving) => {
                 moving.into_iter().for_each(|moving_flow| self.put_back(moving_flow.flow))
             }
-            UpgradeMessage::LetGo(moving) => {
-                moving.into_iter().for_each(|moving_flow| let_go(&mut self.cx, &mut self.flows, moving_flow.flow))
+            UpgradeMessage::ForgetMoved(moving) => {
+                moving.into_iter().for_each(|moving_flow| forget_moved(&mut self.cx, &mut self.flows, moving_flow.flow))
             }
             UpgradeMessage::End(moving, reason) => {
                 let Self { cx, flows, connector, .. } = self;

@@ -1,4 +1,4 @@
-//! An instance that loses its own network must neither eject its backends nor take over a peer's flows.
+//! An instance that loses its own network must neither eject its backends nor inherit a peer's flows.
 
 use super::failover::{Fleet, Flows};
 use super::*;
@@ -38,7 +38,7 @@ fn offloaded_flows_are_not_reset_by_the_host_that_lost_its_network_while_they_we
     wait_ejected(&owner.baton);
     assert_eq!(owner.baton.events_of("flows_ordered"), Vec::<Value>::new(), "nor is it said that they are");
     assert_eq!(owner.baton.flow_count(), 40);
-    fleet.let_go(owner);
+    fleet.remove_vip(owner);
     owner.host.link_up();
     owner.baton.wait_ended("moved", 40);
     // The other one only showed that the VIP is served.

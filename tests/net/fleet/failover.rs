@@ -233,7 +233,7 @@ impl Fleet {
         all.map(|(key, entry)| (Key::decode(key), Entry::decode(entry))).collect()
     }
 
-    pub fn let_go(&self, instance: &Instance) {
+    pub fn remove_vip(&self, instance: &Instance) {
         let bits = if self.vip.is_ipv6() { 64 } else { 24 };
         instance.host.run(&format!("ip address del {}/{bits} dev eth0", self.vip.ip()));
     }
@@ -351,7 +351,7 @@ fn proxied_flows_are_served_by_their_owner_after_the_vip_has_moved() {
     let fleet = fleet.with_owner();
     let mut conns = fleet.clients(100);
     fleet.wait_known(100, 0);
-    fleet.let_go(fleet.owner());
+    fleet.remove_vip(fleet.owner());
     fleet.take(fleet.heir());
     for round in 0..5 {
         conns.iter_mut().for_each(|conn| conn.echo(round, 2000));
@@ -379,7 +379,7 @@ fn offloaded_flows_follow_the_vip_to_and_fro() {
     fleet.wait_known(50, 50);
     let (mut from, mut to) = (fleet.owner(), fleet.heir());
     for round in 0..4 {
-        fleet.let_go(from);
+        fleet.remove_vip(from);
         fleet.take(to);
         fleet.serve_at(to, &mut conns, 20_000);
         from.baton.wait_ended("moved", 50 * (round / 2 + 1));
@@ -461,7 +461,7 @@ fn ipv6_flows_are_offloaded_forwarded_and_reset_as_those_of_ipv4() {
         }
         fleet.owner().baton.wait_offloaded(offloaded);
         fleet.wait_known(50, offloaded);
-        fleet.let_go(fleet.owner());
+        fleet.remove_vip(fleet.owner());
         fleet.take(fleet.heir());
         match flows {
             Flows::Offload => fleet.serve_at(fleet.heir(), &mut conns, 20_000),
@@ -517,7 +517,7 @@ fn a_host_that_comes_back_from_the_dead_gives_up_the_flows_that_went_on_without_
     fleet.take(fleet.heir());
     conns.iter_mut().for_each(|conn| conn.echo(6, 300));
     fleet.heir().baton.wait_offloaded(40);
-    fleet.let_go(fleet.owner());
+    fleet.remove_vip(fleet.owner());
     fleet.owner().host.link_up();
     eventually(LONG, "the old owner lists none of them", || fleet.owner().baton.flow_count() == 0);
     // Cut off from its backends it may have given some of them up by itself, which must not reach those who went on.
@@ -527,7 +527,7 @@ fn a_host_that_comes_back_from_the_dead_gives_up_the_flows_that_went_on_without_
     assert_eq!(fleet.heir().baton.flow_count(), 40);
     conns.iter_mut().for_each(|conn| conn.echo(7, 30_000));
     // And all of it back again.
-    fleet.let_go(fleet.heir());
+    fleet.remove_vip(fleet.heir());
     fleet.take(fleet.owner());
     fleet.serve_at(fleet.owner(), &mut conns, 30_000);
 }

@@ -179,7 +179,7 @@ fn an_evacuated_host_waits_for_the_flows_of_its_own_apiserver_alone() {
     // Nor does a move of the VIP: this host keeps it on lo for them.
     let fleet = &cluster.fleet;
     for (from, to) in [(fleet.owner(), fleet.heir()), (fleet.heir(), fleet.owner())] {
-        fleet.let_go(from);
+        fleet.remove_vip(from);
         fleet.take(to);
         own.iter_mut().for_each(|conn| conn.echo(2, 30_000));
     }
@@ -192,7 +192,7 @@ fn an_evacuated_host_waits_for_the_flows_of_its_own_apiserver_alone() {
         eventually(LONG, "it should not have the VIP", || {
             fleet.owner().baton.http("/readyz").is_some_and(|(status, _)| status == 503)
         });
-        fleet.let_go(fleet.owner());
+        fleet.remove_vip(fleet.owner());
         fleet.take(fleet.heir());
         fleet.serve_at(fleet.heir(), &mut others, 3000);
         // By the new owner of the VIP, and from there to this host.
@@ -222,7 +222,7 @@ fn flows_of_the_vip_s_new_owner_to_the_apiserver_of_a_restarted_instance_go_on()
     fleet.owner().baton.wait_offloaded(20);
     fleet.wait_known(20, others.len() as u64);
     fleet.all[0].baton.process.kill();
-    fleet.let_go(fleet.owner());
+    fleet.remove_vip(fleet.owner());
     fleet.take(fleet.heir());
     // Until the client has heard where the VIP is now, the host without it refuses its connections.
     let client = &fleet.scene.lab.client;

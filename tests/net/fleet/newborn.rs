@@ -207,7 +207,7 @@ fn a_flow_that_was_told_of_while_it_connected_goes_on_at_another_backend_and_end
     fleet.heir().wait_sees("lb-a", "flows", 6);
     assert!(fleet.owner().baton.flows_of("b1") == 6, "{:?}", fleet.owner().baton.flows());
     // By way of the peer's entries both ways.
-    fleet.let_go(fleet.owner());
+    fleet.remove_vip(fleet.owner());
     fleet.take(fleet.heir());
     conns.iter_mut().for_each(|conn| conn.echo(2, 100_000));
     drop(conns);

@@ -71,7 +71,7 @@ fn sessions_by_translated_ports_live(vip: &str) {
     long.iter_mut().for_each(|conn| conn.echo(3, 5000));
     assert_eq!(fleet.resets(), 0.0, "nobody was taken for a flow of Baton's");
     // The next owner's kernel translates new ones, and has never heard of the others: they go on at the old one, or end.
-    fleet.let_go(fleet.owner());
+    fleet.remove_vip(fleet.owner());
     fleet.take(fleet.heir());
     // What begins at the old one is none that the new one has seen begin.
     let (client, new) = (&fleet.scene.lab.client, fleet.heir().host.mac());

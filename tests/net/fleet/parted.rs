@@ -87,8 +87,8 @@ fn failed_over(fleet: &Fleet) -> usize {
 }
 
 #[test]
-fn a_fleet_whose_ports_are_moved_by_one_reload_after_the_other_buries_nobody() {
-    let test = "a_fleet_whose_ports_are_moved_by_one_reload_after_the_other_buries_nobody";
+fn a_fleet_whose_ports_are_moved_by_one_reload_after_the_other_fails_nobody_over() {
+    let test = "a_fleet_whose_ports_are_moved_by_one_reload_after_the_other_fails_nobody_over";
     let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config) else { return };
     let fleet = fleet.spread();
     fleet.route(&[0, 1]);

@@ -62,7 +62,7 @@ impl Routed {
     }
 
     fn move_vip(&self) {
-        self.fleet.let_go(self.fleet.owner());
+        self.fleet.remove_vip(self.fleet.owner());
         self.fleet.take(self.fleet.heir());
     }
 }

@@ -114,7 +114,7 @@ fn a_connection_begins_where_the_address_is_though_the_one_before_has_just_ended
 /// Regression: a connection waited for its hedge. Its backend took its SYN for one of a flow that began here from the
 /// same port and goes on at another host.
 #[test]
-fn connections_do_not_begin_from_source_ports_of_flows_that_another_instance_has_taken_over() {
+fn connections_do_not_begin_from_source_ports_of_flows_that_another_instance_has_inherited() {
     let test = "connections_do_not_begin_from_source_ports_of_flows_that_another_instance";
     let Some(scene) = Scene::new(test, 2) else { return };
     let hosts = [0, 1].map(|number| scene.host(number).clone());

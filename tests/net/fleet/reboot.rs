@@ -42,13 +42,13 @@ fn a_host_that_reboots_with_an_empty_map_gives_no_id_again_and_every_flow_is_lis
     conns.iter_mut().for_each(|conn| conn.echo(7, 300));
     fleet.heir().baton.wait_offloaded(EACH);
     fleet.empty_map(0);
-    fleet.let_go(fleet.owner());
+    fleet.remove_vip(fleet.owner());
     host.link_up();
     fleet.all[0].baton = Baton::start_with(&host, &directory);
     fleet.owner().baton.wait_until_ready();
     fleet.owner().wait_synced("lb-b");
     fleet.heir().wait_synced("lb-a");
-    fleet.let_go(fleet.heir());
+    fleet.remove_vip(fleet.heir());
     fleet.take(fleet.owner());
 
     // Those of before are idle, and still the heir's; as many new ones are offloaded.

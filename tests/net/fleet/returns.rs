@@ -143,7 +143,7 @@ fn a_restarted_instance_tells_of_the_many_flows_that_a_peer_has_claimed_in_few_e
     let mut conns = fleet.offloaded_clients(MANY);
     fleet.wait_known(MANY, MANY);
     fleet.all[0].baton.process.kill();
-    fleet.let_go(fleet.owner());
+    fleet.remove_vip(fleet.owner());
     fleet.take(fleet.heir());
     fleet.heir().baton.wait_offloaded(MANY);
     fleet.all[0].baton = Baton::start_with(&fleet.owner().host, &fleet.owner().directory);

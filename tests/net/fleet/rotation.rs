@@ -15,8 +15,8 @@ fn check(instance: &Instance) -> String {
 }
 
 #[test]
-fn a_new_key_for_the_fleet_costs_no_flow_and_buries_nobody() {
-    let test = "a_new_key_for_the_fleet_costs_no_flow_and_buries_nobody";
+fn a_new_key_for_the_fleet_costs_no_flow_and_fails_nobody_over() {
+    let test = "a_new_key_for_the_fleet_costs_no_flow_and_fails_nobody_over";
     let Some(scene) = Scene::new(test, 3) else { return };
     let key = scene.lab.directory().join("peers.key");
     let previous = scene.lab.directory().join("peers.key.previous");

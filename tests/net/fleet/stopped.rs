@@ -24,7 +24,7 @@ fn clients_of_one_that_hangs(fleet: &Fleet, from: IpAddr) -> Vec<Conn> {
     let mut conns: Vec<_> = (0..CLIENTS).map(|_| lab.client.connect_from(from, fleet.vip).unwrap()).collect();
     conns.iter_mut().for_each(|conn| conn.send(7, REQUEST).unwrap());
     eventually(LONG, "all is acknowledged", || lab.client.tcp_queued().0 == 0);
-    fleet.let_go(owner);
+    fleet.remove_vip(owner);
     fleet.take(fleet.heir());
     fleet.wait_served();
     conns

@@ -282,7 +282,7 @@ fn another_release(directory: &Path, name: &str, hello: &Hello) -> PathBuf {
 
 /// They would have gone on without anyone who ends them when their backend dies.
 #[test]
-fn a_release_that_cannot_recover_offloaded_flows_took_over_and_left_them_unwatched() {
+fn a_release_that_cannot_recover_offloaded_flows_replaced_one_that_can_and_left_them_unwatched() {
     let Some(scene) = Scene::new("downgrade") else { return };
     let lab = &scene.lab;
     let _servers = lab.echo_everywhere();

@@ -93,17 +93,17 @@ impl Scene {
     }
 
     /// The address must leave, and has not left yet.
-    fn letting_go() -> Self {
+    fn moving_vip() -> Self {
         let mut scene = Self::new();
         scene.begin(None).unwrap();
         scene.places.kept = vec![ip(VIP)];
-        assert_eq!(scene.pass(200), (vec![EvacuateOrder::Keep, EvacuateOrder::LetGo], EvacuateStep::LettingGo));
+        assert_eq!(scene.pass(200), (vec![EvacuateOrder::Keep, EvacuateOrder::GiveVip], EvacuateStep::MovingVip));
         scene
     }
 
     /// The address has left.
     fn emptying() -> Self {
-        let mut scene = Self::letting_go();
+        let mut scene = Self::moving_vip();
         scene.moves();
         assert_eq!(scene.pass(10), (vec![EvacuateOrder::Offload], EvacuateStep::Emptying));
         scene
@@ -122,7 +122,7 @@ fn a_host_is_empty_when_all_is_known_to_others_the_vip_has_moved_and_no_flow_is_
 }
 
 #[test]
-fn nothing_is_let_go_before_the_peer_has_acknowledged_it_and_the_address_is_kept() {
+fn the_vip_is_not_given_before_the_peer_has_acknowledged_all_and_the_address_is_kept() {
     let mut scene = Scene::new();
     scene.begin(Some("b")).unwrap();
     scene.peers[0].lag_ms = 400;
@@ -133,7 +133,7 @@ fn nothing_is_let_go_before_the_peer_has_acknowledged_it_and_the_address_is_kept
     );
     assert_eq!(scene.pass(300), (vec![], EvacuateStep::Telling), "the address would be missing for moments");
     scene.places.kept = vec![ip(VIP)];
-    assert_eq!(scene.pass(10), (vec![EvacuateOrder::LetGo], EvacuateStep::LettingGo));
+    assert_eq!(scene.pass(10), (vec![EvacuateOrder::GiveVip], EvacuateStep::MovingVip));
 }
 
 #[test]
@@ -160,10 +160,10 @@ fn a_peer_that_does_not_acknowledge_leaves_all_as_it_was() {
 
 #[test]
 fn an_address_that_nobody_takes_is_taken_back() {
-    let mut scene = Scene::letting_go();
+    let mut scene = Scene::moving_vip();
     assert_eq!(scene.pass(6000), (vec![EvacuateOrder::TakeBack], EvacuateStep::Here));
     assert!(matches!(scene.failure(), Some(Failure::NotLeft { .. })));
-    let mut scene = Scene::letting_go();
+    let mut scene = Scene::moving_vip();
     scene.places.here.clear();
     assert_eq!(scene.pass(6000), (vec![EvacuateOrder::TakeBack], EvacuateStep::Here));
     assert!(matches!(scene.failure(), Some(Failure::NotTaken { .. })));
@@ -247,7 +247,7 @@ fn an_address_that_was_never_here_comes_when_nobody_has_it_any_more() {
     scene.ending_here = 0;
     assert_eq!(
         scene.pass(1000),
-        (vec![EvacuateOrder::LetGo, EvacuateOrder::Offload, EvacuateOrder::Release], EvacuateStep::Away)
+        (vec![EvacuateOrder::GiveVip, EvacuateOrder::Offload, EvacuateOrder::Release], EvacuateStep::Away)
     );
     scene.peers[0].vips.clear();
     assert_eq!(scene.pass(2200), (vec![EvacuateOrder::TakeBack], EvacuateStep::Here));
@@ -259,13 +259,13 @@ fn an_address_that_others_have_too_is_away_when_no_connection_has_come_for_a_whi
         let mut scene = Scene::new();
         scene.peers[0].vips.push(ip(VIP));
         scene.begin(None).unwrap();
-        assert_eq!(scene.pass(150), (vec![EvacuateOrder::LetGo], EvacuateStep::LettingGo), "nothing is to be kept");
+        assert_eq!(scene.pass(150), (vec![EvacuateOrder::GiveVip], EvacuateStep::MovingVip), "nothing is to be kept");
         scene
     };
     let mut scene = shared();
     for _ in 0..10 {
         scene.accepted += 1;
-        assert_eq!(scene.pass(500), (vec![], EvacuateStep::LettingGo));
+        assert_eq!(scene.pass(500), (vec![], EvacuateStep::MovingVip));
     }
     assert_eq!(scene.pass(1500), (vec![EvacuateOrder::Offload], EvacuateStep::Emptying));
     let mut scene = shared();
@@ -278,7 +278,7 @@ fn an_address_that_others_have_too_is_away_when_no_connection_has_come_for_a_whi
 
 #[test]
 fn an_operator_can_have_it_back_at_any_time() {
-    for mut scene in [Scene::letting_go(), Scene::emptying()] {
+    for mut scene in [Scene::moving_vip(), Scene::emptying()] {
         scene.machine.as_mut().unwrap().cancel();
         assert_eq!(scene.pass(100), (vec![EvacuateOrder::TakeBack], EvacuateStep::Here));
         assert_eq!(scene.failure(), None);

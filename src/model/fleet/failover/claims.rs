@@ -10,10 +10,10 @@ use super::timer::Timer;
 use crate::model::ends::Ends;
 use crate::model::fleet::{FleetId, InstanceName, PeerCommand, StandbyRequest};
 
-/// The flows that this instance took over from others, and those of its own that others claim.
+/// The flows that this instance inherited or claimed from others, and those of its own that others claim.
 #[derive(Debug, Default)]
 pub(super) struct FlowClaims {
-    /// Flows of other instances that this one has taken over, or that another instance says this one owns, until they
+    /// Flows of other instances that this one has inherited or claimed, or that another instance says this one owns, until they
     /// end.
     mine: HashMap<FleetId, Mine>,
     /// Flows of this instance that another instance also claims.
@@ -49,7 +49,7 @@ impl FlowClaims {
         self.mine.keys().copied()
     }
 
-    /// Takes over flows of a dead owner.
+    /// Makes flows of a dead owner this instance's own.
     pub(super) fn inherit(&mut self, owner: &InstanceName, flows: Vec<(FleetId, Ends)>, agenda: &mut Agenda) {
         if !flows.is_empty() {
             agenda.standby(StandbyRequest::Inherit(flows.iter().map(|(id, _)| *id).collect()));
@@ -59,7 +59,7 @@ impl FlowClaims {
         }
     }
 
-    /// Takes over flows because their clients' packets come here.
+    /// Makes flows this instance's own, because their clients' packets come here.
     pub(super) fn claim(
         &mut self,
         now_ns: u64,
@@ -125,7 +125,7 @@ impl FlowClaims {
         self.mine.remove(&id)?.ends
     }
 
-    /// The map has no room for a flow that this instance was to take over: it stays its former owner's.
+    /// The map has no room for a flow that this instance was to inherit or claim: it stays its former owner's.
     pub(super) fn give_back(&mut self, id: FleetId, flows: &mut KnownFlows) {
         let mine = self.mine.get(&id);
         if let Some((ends, from)) = mine.and_then(|mine| Some((mine.ends?, mine.from.clone()?))) {

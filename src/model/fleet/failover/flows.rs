@@ -59,7 +59,7 @@ struct PeerList {
 
 /// The outcome for the flows of an owner that is dead or that can no longer serve them.
 #[derive(Debug, Default)]
-pub(super) struct Buried {
+pub(super) struct FailoverOutcome {
     /// Go on here.
     pub(super) inherited: Vec<(FleetId, Ends)>,
     /// These are reset, and their ends are told from here.
@@ -356,8 +356,13 @@ impl KnownFlows {
 
     /// Decides about those of `owner`'s flows whose ends match `which`: flows that go on here leave this list, others are
     /// refused.
-    pub(super) fn bury(&mut self, owner: &InstanceName, which: impl Fn(&Ends) -> bool, members: &Members) -> Buried {
-        let mut buried = Buried::default();
+    pub(super) fn inherit_or_refuse(
+        &mut self,
+        owner: &InstanceName,
+        which: impl Fn(&Ends) -> bool,
+        members: &Members,
+    ) -> FailoverOutcome {
+        let mut outcome = FailoverOutcome::default();
         for id in self.ids_of(owner) {
             let Some(known) = self.flows.get(&id).filter(|known| which(&known.ends)) else { continue };
             let (ends, state) = (known.ends, known.state);
@@ -367,20 +372,20 @@ impl KnownFlows {
                 KnownState::Held if members.settings().carries => {
                     if members.is_heir(ends.vip.ip()) {
                         self.take_out(id);
-                        buried.inherited.push((id, ends));
+                        outcome.inherited.push((id, ends));
                     }
                 }
                 // Without offload this instance cannot carry the flow on.
                 _ => {
                     match members.is_here(ends.vip.ip()) {
-                        true => buried.told.push((id, ends)),
-                        false => buried.untold.push(id),
+                        true => outcome.told.push((id, ends)),
+                        false => outcome.untold.push(id),
                     }
                     if matches!(state, KnownState::Held | KnownState::NoRoom) {
-                        buried.dropped.push(id);
+                        outcome.dropped.push(id);
                     }
                     if state != KnownState::Refused {
-                        buried.refused.extend(ends.keys());
+                        outcome.refused.extend(ends.keys());
                     }
                     if let Some(known) = self.flows.get_mut(&id) {
                         known.state = KnownState::Refused;
@@ -389,7 +394,7 @@ impl KnownFlows {
                 }
             }
         }
-        buried
+        outcome
     }
 
     /// The packets of a flow that ended a while ago belong to nobody now, unless its client has used the port again:
@@ -482,7 +487,7 @@ impl KnownFlows {
     }
 }
 
-impl Buried {
+impl FailoverOutcome {
     pub(super) fn is_empty(&self) -> bool {
         self.inherited.is_empty() && self.refused.is_empty() && self.told.is_empty()
     }

@@ -65,7 +65,7 @@ impl Failover {
         }
         self.claims.promised_to(now_ns, (owner, id, ends), &mut self.flows, &mut self.agenda);
         if self.members.is_dead(owner) {
-            self.bury_flows(owner, |its| *its == ends);
+            self.inherit_or_refuse(owner, |its| *its == ends);
         }
     }
 
@@ -81,14 +81,14 @@ impl Failover {
             }
         }
         for (owner, its) in dead {
-            self.bury_flows(&owner, |ends| its.contains(ends));
+            self.inherit_or_refuse(&owner, |ends| its.contains(ends));
         }
     }
 
     /// These proxied flows ended with an earlier process of `owner`, and no instance has told their ends.
     pub(super) fn tell_of_end(&mut self, owner: &InstanceName, mut flows: Vec<(FleetId, Ends)>) {
         // Not flows whose client has begun another with the same ends, nor flows that had been offloaded and that another
-        // instance has taken over.
+        // instance has inherited.
         flows.retain(|(id, _)| self.flows.same_ends(*id).is_none() && !self.claims.has(id));
         for (id, ends) in &flows {
             self.flows.refuse(owner.clone(), *id, *ends, &mut self.agenda);

@@ -68,8 +68,8 @@ impl Failover {
                 self.lives(owner);
             }
             Liveness::Unlinked => self.lives(owner),
-            Liveness::Dead | Liveness::Left(Farewell::Stopped) => self.bury(owner),
-            Liveness::Silent if self.members.is_fresh(now_ns) && !has_answered => self.bury(owner),
+            Liveness::Dead | Liveness::Left(Farewell::Stopped) => self.fail_over(owner),
+            Liveness::Silent if self.members.is_fresh(now_ns) && !has_answered => self.fail_over(owner),
             Liveness::Silent | Liveness::Unheard | Liveness::Left(Farewell::Succeeded) => {}
         }
         self.see_members();
@@ -114,8 +114,8 @@ impl Failover {
         self.unknown.guard(now_ns + self.members.settings().guard_ns, &mut self.agenda);
         let dead = self.members.dead();
         let silent = self.members.vips_came(now_ns);
-        dead.into_iter().for_each(|owner| self.bury_where(&owner, came));
-        silent.into_iter().for_each(|owner| self.bury(&owner));
+        dead.into_iter().for_each(|owner| self.fail_over_at(&owner, came));
+        silent.into_iter().for_each(|owner| self.fail_over(&owner));
         self.members.living().into_iter().for_each(|owner| self.end_stuck(&owner));
         for (owner, id, ends) in self.untold.take_here(&self.members) {
             self.tell_of_end(&owner, vec![(id, ends)]);
@@ -126,58 +126,58 @@ impl Failover {
         }
     }
 
-    /// Takes `owner` for dead, and takes over all its flows.
-    pub(super) fn bury(&mut self, owner: &InstanceName) {
-        if !self.members.peer_mut(owner).is_some_and(|peer| peer.bury()) {
+    /// Counts `owner` as dead, and inherits or refuses all its flows.
+    pub(super) fn fail_over(&mut self, owner: &InstanceName) {
+        if !self.members.peer_mut(owner).is_some_and(|peer| peer.set_dead()) {
             return;
         }
         self.port_ranges.show(&self.members, &mut self.agenda);
         self.unknown.stop_forwarding(owner, &self.flows, &self.members, &mut self.agenda);
-        self.bury_flows(owner, |_| true);
+        self.inherit_or_refuse(owner, |_| true);
         self.flows.says_no_more(owner);
         self.inherit();
     }
 
-    /// Takes over dead owners' offloaded flows that are left: the instance that should have taken them may have died too.
+    /// Inherits dead owners' offloaded flows that are left: the instance that should have taken them may have died too.
     fn inherit(&mut self) {
         for owner in self.members.dead() {
             let is_heir = |ends: &Ends| self.members.is_heir(ends.vip.ip());
             let is_orphan = |known: &Known| known.state == KnownState::Held && is_heir(&known.ends);
             let orphans = self.flows.ends_of(&owner, is_orphan);
             if !orphans.is_empty() {
-                self.bury_flows(&owner, |ends| orphans.contains(ends));
+                self.inherit_or_refuse(&owner, |ends| orphans.contains(ends));
             }
         }
     }
 
-    /// Takes over a dead owner's flows of addresses that have just come here.
-    pub(super) fn bury_where(&mut self, owner: &InstanceName, vips: &[IpAddr]) {
-        self.bury_flows(owner, |ends| vips.contains(&ends.vip.ip()));
+    /// Inherits or refuses a dead owner's flows of addresses that have just come here.
+    pub(super) fn fail_over_at(&mut self, owner: &InstanceName, vips: &[IpAddr]) {
+        self.inherit_or_refuse(owner, |ends| vips.contains(&ends.vip.ip()));
     }
 
     /// Resets flows that a live owner can no longer serve since their address is here.
     fn end_stuck(&mut self, owner: &InstanceName) {
         let is_lost = |known: &Known| self.members.is_lost(&known.ends, known.state == KnownState::Held);
         let stuck = self.flows.ends_of(owner, is_lost);
-        self.bury_flows(owner, |ends| stuck.contains(ends));
+        self.inherit_or_refuse(owner, |ends| stuck.contains(ends));
     }
 
-    pub(super) fn bury_flows(&mut self, owner: &InstanceName, which: impl Fn(&Ends) -> bool) {
-        let mut buried = self.flows.bury(owner, which, &self.members);
+    pub(super) fn inherit_or_refuse(&mut self, owner: &InstanceName, which: impl Fn(&Ends) -> bool) {
+        let mut outcome = self.flows.inherit_or_refuse(owner, which, &self.members);
         let is_dead = self.members.is_dead(owner);
         if is_dead {
-            self.untold.died(owner, &buried);
+            self.untold.died(owner, &outcome);
         }
-        if buried.is_empty() {
+        if outcome.is_empty() {
             return;
         }
-        let (from, told) = (owner.clone(), buried.told.len());
+        let (from, told) = (owner.clone(), outcome.told.len());
         self.agenda.note(match is_dead {
-            true => Note::FailedOver { from, inherited: buried.inherited.len(), reset: told },
+            true => Note::FailedOver { from, inherited: outcome.inherited.len(), reset: told },
             false => Note::Stuck { from, flows: told },
         });
-        buried.refuse(&mut self.agenda);
-        self.rounds.begin(owner, buried.told, &self.members, &mut self.agenda);
-        self.claims.inherit(owner, buried.inherited, &mut self.agenda);
+        outcome.refuse(&mut self.agenda);
+        self.rounds.begin(owner, outcome.told, &self.members, &mut self.agenda);
+        self.claims.inherit(owner, outcome.inherited, &mut self.agenda);
     }
 }

@@ -206,7 +206,7 @@ impl Members {
         unlinked.iter().filter_map(|(name, _)| self.hop(name, vip)).find(|to| !but.contains(to))
     }
 
-    /// Whether this instance takes over a flow of `vip` whose owner is dead: it must be the first by name of the
+    /// Whether this instance inherits a flow of `vip` whose owner is dead: it must be the first by name of the
     /// instances with the address, or of all live ones if none has it.
     pub(super) fn is_heir(&self, vip: IpAddr) -> bool {
         let live = || self.peers.iter().filter(|(_, peer)| peer.serves());

@@ -11,7 +11,7 @@ pub(super) struct PeerState {
     /// The address of its link.
     link: IpAddr,
     liveness: Liveness,
-    /// Whether this instance has taken over its flows.
+    /// Whether this instance has inherited or refused its flows.
     is_dead: bool,
     /// When it was last asked whether it lives, if it has not answered.
     pinged_ns: Option<u64>,
@@ -158,7 +158,7 @@ impl PeerState {
     }
 
     /// It counts as dead from now on. `false`: it did already.
-    pub(super) fn bury(&mut self) -> bool {
+    pub(super) fn set_dead(&mut self) -> bool {
         if self.is_dead {
             return false;
         }

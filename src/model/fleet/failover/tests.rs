@@ -1004,7 +1004,7 @@ fn clients_of_an_owner_that_came_back_while_they_were_told_are_told() {
 
 /// Their records were on their way when this instance took their owner for dead.
 #[test]
-fn clients_of_flows_that_are_told_of_after_their_owner_was_buried_are_told() {
+fn clients_of_flows_that_are_told_of_after_their_owner_counts_as_dead_are_told() {
     let mut scene = Scene::new();
     let [away, here, beside] = [1, 2, 3].map(|number| record(number, "10.0.1.7", false));
     let offloaded = record(4, "10.0.1.8", true);

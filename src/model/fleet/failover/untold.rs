@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::agenda::Agenda;
-use super::flows::Buried;
+use super::flows::FailoverOutcome;
 use super::members::Members;
 use super::timer::Timer;
 use crate::model::ends::Ends;
@@ -31,11 +31,11 @@ struct Untold {
 }
 
 impl UntoldFlows {
-    /// This instance took the dead `owner`'s flows over or refused them; `buried` says which.
-    pub(super) fn died(&mut self, owner: &InstanceName, buried: &Buried) {
+    /// This instance inherited the dead `owner`'s flows or refused them; `outcome` says which.
+    pub(super) fn died(&mut self, owner: &InstanceName, outcome: &FailoverOutcome) {
         let died = self.died.entry(owner.clone()).or_default();
-        died.extend(&buried.untold);
-        for (id, _) in &buried.told {
+        died.extend(&outcome.untold);
+        for (id, _) in &outcome.told {
             died.remove(id);
         }
     }

@@ -53,7 +53,7 @@ pub(super) enum Kind {
     Members,
     /// Reloads add frontends, on each host at another time.
     Frontends,
-    /// Another process takes over everything from a process.
+    /// A new process gets everything from the old one.
     Upgrade,
     /// A process says farewell and ends; another one begins later.
     Stop,

@@ -161,7 +161,7 @@ impl World {
 
     pub(super) fn begin(&mut self, node: usize) {
         if self.net.shared {
-            // The others may rely on this instance to take over flows of the dead, of which it knows nothing.
+            // The others may rely on this instance to inherit flows of the dead, of which it knows nothing.
             let orphaned = self.clients.values_mut().filter_map(|client| client.orphaned.as_mut());
             orphaned.for_each(|orphaned| orphaned.known_by.clear());
         }

@@ -47,7 +47,7 @@ impl World {
     pub(super) fn is_fit(&self, node: usize, vip: usize) -> bool {
         let it = &self.nodes[node];
         let process = it.process.as_ref().filter(|_| it.up && it.belongs && vip < it.config.vips);
-        process.is_some_and(|process| process.exchange.is_ready() && !process.let_go)
+        process.is_some_and(|process| process.exchange.is_ready() && !process.vip_given)
     }
 
     fn fit_within_reach(&self, vip: usize) -> Vec<usize> {
@@ -186,7 +186,7 @@ impl World {
         }
         let peers = process.exchange.vip_peers(&[vip(0).ip()], now_ns);
         let starting = (!process.exchange.is_ready()).then_some(VipBar::Starting);
-        let evacuated = process.let_go.then_some(VipBar::Evacuated { to: None });
+        let evacuated = process.vip_given.then_some(VipBar::Evacuated { to: None });
         let bar = leaves.or(evacuated).or(starting);
         let look = VipLook {
             now_ns,

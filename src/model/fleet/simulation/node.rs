@@ -82,7 +82,7 @@ pub(super) struct Process {
     pub told: BTreeMap<Key, usize>,
     stale: BTreeSet<Key>,
     pub evacuation: Option<Evacuation>,
-    pub let_go: bool,
+    pub vip_given: bool,
     pub keeps: bool,
     /// Clients that it challenges again and again, and when it last did.
     pub late: Vec<(Wake, u64)>,
@@ -147,7 +147,7 @@ impl Node {
             told: BTreeMap::new(),
             stale: BTreeSet::new(),
             evacuation: None,
-            let_go: false,
+            vip_given: false,
             keeps: false,
             late: Vec::new(),
             vip: None,

@@ -148,7 +148,7 @@ impl World {
             process.evacuation = Evacuation::begin(Wish { to: None, deadline_ns }, look).ok();
             process.evacuation.is_some()
         });
-        self.note(|| format!("{} hands over: {begun:?}", NAMES[node]));
+        self.note(|| format!("{} evacuates: {begun:?}", NAMES[node]));
     }
 
     fn evacuate(&mut self, node: usize) {
@@ -162,13 +162,13 @@ impl World {
             let Some(process) = &mut self.nodes[node].process else { return };
             match order {
                 EvacuateOrder::Keep => process.keeps = true,
-                EvacuateOrder::LetGo => process.let_go = true,
+                EvacuateOrder::GiveVip => process.vip_given = true,
                 EvacuateOrder::Offload | EvacuateOrder::Refuse => {}
                 EvacuateOrder::Reset => {
                     let all = self.clients.values().filter(|client| self.nodes[node].has_sockets(&client.record));
                     all.map(|client| client.number).collect::<Vec<_>>().into_iter().for_each(|it| self.is_over(it));
                 }
-                EvacuateOrder::TakeBack => (process.keeps, process.let_go) = (false, false),
+                EvacuateOrder::TakeBack => (process.keeps, process.vip_given) = (false, false),
                 EvacuateOrder::Release => process.keeps = false,
             }
         }

@@ -58,15 +58,15 @@ impl World {
         }
     }
 
-    /// `node` takes over what `from` has.
-    pub(super) fn judge_burial(&self, node: usize, from: &InstanceName) {
+    /// `node` fails over what `from` has.
+    pub(super) fn judge_failover(&self, node: usize, from: &InstanceName) {
         let from = number(from);
         let process = self.nodes[from].process.as_ref().filter(|_| self.is_up(from));
         let serves = process.is_some_and(|it| self.now_ns - it.started_ns > super::SECOND_NS);
         // An instance that has left the fleet hears nothing of it.
         let are_members = self.nodes[from].belongs && self.nodes[from].config.peers.contains(&node);
         let lives = self.net.shared && serves && self.knows_alive(node, from) && are_members;
-        self.demand(!lives, || format!("{} buries {}, which lives", NAMES[node], NAMES[from]));
+        self.demand(!lives, || format!("{} fails over {}, which lives", NAMES[node], NAMES[from]));
     }
 
     pub(super) fn what_all_have_they_keep(&mut self) {
@@ -247,9 +247,8 @@ impl World {
                 self.running().iter().filter(|other| **other != node).map(|other| self.lists_in_all(*other)).sum();
             let known = process.failover.known();
             self.demand(known == others, || format!("{} knows {known} flows of {others}", name(node)));
-            let over: Vec<_> =
-                process.failover.taken_over().filter(|id| !engine.flows.contains_key(&id.flow)).collect();
-            self.demand(over.is_empty(), || format!("{} remembers for ever that it took over {over:?}", name(node)));
+            let over: Vec<_> = process.failover.inherited().filter(|id| !engine.flows.contains_key(&id.flow)).collect();
+            self.demand(over.is_empty(), || format!("{} remembers for ever that it inherited {over:?}", name(node)));
         }
     }
 

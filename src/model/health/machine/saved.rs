@@ -1,4 +1,4 @@
-//! A machine's state, for the process that takes over: an upgrade must not make it trust or probe any backend anew.
+//! A machine's state, for the new process of an upgrade: that must not make it trust or probe any backend anew.
 
 use serde::{Deserialize, Serialize};
 

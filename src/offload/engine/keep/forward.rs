@@ -153,7 +153,7 @@ pub(super) fn find_unanswered(outside: &Outside, keys: &[Key]) -> Result<(), Unr
             silent.push(*key);
         }
     }
-    outside.table.offload.held.answer(StandbyAnswer::Unanswered(silent));
+    outside.table.offload.standby.answer(StandbyAnswer::Unanswered(silent));
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use super::super::Outside;
 use super::super::flows::Flows;
 use super::BOTH;
-use super::holding::Holding;
+use super::standby_flows::StandbyFlows;
 use crate::model::fleet::PortRange;
 use crate::offload::entry::Egress;
 use crate::offload::probe::EntryChange;
@@ -88,7 +88,7 @@ impl Hops {
         egress
     }
 
-    pub(super) fn routes_moved(&mut self, outside: &mut Outside, flows: &Flows, held: &Holding) {
+    pub(super) fn routes_moved(&mut self, outside: &mut Outside, flows: &Flows, held: &StandbyFlows) {
         self.owners.clear();
         self.show_port_ranges(outside, flows);
         let known = std::mem::take(&mut self.routes);

@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 
-use super::holding::{Held, Holding};
 use super::ports::PortsOfPeersFlows;
+use super::standby_flows::{StandbyFlow, StandbyFlows};
 use crate::model::ends::Key;
 use crate::model::fleet::FleetId;
 use crate::model::splice::FlowDirection;
@@ -14,7 +14,7 @@ use crate::table::Part;
 
 #[derive(Debug)]
 pub(super) struct Kept {
-    held: Holding,
+    held: StandbyFlows,
     /// Keys of entries that forward or refuse; true once this process was asked for the entry.
     diverted: HashMap<Key, bool>,
     ports: PortsOfPeersFlows,
@@ -22,25 +22,25 @@ pub(super) struct Kept {
 
 impl Kept {
     pub(super) fn new(fleet: Part<Fleet>, offload: Part<Offload>) -> Self {
-        Self { held: Holding::default(), diverted: HashMap::new(), ports: PortsOfPeersFlows::new(fleet, offload) }
+        Self { held: StandbyFlows::default(), diverted: HashMap::new(), ports: PortsOfPeersFlows::new(fleet, offload) }
     }
 
-    pub(super) fn held(&self) -> &Holding {
+    pub(super) fn held(&self) -> &StandbyFlows {
         &self.held
     }
 
-    pub(super) fn held_mut(&mut self, id: FleetId) -> Option<&mut Held> {
+    pub(super) fn held_mut(&mut self, id: FleetId) -> Option<&mut StandbyFlow> {
         self.held.get_mut(id)
     }
 
-    pub(super) fn insert_held(&mut self, id: FleetId, held: Held) {
+    pub(super) fn insert_held(&mut self, id: FleetId, held: StandbyFlow) {
         if self.held.get(id).is_none() {
             self.ports.leave_out(held.ends.key(FlowDirection::ToClient));
         }
         self.held.insert(id, held);
     }
 
-    pub(super) fn remove_held(&mut self, id: FleetId) -> Option<Held> {
+    pub(super) fn remove_held(&mut self, id: FleetId) -> Option<StandbyFlow> {
         let held = self.held.remove(id)?;
         self.ports.use_again(held.ends.key(FlowDirection::ToClient));
         Some(held)

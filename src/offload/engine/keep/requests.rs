@@ -27,7 +27,7 @@ pub(in super::super) fn take_standby_requests(
     }
     for _ in 0..BURST {
         let unserved = keep.unserved.take();
-        let Some(request) = unserved.or_else(|| outside.table.offload.held.next_request()) else { return };
+        let Some(request) = unserved.or_else(|| outside.table.offload.standby.next_request()) else { return };
         keep.unserved = serve(keep, outside, flows, witnesses, request).err();
         if keep.unserved.is_some() {
             // Go on at the next turn.
@@ -57,7 +57,7 @@ fn serve(
                 Err(NoStandby::Unread) => return Err(StandbyRequest::Hold(record)),
                 Err(NoStandby::NoRoom | NoStandby::Taken) => {
                     keep.crowded.add_flow(id, record);
-                    outside.table.offload.held.answer(StandbyAnswer::NoStandby(vec![id]));
+                    outside.table.offload.standby.answer(StandbyAnswer::NoStandby(vec![id]));
                 }
             }
         }
@@ -86,7 +86,7 @@ fn serve(
         StandbyRequest::Forget(keys) => {
             each(keys, |key| keep.forget(&outside.program, key)).map_err(StandbyRequest::Forget)?
         }
-        StandbyRequest::Report(number) => outside.table.offload.held.answer(StandbyAnswer::Reached(number)),
+        StandbyRequest::Report(number) => outside.table.offload.standby.answer(StandbyAnswer::Reached(number)),
         StandbyRequest::FindUnanswered(keys) => {
             find_unanswered(outside, &keys).map_err(|_| StandbyRequest::FindUnanswered(keys))?;
         }

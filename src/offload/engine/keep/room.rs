@@ -99,7 +99,7 @@ pub(in super::super) fn use_room(
         }
     }
     if !held.is_empty() {
-        outside.table.offload.held.answer(StandbyAnswer::Held(held));
+        outside.table.offload.standby.answer(StandbyAnswer::Held(held));
     }
     let packets: Vec<_> = keep.crowded.packets.iter().map(|(key, way)| (*key, *way)).take(AGAIN).collect();
     for (key, (to, except_syn)) in packets {

@@ -8,8 +8,8 @@ use super::super::reset::{look, over, remove, reset, reset_backend_soon, take_ou
 use super::super::retold::entry;
 use super::super::witness::Witnesses;
 use super::super::{Outside, note};
-use super::holding::Held;
 use super::room::NoStandby;
+use super::standby_flows::StandbyFlow;
 use super::{Keep, is_ours};
 use crate::model::end_reason::EndReason;
 use crate::model::ends::{Ends, Key};
@@ -35,7 +35,7 @@ impl Keep {
         let Keeping::Passage(passage) = &record.keeping else { return Ok(()) };
         if flows.get(&id.flow).is_some_and(|flow| flow.ends == ends) {
             // Both instances count it as their own, and the failover decides which of them keeps it.
-            outside.table.offload.held.answer(StandbyAnswer::Ours(vec![id]));
+            outside.table.offload.standby.answer(StandbyAnswer::Ours(vec![id]));
             return Ok(());
         }
         if let Some(held) = self.kept.held_mut(id) {
@@ -89,7 +89,7 @@ impl Keep {
         {
             tracing::warn!(flow = %id, %error, "cannot store the client address that a PROXY header gave for a peer's flow");
         }
-        self.kept.insert_held(id, Held { ends, packets: 0, confirmed: true });
+        self.kept.insert_held(id, StandbyFlow { ends, packets: 0, confirmed: true });
         self.crowded.forget_flow(id);
         Ok(())
     }
@@ -183,9 +183,9 @@ impl Keep {
     ) -> Result<(), Unread> {
         let Some(ends) = self.kept.held().get(held).map(|held| held.ends) else {
             if self.crowded.has_flow(held) {
-                outside.table.offload.held.answer(StandbyAnswer::NoStandby(vec![held]));
+                outside.table.offload.standby.answer(StandbyAnswer::NoStandby(vec![held]));
             } else if !flows.contains_key(&held.flow) {
-                outside.table.offload.held.answer(StandbyAnswer::Over(vec![held]));
+                outside.table.offload.standby.answer(StandbyAnswer::Over(vec![held]));
             }
             return Ok(());
         };
@@ -243,7 +243,7 @@ impl Keep {
         if let Err(error) = outside.program.change(id, &ends.keys(), EntryChange::Hold) {
             tracing::error!(%error, "cannot turn the entries of a flow that a peer now owns into standby entries");
         }
-        self.kept.insert_held(released, Held { ends, packets: flow.up.packets, confirmed: true });
+        self.kept.insert_held(released, StandbyFlow { ends, packets: flow.up.packets, confirmed: true });
         Ok(())
     }
 

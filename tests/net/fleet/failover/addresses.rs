@@ -51,7 +51,7 @@ fn an_address_that_leaves_while_nftables_is_slow_is_kept_for_flows_that_have_jus
     fleet.wait_served();
     let mut conn = fleet.scene.lab.client.connect(fleet.vip);
     conn.echo(1, 100);
-    fleet.let_go(fleet.owner());
+    fleet.remove_vip(fleet.owner());
     goes_on_at_the_heir(&fleet, &mut conn);
 }
 
@@ -66,7 +66,7 @@ fn an_address_that_left_before_a_process_got_its_listeners_is_kept_for_who_waits
     rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty()).unwrap();
     let mut conn = fleet.scene.lab.client.connect(fleet.vip);
     conn.send(1, 100).unwrap();
-    fleet.let_go(fleet.owner());
+    fleet.remove_vip(fleet.owner());
     let script = format!("export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$@\" 3<&{}", listener.as_raw_fd());
     restart_by(&mut fleet, &["bash", "-c", &script, "bash"]);
     drop(listener);
@@ -86,7 +86,7 @@ fn an_address_that_a_reload_has_just_brought_is_kept_while_nftables_is_slow() {
     fleet.wait_served();
     let mut conn = fleet.scene.lab.client.connect(fleet.vip);
     conn.echo(1, 100);
-    fleet.let_go(fleet.owner());
+    fleet.remove_vip(fleet.owner());
     goes_on_at_the_heir(&fleet, &mut conn);
 }
 
@@ -108,7 +108,7 @@ fn flows_of_an_address_that_a_reload_took_away_go_on_when_it_moves_and_are_reset
             fleet.take(fleet.heir());
             println!("reset after {:?}", all_reset(&mut conns));
         } else {
-            fleet.let_go(fleet.owner());
+            fleet.remove_vip(fleet.owner());
             fleet.take(fleet.heir());
             conns.iter_mut().for_each(|conn| conn.echo(3, 20_000));
             drop(conns);
@@ -134,7 +134,7 @@ fn an_address_with_a_label_is_kept_and_so_is_silence_on_every_interface() {
     fleet.wait_served();
     let mut conn = fleet.scene.lab.client.connect(fleet.vip);
     conn.echo(1, 100);
-    fleet.let_go(fleet.owner());
+    fleet.remove_vip(fleet.owner());
     goes_on_at_the_heir(&fleet, &mut conn);
     for interface in ["eth0", "other"] {
         assert_eq!(host.run(&format!("cat /proc/sys/net/ipv4/conf/{interface}/arp_ignore")).trim(), "1", "{interface}");
@@ -149,7 +149,7 @@ fn an_address_that_is_kept_is_given_up_by_a_stop_and_by_a_next_process_without_p
         let stops = |config: Config| config.process("stop_timeout", "1s");
         let Some(mut fleet) = Fleet::new(test, 2, Flows::Kept, stops).map(Fleet::with_owner) else { return };
         let _conns = fleet.clients(2);
-        fleet.let_go(fleet.owner());
+        fleet.remove_vip(fleet.owner());
         fleet.take(fleet.heir());
         eventually(LONG, "it is kept", || kept_on_lo(fleet.owner()));
         let process = &mut fleet.all[0].baton.process;

@@ -21,7 +21,7 @@ fn clients_that_were_cut_off_when_their_flows_timed_out_are_reset_by_whoever_has
     client.link_down();
     fleet.owner().baton.wait_ended("client_timed_out", 3);
     fleet.heir().wait_sees("lb-a", "flows", 0);
-    fleet.let_go(fleet.owner());
+    fleet.remove_vip(fleet.owner());
     fleet.take(fleet.heir());
     eventually(LONG, "it has come", || !fleet.heir().baton.events_of("address_came").is_empty());
     conns.iter_mut().for_each(|conn| conn.stays_open(ms(10)));
@@ -78,7 +78,7 @@ fn clients_whose_connects_timed_out_while_their_host_was_cut_off_are_reset_by_th
     // With its link down, its kernel would keep each RST until a host answers ARP.
     owner.host.drop_packets("output", &format!("ip daddr {}", lab.client.v4));
     owner.baton.wait_ended("connect_timed_out", 3);
-    fleet.let_go(owner);
+    fleet.remove_vip(owner);
     fleet.take(fleet.heir());
     conns.iter_mut().for_each(|conn| conn.stays_open(ms(10)));
     fleet.all.iter().for_each(|instance| instance.host.nft_clear());

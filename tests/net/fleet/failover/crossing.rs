@@ -13,7 +13,7 @@ fn an_unknown_packet_crosses_once_between_hosts_that_have_addresses_of_both_fami
     let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config).map(Fleet::with_owner) else { return };
     let client = &fleet.scene.lab.client;
     let raw = client.enter(|| RawSender::marked(0)).expect("root");
-    fleet.let_go(fleet.owner());
+    fleet.remove_vip(fleet.owner());
     fleet.take(fleet.heir());
     let ports = 40_000..40_040;
     for port in ports.clone() {

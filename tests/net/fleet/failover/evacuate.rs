@@ -11,7 +11,7 @@ mod routed;
 mod slow;
 
 impl Fleet {
-    /// The first instance's VIP is let go by this file, too.
+    /// A track file shows which instances may not have the VIP.
     pub fn with_track_file(self) -> Self {
         for instance in &self.all {
             instance.add_setting("failover", "track_file", instance.away().to_str().unwrap());
@@ -25,7 +25,7 @@ impl Fleet {
             self.owner().baton.http("/readyz").is_some_and(|(status, _)| status == 503)
         });
         assert_eq!(self.owner().baton.cli(&["ready"]).status.code(), Some(1));
-        self.let_go(self.owner());
+        self.remove_vip(self.owner());
         self.take(self.heir());
     }
 
@@ -237,7 +237,7 @@ fn an_evacuation_that_cannot_begin_or_that_nobody_follows_leaves_everything_as_i
     std::thread::scope(|scope| {
         let evacuation = scope.spawn(|| refused(&deadline, "no live peer has taken 10.77.0.100"));
         eventually(LONG, "it is to go", || std::fs::read_to_string(owner.away()).is_ok_and(|text| text == "1\n"));
-        fleet.let_go(owner);
+        fleet.remove_vip(owner);
         evacuation.join().unwrap();
     });
     fleet.take(owner);
@@ -292,13 +292,13 @@ fn an_evacuation_goes_on_without_its_command_and_another_one_cancels_it() {
     owner.baton.order(&["evacuate", "--cancel"]);
     assert_eq!(away(), "0\n");
     owner.baton.order(&["evacuate"]);
-    fleet.let_go(fleet.heir());
+    fleet.remove_vip(fleet.heir());
     eventually(LONG, "nobody has it", || away() == "0\n" && owner.baton.http("/readyz").unwrap().0 == 200);
 }
 
 #[test]
-fn a_fresh_start_may_have_the_vip_whatever_was_let_go_before() {
-    let test = "a_fresh_start_may_have_the_vip_whatever_was_let_go_before";
+fn a_fresh_start_may_have_the_vip_whatever_was_given_up_before() {
+    let test = "a_fresh_start_may_have_the_vip_whatever_was_given_up_before";
     let Some(mut fleet) = Fleet::new(test, 2, Flows::Proxied, |config| config).map(Fleet::with_track_file) else {
         return;
     };
@@ -314,7 +314,7 @@ fn an_address_that_a_killed_process_kept_is_given_up_by_the_next_and_kept_on_in_
     let test = "an_address_that_a_killed_process_kept_is_given_up_by_the_next_and_kept_on_in_an_upgrade";
     let Some(mut fleet) = Fleet::new(test, 2, Flows::Kept, |config| config).map(Fleet::with_owner) else { return };
     let mut conns = fleet.with_clients_that_stay(5);
-    fleet.let_go(fleet.owner());
+    fleet.remove_vip(fleet.owner());
     fleet.take(fleet.heir());
     conns.iter_mut().for_each(|conn| conn.echo(1, 1000));
     let host = fleet.owner().host.clone();

@@ -24,7 +24,7 @@ fn a_client_that_still_sends_when_its_process_is_killed_and_the_vip_moves_is_res
     let mut conns: Vec<_> = (0..3).map(|_| client.connect(fleet.vip)).collect();
     conns.iter_mut().for_each(|conn| assert_eq!(conn.end(LONG), End::Fin));
     fleet.owner().baton.process.kill();
-    fleet.let_go(fleet.owner());
+    fleet.remove_vip(fleet.owner());
     fleet.take(fleet.heir());
     let owner = &mut fleet.all[0];
     owner.baton = Baton::start_by(&[], &owner.host, &owner.directory);

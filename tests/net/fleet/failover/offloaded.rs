@@ -196,18 +196,18 @@ fn flows_that_had_offloaded_notice_nothing_when_their_host_is_emptied() {
         let _until = Until(&load);
         let Clients { talks, streams, mut watches, .. } = Clients::start(&fleet, scope, &load);
         fleet.wait_known(FLOWS, FLOWS);
-        let go_on = || {
+        let all_go_on = || {
             load.goes_on(0, TALKING * 200);
             load.streams_on(STREAMING * 2_000_000);
         };
         // As long as the evacuation below, without one.
         load.longest();
         let before = fleet.resent();
-        go_on();
+        all_go_on();
         let (control, pause_before) = (fleet.resent() - before, load.longest());
         let (before, lost) = (fleet.resent(), fleet.lost());
         let output = owner.baton.cli(&["evacuate", "--to", "lb-b", "--deadline", "50s", "--json"]);
-        go_on();
+        all_go_on();
         let (resent, lost, pause) = (fleet.resent() - before, fleet.lost() - lost, load.longest());
         let report = Instance::report(&output);
         assert!(output.status.success(), "{report}");
@@ -225,7 +225,7 @@ fn flows_that_had_offloaded_notice_nothing_when_their_host_is_emptied() {
         assert!(resent.needed() <= control.needed() + 3, "{resent:?}, without an evacuation {control:?}");
         // The host may be switched off.
         owner.host.link_down();
-        go_on();
+        all_go_on();
         load.bulk_over.store(true, Relaxed);
         whole(streams);
         load.over.store(true, Relaxed);

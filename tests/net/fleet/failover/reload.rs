@@ -58,7 +58,7 @@ fn a_reload_adds_an_instance_and_an_address_and_flows_outlive_the_move_to_it() {
     fleet.wait_known(10, 6);
 
     // Both live.
-    fleet.let_go(fleet.owner());
+    fleet.remove_vip(fleet.owner());
     fleet.take(fleet.heir());
     for round in 0..3 {
         proxied.iter_mut().chain(&mut offloaded).for_each(|conn| conn.echo(round, 2000));

@@ -15,7 +15,7 @@ fn a_flow_of_a_wildcard_listener_is_of_the_address_that_its_client_asked_for() {
     let mut conns = asked.map(|address| fleet.scene.lab.client.connect(address));
     conns.iter_mut().for_each(|conn| conn.echo(1, 100));
     fleet.wait_known(2, 0);
-    fleet.let_go(owner);
+    fleet.remove_vip(owner);
     fleet.take(fleet.heir());
     owner.baton.wait_log(&["has left this host"]);
     assert!(!owner.host.run("ip -4 -o address show dev lo").contains(VIP), "no flow needs it");

@@ -29,7 +29,7 @@ fn a_slow_reader_whose_vip_moves_gets_all_that_was_written() {
     let (owner, heir) = (fleet.owner(), fleet.heir());
     let mut conn = slow_client(&fleet.scene.lab.client, fleet.vip);
     read_until_written(&mut conn, || owner.baton.flows());
-    fleet.let_go(owner);
+    fleet.remove_vip(owner);
     fleet.take(heir);
     wait::throughout(secs(1), "the flow is there", || owner.baton.flow_count() == 1);
     reads_all(conn);

@@ -1,4 +1,4 @@
-//! Held flows, found by their fleet ids, by their marks, and by their packets.
+//! Offloaded flows of other instances, found by their fleet ids, by their marks, and by their packets.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use crate::offload::moved::{Mark, Marked};
 
 /// An offloaded flow of another instance.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Held {
+pub(in super::super) struct StandbyFlow {
     pub ends: Ends,
     /// Number of its client's packets seen here.
     pub packets: u64,
@@ -19,14 +19,14 @@ pub(in super::super) struct Held {
 }
 
 #[derive(Debug, Default)]
-pub(in super::super) struct Holding {
-    first: Marked<Held>,
+pub(in super::super) struct StandbyFlows {
+    first: Marked<StandbyFlow>,
     /// Flows with a flow id that another flow already had: hardly ever any.
-    more: HashMap<FleetId, Held>,
+    more: HashMap<FleetId, StandbyFlow>,
 }
 
-impl Holding {
-    pub(super) fn insert(&mut self, id: FleetId, held: Held) {
+impl StandbyFlows {
+    pub(super) fn insert(&mut self, id: FleetId, held: StandbyFlow) {
         match self.first.get(&id.flow) {
             Some(other) if FleetId::of(id.flow, &other.ends) != id => drop(self.more.insert(id, held)),
             _ => {
@@ -37,18 +37,18 @@ impl Holding {
         }
     }
 
-    pub(super) fn remove(&mut self, id: FleetId) -> Option<Held> {
+    pub(super) fn remove(&mut self, id: FleetId) -> Option<StandbyFlow> {
         match self.in_first(id) {
             true => self.first.remove(id.flow),
             false => self.more.remove(&id),
         }
     }
 
-    pub(in super::super) fn get(&self, id: FleetId) -> Option<&Held> {
+    pub(in super::super) fn get(&self, id: FleetId) -> Option<&StandbyFlow> {
         if self.in_first(id) { self.first.get(&id.flow) } else { self.more.get(&id) }
     }
 
-    pub(super) fn get_mut(&mut self, id: FleetId) -> Option<&mut Held> {
+    pub(super) fn get_mut(&mut self, id: FleetId) -> Option<&mut StandbyFlow> {
         if self.in_first(id) { self.first.get_mut(&id.flow) } else { self.more.get_mut(&id) }
     }
 
@@ -62,7 +62,7 @@ impl Holding {
     }
 
     /// All with this flow id.
-    pub(in super::super) fn with(&self, flow: FlowId) -> impl Iterator<Item = (FleetId, &Held)> {
+    pub(in super::super) fn with(&self, flow: FlowId) -> impl Iterator<Item = (FleetId, &StandbyFlow)> {
         let first = self.first.get(&flow).map(|held| (FleetId::of(flow, &held.ends), held));
         first.into_iter().chain(self.more.iter().map(|(id, held)| (*id, held)).filter(move |(id, _)| id.flow == flow))
     }
@@ -73,7 +73,7 @@ impl Holding {
         self.first.at(mark).chain(more)
     }
 
-    pub(in super::super) fn iter(&self) -> impl Iterator<Item = (FleetId, &Held)> {
+    pub(in super::super) fn iter(&self) -> impl Iterator<Item = (FleetId, &StandbyFlow)> {
         let first = self.first.iter().map(|(flow, held)| (FleetId::of(*flow, &held.ends), held));
         first.chain(self.more.iter().map(|(id, held)| (*id, held)))
     }
@@ -96,8 +96,8 @@ mod tests {
     fn two_held_flows_with_one_id_come_and_go_each_by_itself() {
         let (one, other) = (record(1).ends, record(2).ends);
         let ids = [FleetId::of(FlowId(7), &one), FleetId::of(FlowId(7), &other)];
-        let held = |ends| Held { ends, packets: 0, confirmed: true };
-        let mut all = Holding::default();
+        let held = |ends| StandbyFlow { ends, packets: 0, confirmed: true };
+        let mut all = StandbyFlows::default();
         all.insert(ids[0], held(one));
         all.insert(ids[1], held(other));
         assert_eq!((all.len(), all.get(ids[0]).unwrap().ends, all.get(ids[1]).unwrap().ends), (2, one, other));

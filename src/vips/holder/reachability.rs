@@ -16,14 +16,14 @@ const ANYWHERE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 
 /// When this host last heard another one.
 #[derive(Debug, Default)]
-pub(super) struct VipHearing {
+pub(super) struct VipReachability {
     heard_ns: u64,
     /// The routers that this host asked.
     gateways: Vec<IpAddr>,
     look_at_ns: u64,
 }
 
-impl VipHearing {
+impl VipReachability {
     /// Makes the gateway and the backends answer: asks for the gateway's address and has the backends probed.
     pub(super) fn ask(&mut self, parts: &HolderParts, ears: &Ears, settings: &VipSettings) {
         self.gateways = gateways(settings);

@@ -20,15 +20,13 @@ pub(crate) const FRAME_MAX: usize = u16::MAX as usize;
 pub(crate) const SEAL_BYTES: usize = 16;
 
 /// The lowest and the highest version that this release supports.
-pub(crate) const VERSIONS: Versions = Versions { lowest: Version::One as u16, highest: Version::Two as u16 };
+pub(crate) const VERSIONS: Versions = Versions { lowest: Version::One as u16, highest: Version::One as u16 };
 
 /// The version of one link. Each has its own arm in [`encode`] and [`decode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
     /// Messages in postcard.
     One = 1,
-    /// Version 1 with [`Message::Vip`].
-    Two = 2,
 }
 
 const MAGIC: [u8; 4] = *b"BTNP";
@@ -72,7 +70,6 @@ impl Versions {
     pub fn spoken(self) -> Option<Version> {
         match VERSIONS.common(self)? {
             1 => Some(Version::One),
-            2 => Some(Version::Two),
             _ => None,
         }
     }
@@ -93,23 +90,16 @@ impl std::fmt::Display for Versions {
     }
 }
 
-impl Version {
-    /// Whether an instance of this version knows such a message.
-    pub(crate) fn has(self, message: &Message) -> bool {
-        self >= Self::Two || !matches!(message, Message::Vip(_))
-    }
-}
-
 pub fn encode(message: &Message, version: Version) -> Result<Vec<u8>, FrameTooLong> {
     let bytes = match version {
-        Version::One | Version::Two => postcard::to_stdvec(message).expect("a vector takes everything"),
+        Version::One => postcard::to_stdvec(message).expect("a vector takes everything"),
     };
     if bytes.len() > FRAME_MAX - SEAL_BYTES { Err(FrameTooLong(bytes.len())) } else { Ok(bytes) }
 }
 
 pub fn decode(bytes: &[u8], version: Version) -> Result<Message, FrameError> {
     let read = match version {
-        Version::One | Version::Two => postcard::take_from_bytes(bytes),
+        Version::One => postcard::take_from_bytes(bytes),
     };
     match read {
         Ok((message, [])) => Ok(message),
@@ -175,11 +165,8 @@ mod tests {
 
     #[test]
     fn every_message_survives_the_wire_and_fits_into_a_frame() {
-        let versions = [Version::One, Version::Two];
-        for (message, version) in all().into_iter().flat_map(|it| versions.map(|version| (it.clone(), version))) {
-            if !version.has(&message) {
-                continue;
-            }
+        let version = Version::One;
+        for message in all() {
             let bytes = encode(&message, version).unwrap();
             assert_eq!(decode(&bytes, version).as_ref(), Ok(&message));
             let mut longer = bytes.clone();
@@ -190,7 +177,7 @@ mod tests {
             }
         }
         let long = Message::Claim(vec![FleetId { flow: FlowId(u64::MAX), ends: u64::MAX }; 10_000]);
-        assert!(encode(&long, Version::One).is_err());
+        assert!(encode(&long, version).is_err());
     }
 
     #[test]
@@ -200,9 +187,6 @@ mod tests {
         assert_eq!(versions(2, 5).common(versions(1, 3)), Some(3));
         assert_eq!(versions(1, 1).common(versions(2, 2)), None);
         assert_eq!(versions(4, 4).common(versions(1, 9)), Some(4));
-        let vip = Message::Vip(VipStanding::default());
-        assert_eq!([Version::One, Version::Two].map(|version| version.has(&vip)), [false, true]);
-        assert!(Version::One.has(&Message::Whole));
         // A release that advertises a version has an arm for it.
         for version in VERSIONS.lowest..=VERSIONS.highest {
             assert_eq!(versions(version, version).spoken().map(|spoken| spoken as u16), Some(version));

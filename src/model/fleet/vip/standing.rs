@@ -56,7 +56,7 @@ pub(crate) struct PeerVip {
     pub name: InstanceName,
     /// How long ago the peer itself was last heard; `None`: it has left, or was never heard.
     pub silence_ns: Option<u64>,
-    /// Its latest standing; `None`: the peer sends none, because it runs beside keepalived or is of an earlier release.
+    /// Its latest standing; `None`: the peer sends none, because it runs beside keepalived.
     pub standing: Option<VipStanding>,
     /// The peer says that one of the addresses is on its host.
     pub has_address: bool,

@@ -345,7 +345,7 @@ impl Engine {
                     self.flows.judge.held_back_ended(id, reason, bytes);
                     self.witnesses.forget(&self.outside.program, id);
                 }
-                Request::Claim { ticket, patience_ns } => {
+                Request::Assign { ticket, patience_ns } => {
                     claim(&mut self.outside, &mut self.flows, ticket, patience_ns)
                 }
                 Request::Patience { ticket, patience_ns } => {

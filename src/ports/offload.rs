@@ -10,7 +10,7 @@
 //!     │  End: reset it ──────────────────────────────▶ │
 //!     │ ◀───────── Ended, or Moves: it was not idle    │
 //!     │ ◀───────── Found: an earlier process's flow    │
-//!     │  Claim: it has a place here ─────────────────▶ │
+//!     │  Assign: it has a place here ────────────────▶ │
 //! ```
 //! A flow stays with its worker until its end, with its place in the table and its part of every limit; only its bytes
 //! take another path.
@@ -125,7 +125,7 @@ pub enum Request {
         unless_moved_since_ns: Option<u64>,
     },
     /// An offloaded flow of the engine belongs to this ticket from now on.
-    Claim {
+    Assign {
         ticket: Ticket,
         patience_ns: u64,
     },

@@ -67,7 +67,7 @@ pub(super) fn recover_found(cx: &mut WorkerContext, flows: &mut FlowSlab, found:
     tell_found(cx, &found);
     let (ticket, patience_ns) = (cx.ticket(&flow), patience_ns(&flow));
     flows.put(flow);
-    cx.table.offload.ask(Request::Claim { ticket, patience_ns });
+    cx.table.offload.ask(Request::Assign { ticket, patience_ns });
 }
 
 /// The flow's frontend and backend: by the hash of their names, wherever the backend is by now; else by the address

@@ -322,7 +322,7 @@ fn a_flow_of_an_earlier_process_gets_its_place_again_and_one_of_an_unknown_front
         bench.ports.orders.wake(1);
     };
     give(found(4000, entry.hash_key, bench.vip));
-    let Request::Claim { ticket, .. } = request(&bench) else { panic!() };
+    let Request::Assign { ticket, .. } = request(&bench) else { panic!() };
     assert_eq!((ticket.id, ticket.worker), (FlowId(4000), 1));
     let flow = flow(&bench);
     assert_eq!((flow.id, flow.state, flow.backend), (FlowId(4000), FlowState::Offloaded, Some(entry.id)));

@@ -93,7 +93,7 @@ fn everything() -> FakeInstance {
     instance
 }
 
-/// The families of a page, but for those of the process that any exporter has.
+/// The families of a page.
 fn read(page: &str) -> BTreeMap<String, Listed> {
     let mut families = BTreeMap::<String, Listed>::new();
     let mut current = String::new();
@@ -111,6 +111,5 @@ fn read(page: &str) -> BTreeMap<String, Listed> {
             family.labels.extend(names.filter(|name| name != "le"));
         }
     }
-    families.retain(|name, _| name.starts_with("baton_"));
     families
 }

@@ -7,8 +7,9 @@ const COMMANDS: [(&str, &str); 2] = [("handover", "evacuate"), ("path", "offload
 /// The command, its option's former name, and the present one.
 const OPTIONS: [(&str, &str, &str); 2] = [("evacuate", "--back", "--cancel"), ("demo", "--script", "--tour")];
 
-/// The option, its value's former name, and the present one.
-const VALUES: [(&str, &str, &str); 1] = [("--state", "graduated", "offloaded")];
+/// The option, its value's former name, and the words to type now.
+const VALUES: [(&str, &str, &str); 2] =
+    [("--state", "graduated", "--state offloaded"), ("--state", "ending", "--ending")];
 
 /// The present name, if `error` is about the former name of a command, an option or a value.
 pub(super) fn renamed(error: &clap::Error) -> Option<String> {
@@ -24,7 +25,7 @@ pub(super) fn renamed(error: &clap::Error) -> Option<String> {
     let option = typed(ContextKind::InvalidArg)?.split([' ', '=']).next()?;
     if let Some(value) = typed(ContextKind::InvalidValue) {
         let (_, old, new) = VALUES.into_iter().find(|(of, old, _)| (*of, *old) == (option, value))?;
-        return Some(format!("{old} is called {new} now: {option} {new}"));
+        return Some(format!("{option} {old} is called {new} now"));
     }
     let usage = error.get(ContextKind::Usage)?.to_string();
     let is_it = |(command, old, _): &(&str, &str, &str)| *old == option && usage.contains(&format!("baton {command} "));
@@ -85,8 +86,10 @@ mod tests {
         );
         assert_eq!(
             said(&["baton", "flows", "--state", "graduated"]).unwrap(),
-            "graduated is called offloaded now: --state offloaded"
+            "--state graduated is called --state offloaded now"
         );
+        assert_eq!(said(&["baton", "flows", "--state", "ending"]).unwrap(), "--state ending is called --ending now");
+        Arguments::try_parse_from(["baton", "flows", "--ending"]).unwrap();
         assert_eq!(said(&["baton", "status", "--back"]), None, "an option of another command");
         assert_eq!(said(&["baton", "flows", "--state", "gradated"]), None);
         Arguments::try_parse_from(["baton", "evacuate", "--cancel"]).unwrap();

@@ -66,7 +66,6 @@ pub(crate) struct DemoPeers {
 
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct DemoPeer {
-    pub name: String,
     pub liveness: Liveness,
     /// Whether the instance knows all its flows.
     pub synced: bool,

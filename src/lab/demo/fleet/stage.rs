@@ -215,26 +215,22 @@ impl FleetStage {
         unharmed && batons.all(is_well) && self.hosts.iter().filter(|host| host.has_vip()).count() == 1
     }
 
-    /// As [`FleetStage::is_whole`], and the VIP's host serves each kubelet by an offloaded flow, which the others know.
+    /// As [`FleetStage::is_whole`], and each kubelet is served by an offloaded flow, which all hosts know.
     pub(super) fn is_calm(&self) -> bool {
-        let Some(holder) = self.holder().map(|holder| &self.hosts[holder]) else { return false };
         let clients = self.clients.len() as u64;
-        // No other host can carry on the flows to its own apiserver.
-        let own = self.kubelets_of(holder) as u64;
-        let is_told = |host: &FleetHost| {
-            let Some(baton) = &host.baton else { return true };
+        let (mut offloaded, mut proxied, mut untold, mut known) = (0, 0, 0, Vec::new());
+        for host in &self.hosts {
+            let Some(baton) = &host.baton else { continue };
             let status = baton.status.borrow();
             let flows = status.totals.flows;
-            match host.plan.name == holder.plan.name {
-                true => flows.offloaded >= clients && flows.accepted + flows.connecting + flows.proxied == 0,
-                false => status
-                    .fleet
-                    .peers
-                    .iter()
-                    .any(|peer| peer.name == holder.plan.name && peer.offloaded + own >= clients),
-            }
-        };
-        self.is_whole() && self.all_served() && self.hosts.iter().all(is_told)
+            offloaded += flows.offloaded;
+            proxied += flows.accepted + flows.connecting + flows.proxied;
+            // No other host can carry on the flows to its own apiserver, so it tells none of them.
+            untold += flows.offloaded.min(self.kubelets_of(host) as u64);
+            known.push(flows.offloaded + status.fleet.peers.iter().map(|peer| peer.offloaded).sum::<u64>());
+        }
+        let is_told = known.iter().all(|known| known + untold >= clients);
+        self.is_whole() && self.all_served() && offloaded >= clients && proxied == 0 && is_told
     }
 
     /// Every kubelet is connected, and its last renewal is fresh.

@@ -71,13 +71,6 @@ async fn order(admin: &Admin, name: &BackendName, order: Order) -> Result<Value,
     let entry = names::backend(&admin.table.registry, name)?;
     admin.control.order(entry.id, order).await.map_err(|refused| Refusal::Order { reason: refused.to_string() })?;
     let backend = backend_status(&entry, now_ns());
-    let (frontend, name) = (&entry.frontend.name, &entry.name);
-    let ordered = match order {
-        Order::Drain => "ordered Baton to drain this backend",
-        Order::Undrain => "ordered Baton to let the probes decide about this backend",
-        Order::Eject => "ordered Baton to eject this backend",
-    };
-    tracing::info!(%frontend, backend = %name, "{frontend}/{name}: an operator {ordered}");
     let config = admin.config.load();
     let drain_timeout_ms = (order == Order::Drain)
         .then(|| config.frontends.iter().find(|frontend| frontend.name == entry.frontend.name))

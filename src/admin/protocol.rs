@@ -284,17 +284,6 @@ impl fmt::Display for BackendName {
     }
 }
 
-impl fmt::Display for KillTarget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Flow(id) => write!(f, "flow {id}"),
-            Self::Backend(name) => write!(f, "backend {name}"),
-            Self::Client(network) => write!(f, "client {network}"),
-            Self::All => write!(f, "all"),
-        }
-    }
-}
-
 fn list(names: &[String]) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }

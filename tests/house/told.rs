@@ -13,6 +13,7 @@ const NEAR: usize = 6;
 const NOT_ABOUT_IT: &[(&str, &str, &str)] = &[
     ("admin/flow_log", "tracing::warn!(", "flows that the log skipped, in the next function"),
     ("app/stop", "() = core.next_phase.notified() => tracing::info!", "a second signal, after the stop has begun"),
+    ("app/upgrade/new", "tracing::error!(%error", "the servers of this process, beside the event of the upgrade"),
     ("offload/engine/watch", "Err(error) => tracing::error!(%error", "the other outcome: nothing was attached"),
 ];
 
@@ -51,6 +52,18 @@ fn a_line_beside_an_event_is_found() {
         "for whoever looks for faults"
     );
     assert_eq!(found("tracing::warn!(x);\nevents.push(ProgramWhat::Fin);"), 0, "an event of another kind");
+    assert_eq!(
+        found(
+            "tracing::info!(x);\nrecord(&flows);\n}\nfn record(flows: &[Flow]) {\na;\nb;\nc;\nd;\ne;\nf;\njournal.record(what);"
+        ),
+        1,
+        "by a function of its own"
+    );
+    assert_eq!(
+        found("tracing::info!(x);\norders.end(all);\n}\nfn end() {\na;\nb;\nc;\nd;\ne;\nf;\njournal.record(what);"),
+        0,
+        "another object's method of this name"
+    );
     assert_eq!(found("tracing::warn!(x);\na;\nb;\nc;\nd;\ne;\njournal.record(what);"), 1, "six lines before");
     assert_eq!(found(&format!("tracing::warn!(x);{}\njournal.record(what);", "\na;".repeat(8))), 0, "far away");
 }
@@ -68,10 +81,30 @@ fn told_twice(file: &str, code: &str) -> Vec<Fault> {
     let lines: Vec<_> = code.lines().map(str::trim).collect();
     let tells = |line: &str| line.contains("journal.record(") || begins_word(line, "What::");
     let logs = |line: &str| ["info!(", "warn!(", "error!("].iter().any(|call| begins_word(line, call));
-    let events: Vec<_> = lines.iter().enumerate().filter(|(_, line)| tells(line)).map(|(at, _)| at).collect();
+    // A function that records an event tells it wherever it is called.
+    let names = lines.iter().enumerate().filter(|(_, line)| line.contains("journal.record("));
+    let names: Vec<_> = names.filter_map(|(at, _)| lines[..at].iter().rev().find_map(|line| function(line))).collect();
+    let calls = |line: &str| function(line).is_none() && names.iter().any(|name| is_call(line, &format!("{name}(")));
+    let events: Vec<_> =
+        lines.iter().enumerate().filter(|(_, line)| tells(line) || calls(line)).map(|(at, _)| at).collect();
     let beside = |at: usize| events.iter().any(|event| event.abs_diff(at) <= NEAR);
     let told = lines.iter().enumerate().filter(|(at, line)| logs(line) && beside(*at));
     told.map(|(_, line)| Fault { file: file.to_owned(), line: (*line).to_owned() }).collect()
+}
+
+/// Whether `line` has `call`, and not as the method of another object.
+fn is_call(line: &str, call: &str) -> bool {
+    let own = |before: &str| {
+        before.ends_with("self.") || !before.ends_with(|c: char| c.is_alphanumeric() || "_.".contains(c))
+    };
+    line.match_indices(call).any(|(at, _)| own(&line[..at]))
+}
+
+/// The name of the function that `line` begins.
+fn function(line: &str) -> Option<&str> {
+    let (before, after) = line.split_once("fn ")?;
+    let name = after.split(|c: char| !(c.is_alphanumeric() || c == '_')).next()?;
+    (before.is_empty() || before.ends_with(' ')).then_some(name).filter(|name| !name.is_empty())
 }
 
 /// Whether `part` is in `line` and no name ends right before it.

@@ -1,7 +1,7 @@
 //! An operator's orders: kill, drain, eject, stop; and the timers that end flows.
 
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::lab::*;
 
@@ -90,6 +90,49 @@ fn a_drained_backend_keeps_its_flows_takes_no_new_ones_and_comes_back() {
     old.echo(2, 100_000);
     assert!(!baton.cli(&["drain", "nobody"]).status.success(), "an unknown backend is an error");
     drop((old, new));
+    baton.rests();
+}
+
+#[test]
+fn the_log_has_one_line_for_each_event_of_an_order() {
+    let Some(lab) = Lab::new("operator") else { return };
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&lab.config().log("format", "json"));
+    let (of_b1, of_b2) = (baton.connect_to(&lab.client, "b1"), baton.connect_to(&lab.client, "b2"));
+    // A reload after an order is logged after all lines of the order.
+    let log = || {
+        let lines =
+            baton.process.log_text().lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>();
+        let others = lines.into_iter().filter(|line| line["target"] != "baton::flow");
+        let told = others.map(|line| line["message"].as_str().unwrap().to_owned());
+        // Each reload warns of the lab's own file.
+        told.filter(|line| !line.contains("has no effect")).collect::<Vec<_>>()
+    };
+    let reloaded = "Baton reloaded the configuration: nothing changed";
+    let logged = |order: &[&str]| {
+        let before = log().len();
+        baton.order(order);
+        baton.order(&["reload"]);
+        eventually(LONG, "the reload is logged", || log()[before..].iter().any(|line| line == reloaded));
+        let mut said = log().split_off(before);
+        assert_eq!(said.pop().as_deref(), Some(reloaded));
+        said
+    };
+    assert_eq!(logged(&["drain", "b3"]), ["apiserver/b3: ready → draining: drained by an operator"]);
+    assert_eq!(logged(&["drain", "b3"]), [""; 0], "it is drained already");
+    assert_eq!(logged(&["undrain", "b3"]), ["apiserver/b3: draining → ready: probes pass"]);
+    assert_eq!(logged(&["eject", "b3"]), ["apiserver/b3: ready → ejected: ejected by an operator"]);
+    assert_eq!(logged(&["undrain", "b3"]), ["apiserver/b3: ejected → ready: probes pass"]);
+    eventually(LONG, "only the two flows are left", || baton.flow_count() == 2);
+    let ends = "apiserver/b1: Baton ends 1 flow because an operator gave the order";
+    assert_eq!(logged(&["kill", "--all", "--yes"]), [ends, &ends.replace("b1", "b2")]);
+    let of_b1 = (of_b1, baton.connect_to(&lab.client, "b1"));
+    eventually(LONG, "only the flow of b1 is left", || baton.flow_count() == 1);
+    // The order has two effects, and each is an event.
+    let (changes, ends) =
+        ("ready → ejected: ejected by an operator", "Baton ends 1 flow because an operator ejected this backend");
+    assert_eq!(logged(&["eject", "b1"]), [format!("apiserver/b1: {changes}"), format!("apiserver/b1: {ends}")]);
+    drop((of_b1, of_b2));
     baton.rests();
 }
 

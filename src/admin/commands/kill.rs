@@ -41,7 +41,6 @@ pub(super) async fn kill(admin: &Arc<Admin>, target: &KillTarget) -> Result<Valu
     for selector in selectors {
         admin.ports.orders.end(EndOrder { selector, reason: EndReason::Killed, pace: paced, only_idle_for: None });
     }
-    tracing::info!(%target, flows = flows.len(), "an operator kills flows");
     record(&table.registry, &table.journal, &flows);
     let gone = gone(&table.flows, &flows, process.reset_within + WAIT).await;
     Ok(json(&KillReport { flows: flows.len() as u64, gone }))

@@ -4,7 +4,7 @@
 use tracing::Level;
 
 use super::What;
-use crate::model::end_reason::EndedBy;
+use crate::model::end_reason::{EndReason, EndedBy};
 use crate::model::fleet::{Farewell, Liveness};
 use crate::model::humane::{bytes, duration_ms, duration_us, plural};
 use crate::model::weight::Weight;
@@ -70,8 +70,12 @@ impl What {
             }
             Self::FlowsOrdered { frontend, backend, flows, reason } => {
                 let weight = if reason.by() == EndedBy::Operator { Plain } else { Notice };
-                let (number, reason) = (plural(*flows as u64, "flow"), reason.label());
-                say!(weight, { frontend, backend, flows, reason }, "{frontend}/{backend}: Baton ends {number}: {reason}")
+                let (number, why, reason) = (plural(*flows as u64, "flow"), ordered_because(*reason), reason.label());
+                say!(
+                    weight,
+                    { frontend, backend, flows, reason },
+                    "{frontend}/{backend}: Baton ends {number} because {why}"
+                )
             }
             Self::BackendAdded { frontend, backend } => {
                 say!(Plain, { frontend, backend }, "{frontend}/{backend}: Baton added this backend")
@@ -375,6 +379,18 @@ impl What {
     }
 }
 
+/// Why Baton ends flows of a backend.
+fn ordered_because(reason: EndReason) -> &'static str {
+    match reason {
+        EndReason::Killed => "an operator gave the order",
+        EndReason::EjectedByOperator => "an operator ejected this backend",
+        EndReason::BackendEjected => "Baton found this backend dead",
+        EndReason::DrainDeadline => "this backend was draining and drain_timeout has passed",
+        EndReason::FrontendRemoved => "a reload removed this frontend and drain_timeout has passed",
+        other => other.label(),
+    }
+}
+
 fn in_words(liveness: Liveness) -> &'static str {
     match liveness {
         Liveness::Unheard => "not heard of yet",
@@ -392,7 +408,6 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::model::end_reason::EndReason;
     use crate::model::fleet::InstanceName;
     use crate::model::health::{Cause, HealthState};
     use crate::model::ids::FlowId;
@@ -459,7 +474,7 @@ mod tests {
         }
         assert_eq!(lines[0]["message"], "apiserver/cp1: ready → ejected: not probed yet");
         assert_eq!(lines[0]["cause"], "not probed yet");
-        assert_eq!(lines[1]["message"], "apiserver/cp1: Baton ends 1,200 flows: backend_ejected");
+        assert_eq!(lines[1]["message"], "apiserver/cp1: Baton ends 1,200 flows because Baton found this backend dead");
     }
 
     #[test]

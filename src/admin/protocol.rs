@@ -19,6 +19,7 @@ use super::evacuate::{EvacuationFailed, EvacuationRequest};
 use super::status::BackendStatus;
 use super::upgrade::{UpgradeFailed, UpgradeRequest};
 use crate::config::Diagnostic;
+use crate::model::humane::duration_ms;
 use crate::model::ids::FlowId;
 use crate::table::flows::FlowState;
 
@@ -207,7 +208,7 @@ pub enum Refusal {
     Version { asked: String, speaks: u32 },
     #[error("a request has at most {REQUEST_MAX} bytes")]
     TooLarge,
-    #[error("no complete request arrived within {limit_ms} ms")]
+    #[error("no complete request arrived within {}", duration_ms(*.limit_ms))]
     TooSlow { limit_ms: u64 },
     #[error("too many admin connections are open")]
     Busy,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::drain::LifePhase;
+use crate::model::humane::duration_ms;
 use crate::sys::clock::now_ns;
 use crate::table::Part;
 use crate::table::beats::LoopBeats;
@@ -24,14 +25,18 @@ pub(crate) fn stuck_for(worker: &WorkerState, now_ns: u64) -> Option<Duration> {
 pub(crate) fn complaints(workers: &[WorkerState], beats: &LoopBeats, phase: LifePhase, now_ns: u64) -> Vec<String> {
     let must_serve = (LifePhase::Serving..=LifePhase::Draining).contains(&phase);
     let complaint = |(worker, state): (usize, &WorkerState)| match stuck_for(state, now_ns) {
-        Some(stuck) => Some(format!("worker {worker} has been stuck for {} ms", stuck.as_millis())),
+        Some(stuck) => Some(format!("worker {worker} has been stuck for {}", duration_ms(stuck.as_millis() as u64))),
         None if must_serve && !state.is_alive() => Some(format!("worker {worker} has ended")),
         None => None,
     };
     let workers = workers.iter().enumerate().filter_map(complaint);
     let loops = beats.stuck(now_ns, LOOP_STUCK_AFTER).into_iter();
     workers
-        .chain(loops.map(|(name, stuck)| format!("the {name} has been stuck for {} ms", stuck.as_millis())))
+        .chain(
+            loops.map(|(name, stuck)| {
+                format!("the {name} has been stuck for {}", duration_ms(stuck.as_millis() as u64))
+            }),
+        )
         .collect()
 }
 
@@ -114,7 +119,7 @@ mod tests {
         table.workers[0].mark_busy(S);
         assert_eq!(
             complaints(&table.workers, &table.beats, LifePhase::Serving, 3 * S),
-            ["worker 0 has been stuck for 2000 ms"]
+            ["worker 0 has been stuck for 2.0 s"]
         );
         table.workers[0].mark_waiting();
         assert_eq!(complaints(&table.workers, &table.beats, LifePhase::Serving, 3 * S), Vec::<String>::new());

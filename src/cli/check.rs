@@ -5,11 +5,11 @@ mod host;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use super::output::colours;
 use crate::config::{self, Backend, Cluster, Config, Frontend, ProbeKind, Target, reset_after_silence};
 use crate::model::budget::{BudgetFault, BudgetMover, BudgetTimers, Vrrp, longest_gap};
+use crate::model::duration::display;
 use crate::preflight::sysctl_file;
 
 #[derive(clap::Args, Clone, Debug)]
@@ -88,8 +88,8 @@ fn budget(config: &Config) -> String {
     let mover = built_in.or(vrrp.map(BudgetMover::Keepalived));
     let mut text = format!(
         "Longest time without a heartbeat, if they come every {} and a node is NotReady after {}:\n",
-        seconds(lease_renew),
-        seconds(grace)
+        display(lease_renew),
+        display(grace)
     );
     for frontend in &config.frontends {
         let timers = BudgetTimers {
@@ -107,11 +107,11 @@ fn budget(config: &Config) -> String {
             }
             let (gap, verdict) = match longest_gap(fault, &timers) {
                 None => ("?".to_owned(), "depends on how the VIP moves: set cluster.vrrp_advert_interval, or [vip]"),
-                Some(gap) if gap <= grace => (seconds(gap), "ok"),
+                Some(gap) if gap <= grace => (display(gap), "ok"),
                 Some(gap) if fault == BudgetFault::ApiserverHung && !timers.probes_ask_the_process => {
-                    (seconds(gap), "NotReady: kind = \"tcp\" tests only the kernel; kind = \"https\" finds it")
+                    (display(gap), "NotReady: kind = \"tcp\" tests only the kernel; kind = \"https\" finds it")
                 }
-                Some(gap) => (seconds(gap), "NotReady: shorten the timers"),
+                Some(gap) => (display(gap), "NotReady: shorten the timers"),
             };
             let ends = if is_of_both {
                 format!("; its apiserver's connections end, about 1 of {}", frontend.backends.len())
@@ -131,12 +131,6 @@ fn is_stacked(config: &Config, frontend: &Frontend) -> bool {
     let hosts: Vec<_> = fleet.peers.iter().map(|peer| peer.address.ip()).chain([fleet.listen.ip()]).collect();
     let is_on_one = |backend: &Backend| matches!(&backend.address, Target::Address(at) if hosts.contains(&at.ip()));
     frontend.backends.iter().any(is_on_one)
-}
-
-/// With two decimals if these matter.
-fn seconds(time: Duration) -> String {
-    let text = format!("{:.2}", time.as_secs_f64());
-    format!("{} s", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
 fn contents(config: &Config) -> String {
@@ -199,7 +193,7 @@ warning: frontend \"f\" has one backend only
         insta::assert_snapshot!(tuned);
         let vip = "vrrp_advert_interval = \"2s\"\n[vip]\naddresses = [\"10.0.0.100/32\"]\ninterface = \"eth0\"";
         let (_, built_in, _) = check(&file(vip, "").replace("127.0.0.1:1", "10.0.0.100:1"));
-        assert!(built_in.contains("  Baton's host gone       11.2 s  ok\n"), "{built_in}");
+        assert!(built_in.contains("  Baton's host gone        11.2s  ok\n"), "{built_in}");
     }
 
     #[test]
@@ -221,7 +215,7 @@ warning: frontend \"f\" has one backend only
             assert!(taken, "{findings}");
             verdict.lines().find(|line| line.contains("stacked")).map(|line| line.trim().to_owned())
         };
-        let expected = "stacked host gone      12.25 s  ok; its apiserver's connections end, about 1 of 2";
+        let expected = "stacked host gone       12.25s  ok; its apiserver's connections end, about 1 of 2";
         assert_eq!(["10.0.0.1", "10.0.0.2"].map(row), [Some(expected.to_owned()), Some(expected.to_owned())]);
         assert_eq!(row("10.0.0.8"), None);
     }

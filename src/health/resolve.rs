@@ -10,6 +10,7 @@ use tokio::time::timeout;
 use super::watcher::{Running, finished, ns};
 use crate::addr::BackendAddr;
 use crate::config::Target;
+use crate::model::duration::display;
 use crate::sys::clock::now_ns;
 
 /// getaddrinfo(3) itself waits 5 s for each name server and each attempt.
@@ -19,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 pub(super) enum ResolveError {
     #[error("{0}")]
     Lookup(#[from] io::Error),
-    #[error("no name server answered within {} s", LIMIT.as_secs())]
+    #[error("no name server answered within {}", display(LIMIT))]
     TimedOut,
     #[error("the name has no address")]
     Empty,

@@ -8,6 +8,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::addr::BackendAddr;
+use crate::model::humane::duration_ms;
 
 /// The health state of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -157,7 +158,7 @@ impl fmt::Display for Cause {
             Self::Refused => write!(f, "connection refused"),
             Self::Reset => write!(f, "connection reset"),
             Self::Unreachable { error } => write!(f, "unreachable: {error}"),
-            Self::TimedOut { after_ms } => write!(f, "no answer within {after_ms} ms"),
+            Self::TimedOut { after_ms } => write!(f, "no answer within {}", duration_ms(*after_ms)),
             Self::Tls { error } => write!(f, "TLS: {error}"),
             Self::Protocol { error } => write!(f, "wrong protocol: {error}"),
             Self::Unresolved { error } => write!(f, "name does not resolve: {error}"),

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::place::HostPlace;
 use crate::model::finding::Finding;
+use crate::model::humane::duration_ms;
 use crate::sys::netlink::conntrack::{self, TableLoad};
 
 /// One line of a sysctl.d(5) file.
@@ -155,8 +156,8 @@ impl Looked<'_> {
     fn retries(&mut self) {
         let Some(retries) = read(RETRIES) else { return };
         let local = self.place.has_backend || Path::new(KUBELET).exists();
-        let seconds = retransmission_s(retries);
-        let shown = format!("{retries}: a client of this host waits up to {seconds} s on a silent connection");
+        let wait = duration_ms(1000 * retransmission_s(retries));
+        let shown = format!("{retries}: a client of this host waits up to {wait} on a silent connection");
         if local {
             let value = retries.min(RETRIES_WANTED);
             self.settings.push(Setting { path: RETRIES.to_owned(), value: value.to_string(), why: RETRIES_WHY });

@@ -4,6 +4,7 @@
 mod circles;
 mod commands;
 mod dependencies;
+mod durations;
 mod layers;
 mod parts;
 mod ports;

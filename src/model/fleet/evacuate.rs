@@ -18,6 +18,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use super::{Farewell, InstanceName, Liveness, MemberView};
+use crate::model::humane::duration_ms;
 
 /// Where the frontends' addresses are on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -93,18 +94,20 @@ pub(crate) enum Failure {
     #[error("no peer is alive: {}", .0.join(", "))]
     NobodyAlive(Vec<String>),
     #[error(
-        "{peer} does not know all flows of this instance: {behind} changes are not acknowledged after {waited_ms} ms"
+        "{peer} does not know all flows of this instance: {behind} changes are not acknowledged after {}",
+        duration_ms(*.waited_ms)
     )]
     NotTold { peer: InstanceName, behind: usize, waited_ms: u64 },
     #[error("cannot keep {0} on lo for proxied flows; the log has the error")]
     NotKept(IpAddr),
-    #[error("{vip} is still on this host after {waited_ms} ms: no program removes it while `baton ready` fails")]
+    #[error("{vip} is still on this host after {}: no program removes it while `baton ready` fails", duration_ms(*.waited_ms))]
     NotLeft { vip: IpAddr, waited_ms: u64 },
-    #[error("no live peer has taken {vip} within {waited_ms} ms")]
+    #[error("no live peer has taken {vip} within {}", duration_ms(*.waited_ms))]
     NotTaken { vip: IpAddr, waited_ms: u64 },
     #[error(
-        "new connections still come here after {waited_ms} ms: no program withdraws the route to {vip} while `baton \
-         ready` fails"
+        "new connections still come here after {}: no program withdraws the route to {vip} while `baton \
+         ready` fails",
+        duration_ms(*.waited_ms)
     )]
     NotWithdrawn { vip: IpAddr, waited_ms: u64 },
     #[error("no live peer has {0} any more")]

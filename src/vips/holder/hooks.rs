@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use crate::essential;
+use crate::model::duration::display;
 use crate::table::Part;
 use crate::table::journal::{Journal, What};
 
@@ -51,7 +52,7 @@ async fn run(words: &[String], limit: Duration) -> Result<(), String> {
         Ok(Ok(status)) if status.success() => Ok(()),
         Ok(Ok(status)) => Err(status.to_string()),
         Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err(format!("Baton stopped it after {} s", limit.as_secs())),
+        Err(_) => Err(format!("Baton stopped it after {}", display(limit))),
     }
 }
 
@@ -86,7 +87,7 @@ mod tests {
         });
         let told: Vec<_> = told.collect();
         assert_eq!(told.len(), 3, "{told:?}");
-        assert_eq!(told[..2], ["Baton stopped it after 1 s".to_owned(), "exit status: 3".to_owned()]);
+        assert_eq!(told[..2], ["Baton stopped it after 1s".to_owned(), "exit status: 3".to_owned()]);
         assert!(told[2].contains("No such file"), "{told:?}");
         let hung = std::path::Path::new("/proc").join(&lines()[0]);
         while hung.join("cmdline").exists() && tokio::time::Instant::now() < deadline {

@@ -333,7 +333,7 @@ impl Run {
 
     fn act(&mut self) {
         while let Some(order) = self.machine.poll_order() {
-            tracing::debug!(?order, "evacuating");
+            tracing::debug!(?order, "Baton carries out an order of the evacuation");
             let Core { proxy, table, ports, evacuation, config, .. } = &*self.core;
             match order {
                 EvacuateOrder::Keep => ports.fleet.set_keeping(true),

@@ -24,7 +24,8 @@ const EXIT_INTERRUPTED: i32 = 130;
 
 #[derive(Debug, Args)]
 pub(super) struct EvacuationArguments {
-    /// The peer to get the VIP; keepalived or the router still decides [default: any live peer].
+    /// The peer to get the VIP. With [vip] Baton gives the VIP to this peer; otherwise keepalived or the router
+    /// decides which host gets it [default: any live peer].
     #[arg(long, value_name = "NAME")]
     to: Option<String>,
     /// Baton resets the proxied flows that are still here after this time.

@@ -184,7 +184,7 @@ async fn stop(bound: Bound, mut stops: Stops, manager: Arc<ServiceManager>) {
     };
     tokio::spawn(essential::task("signals", second_signals));
     bound.stop().await;
-    tracing::info!("stopped");
+    tracing::info!("Baton has stopped");
 }
 
 /// A new process has everything: exit.
@@ -194,7 +194,7 @@ async fn leave(bound: Bound, replacement: Replacement, manager: Arc<ServiceManag
     let _ = tokio::time::timeout(TELL_MAX, told).await;
     let _ = known.await;
     bound.leave().await;
-    tracing::info!(pid, "replaced");
+    tracing::info!(pid, "the new process has everything from this process, which exits");
 }
 
 /// The upgrade to this process failed: returns when its last flow has ended.

@@ -62,12 +62,12 @@ fn in_words(report: &VipReport, why: bool, output: &Output) -> String {
 
 fn reasons(report: &VipReport, view: &VipView) -> String {
     let mut text = format!("why: {} (for {})\n", view.why, duration_ms(view.for_ms));
-    text += "what would move it:\n";
+    text += "these events would move the VIP:\n";
     view.would_move.iter().for_each(|reason| text += &format!("  {reason}\n"));
     if report.moves.is_empty() {
-        return text + "it has not moved here since this process began\n";
+        return text + "the VIP has not come to this host or left it since this process began\n";
     }
-    text += "why it moved:\n";
+    text += "the VIP moved for these reasons:\n";
     for event in &report.moves {
         let (date, time) = date_and_time(event.at_unix_ms);
         text += &format!("  {date} {time}  {}\n", event.what.sentence());

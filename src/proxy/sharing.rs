@@ -239,7 +239,7 @@ impl SharedPorts {
         let sockets = socket::listen_nowhere(address, &timeouts, workers)
             .map_err(|source| ListenError::Listen { address, source })?;
         let claim = self.claim(address, &sockets)?;
-        tracing::info!(%address, "the port is shared: connections to other addresses of this host go to whoever has the port there");
+        tracing::info!(%address, "Baton shares the port: connections to other addresses of this host go to the process that has the port there");
         Ok(ListenerGroup { sockets, claim: Some(claim) })
     }
 

@@ -195,7 +195,7 @@ impl Proxy {
             ),
             Err(error) => tracing::error!(
                 "another program has detached the program that shares ports, and Baton cannot attach it again: {error}; clients \
-                 reach whoever has the port on all addresses"
+                 reach the process that has the port on all addresses"
             ),
         }
     }

@@ -1,5 +1,6 @@
 //! Compares the statements of the README and docs/ with the program.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -117,6 +118,43 @@ fn no_link_leads_nowhere() {
     }
     assert!(count > 50, "the links were not read: {count}");
     assert_eq!(dead, Vec::<String>::new());
+}
+
+#[test]
+fn each_command_that_a_page_names_exists() {
+    let mut named = BTreeMap::new();
+    for path in pages() {
+        let folder = path.parent().unwrap();
+        // The decisions also name what commands were called before.
+        if folder.ends_with("docs") || path.ends_with("README.md") && !folder.ends_with("decisions") {
+            let text = fs::read_to_string(&path).unwrap();
+            commands_in(&text).for_each(|command| {
+                named.entry(command.to_owned()).or_insert(path.clone());
+            });
+        }
+    }
+    assert!(named.len() > 20, "the commands were not read: {named:?}");
+    named.retain(|command, _| {
+        let ran = Command::new(env!("CARGO_BIN_EXE_baton")).args([command, "--help"]).output().unwrap();
+        !ran.status.success()
+    });
+    assert!(named.is_empty(), "baton has no such command: {named:?}");
+}
+
+/// The word after `baton` in code and in lines that a shell gets, options left out.
+fn commands_in(text: &str) -> impl Iterator<Item = &str> {
+    let calls = ["`baton ", "$ baton ", "# baton ", "sudo baton "];
+    let after = calls.into_iter().flat_map(|call| text.split(call).skip(1));
+    let line = |rest: &str| rest.len().min(rest.find(['`', '\n']).unwrap_or(rest.len()));
+    let word = move |rest| str::split_whitespace(&rest[..line(rest)]).find(|word| !word.starts_with('-'));
+    let is_name = |word: &&str| word.chars().all(|c| c.is_ascii_lowercase() || c == '-');
+    after.filter_map(word).filter(is_name)
+}
+
+#[test]
+fn a_command_is_found_in_code_and_in_a_line_for_a_shell() {
+    let text = "`baton --json events` and `baton -h`, baton and others\n$ baton flows --limit 1\nsudo baton kill 7";
+    assert_eq!(commands_in(text).collect::<Vec<_>>(), ["events", "flows", "kill"]);
 }
 
 #[test]

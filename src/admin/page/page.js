@@ -17,7 +17,7 @@
       lost.hidden = true;
     } catch {
       const seconds = Math.round((Date.now() - heard) / 1000);
-      lost.textContent = `Connection lost: no answer for ${seconds} s. What you see is old.`;
+      lost.textContent = `Baton has not answered for ${seconds} s. This page shows its last answer.`;
       lost.hidden = false;
     }
     document.body.classList.toggle("lost", !lost.hidden);

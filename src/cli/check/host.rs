@@ -54,7 +54,7 @@ pub(super) fn report(
 fn tell(finding: &Finding, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "{:8} {}: {}", finding.verdict.label(), finding.topic, finding.read)?;
     if !finding.why.is_empty() {
-        writeln!(out, "         why:  {}\n         fix: {}", finding.why, finding.fix)?;
+        writeln!(out, "         why: {}\n         fix: {}", finding.why, finding.fix)?;
     }
     Ok(())
 }

@@ -325,7 +325,7 @@ impl Hub {
                 if self.beats_refused == BEATS_REFUSED_MAX {
                     tracing::warn!(
                         port,
-                        "no port for beats: {error}; if the link to a peer is cut, the peer may consider this host dead"
+                        "cannot bind the port for beats: {error}; if the link to a peer is cut, the peer may consider this host dead"
                     );
                 }
             }
@@ -538,7 +538,7 @@ impl Hub {
             Notice::Liveness { peer, liveness } => match liveness {
                 // Reported as `Linked`, or unchanged.
                 Liveness::Alive | Liveness::Unheard => {
-                    return tracing::debug!(%peer, liveness = liveness.label(), "peer");
+                    return tracing::debug!(%peer, liveness = liveness.label(), "the liveness of a peer has changed");
                 }
                 _ => What::PeerLiveness { peer: peer.to_string(), liveness },
             },

@@ -105,7 +105,7 @@ impl Keep {
             }
             Err(InstallError::Unread(unread)) => Err(unread),
             Err(error) => {
-                tracing::debug!(from = %key.from, %error, "packets of another instance's flow stay unknown");
+                tracing::debug!(from = %key.from, %error, "cannot write an entry for packets of another instance's flow; the BPF program reports each such packet");
                 Ok(false)
             }
         }

@@ -77,7 +77,7 @@ impl Keep {
                 continue;
             }
             if let Err(error) = outside.program.hold(&key, &entry) {
-                tracing::debug!(flow = %id, %error, "a flow of another instance cannot be held");
+                tracing::debug!(flow = %id, %error, "cannot write the standby entries of a peer's flow to the BPF map");
                 self.unhold(&outside.program, id, &ends)?;
                 return Err(NoStandby::NoRoom);
             }

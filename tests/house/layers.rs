@@ -47,7 +47,7 @@ const INESSENTIAL: &[(&str, &str, &str)] = &[
     ("admin/session.rs", "async move {", "a conversation"),
     ("app/upgrade.rs", "attend)", "sees to another process"),
     ("health/probe.rs", "async move { manner.attempt", "an attempt, which its probe sees fail"),
-    ("fleet/link/hub.rs", "async move { let mut given_up", "lets a link say its last words"),
+    ("fleet/link/hub.rs", "async move { sleep(FAREWELL_MAX)", "lets a link say its last words"),
     ("fleet/link/hub/lines.rs", "async move { link.make", "a link, which is made anew"),
     ("fleet/link/hub/lines.rs", "async move { if let Err(error) = site.take", "a link, which its other end makes anew"),
 ];
@@ -123,6 +123,16 @@ fn a_spawn_that_is_neither_essential_nor_listed_is_found() {
 /// Places that stop tasks in another way than by `essential::Tasks` or a CancellationToken, and why.
 const STOPPED_OTHERWISE: &[(&str, &str)] = &[("health/probe.rs", "attempts race, and the first to end has won")];
 
+/// Files with a oneshot channel, which carries an answer; the drop of one would be another way to stop a task.
+const ONESHOTS: &[(&str, &str)] = &[
+    ("admin/upgrade.rs", "the old process waits until the requester has the result of the upgrade"),
+    ("app/upgrade.rs", "the same"),
+    ("fleet/link/connection.rs", "the hub's answer to a hello"),
+    ("fleet/link/hub.rs", "the hub has said farewell"),
+    ("health.rs", "a backend's state, and that an order is carried out"),
+    ("health/watcher.rs", "the same"),
+];
+
 /// Otherwise each part would stop its tasks in its own way (an abort handle, a dropped sender), and nobody would know
 /// what ends when.
 #[test]
@@ -136,9 +146,28 @@ fn tasks_are_stopped_in_one_way() {
 }
 
 fn stop_faults(source: &Source) -> Vec<String> {
-    let ways = ["JoinSet", "abort_handle(", ".abort()", "task::JoinHandle"];
-    let found = ways.iter().filter(|way| source.code.contains(**way));
+    let answers = ONESHOTS.iter().any(|(file, _)| is_file(source, file));
+    let ways = ["JoinSet", "abort_handle(", ".abort()", "task::JoinHandle", "oneshot"];
+    let found = ways.iter().filter(|way| source.code.contains(**way) && !(**way == "oneshot" && answers));
     found.map(|way| format!("{}: {way}", source.path.display())).collect()
+}
+
+#[test]
+fn another_way_to_stop_a_task_is_found() {
+    let found = |file: &str, code: &str| {
+        let source = Source { path: file.into(), module: String::new(), lines: 0, code: code.to_owned() };
+        stop_faults(&source).len()
+    };
+    assert_eq!(found("src/vips.rs", "ended: oneshot::Receiver<()>"), 1);
+    assert_eq!(found("src/health.rs", "done: oneshot::Sender<Ordered>, all: JoinSet<()>"), 1);
+    assert_eq!(found("src/vips.rs", "ended: CancellationToken, ended: DropGuard"), 0);
+    let unused = |file: &str| !sources().iter().any(|it| is_file(it, file) && it.code.contains("oneshot"));
+    let unused: Vec<_> = ONESHOTS.iter().filter(|(file, _)| unused(file)).collect();
+    assert!(unused.is_empty(), "take them out of the list: {unused:?}");
+}
+
+fn is_file(source: &Source, file: &str) -> bool {
+    source.path.ends_with(Path::new("src").join(file))
 }
 
 /// Only `baton run` among the commands.

@@ -10,6 +10,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 use super::secure::{self, LinkError, Opener, Sealer, closed};
 use crate::config::PeerKey;
@@ -70,8 +71,8 @@ pub(super) struct Admitted {
     pub link: u64,
     /// The messages to send. When the channel closes, the link ends once all are sent.
     pub messages: mpsc::Receiver<Message>,
-    /// When its sender is dropped, the link ends at once.
-    pub given_up: oneshot::Receiver<()>,
+    /// When the hub cancels it, the link ends at once.
+    pub ended: CancellationToken,
 }
 
 /// The state that all links of an instance share.
@@ -166,7 +167,7 @@ impl Site {
     }
 
     async fn run(&self, stream: TcpStream, (seals, opens): (Sealer, Opener), peer: InstanceName, admitted: Admitted) {
-        let Admitted { link, messages, given_up } = admitted;
+        let Admitted { link, messages, ended: cancelled } = admitted;
         let _ = SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_MAX);
         let (mut reader, writer) = stream.into_split();
         let ended = tokio::select! {
@@ -178,7 +179,7 @@ impl Site {
                 }
                 ended
             }
-            _ = given_up => Err(LinkError::Dropped),
+            () = cancelled.cancelled() => Err(LinkError::Dropped),
         };
         let why = ended.map_or_else(|error| error.to_string(), |()| LinkError::Dropped.to_string());
         let _ = self.inputs.send(Input::Lost { peer, link, why }).await;

@@ -34,6 +34,7 @@ use arc_swap::ArcSwap;
 
 use crate::config::Config;
 use crate::drain::{DrainWatch, LifePhase};
+use crate::essential;
 use crate::metrics::Metrics;
 use crate::ports::fleet::Fleet;
 use crate::ports::orders::Orders;
@@ -130,13 +131,10 @@ impl Admin {
     /// Runs `work` on a thread for blocking work.
     async fn aside<T: Send + 'static>(self: &Arc<Self>, work: impl FnOnce(&Self) -> T + Send + 'static) -> T {
         let admin = self.clone();
-        match tokio::task::spawn_blocking(move || work(&admin)).await {
-            Ok(done) => done,
-            Err(failed) => match failed.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime is shutting down, and with it the caller.
-                Err(_) => std::future::pending().await,
-            },
+        match essential::aside(move || work(&admin)).await {
+            Some(done) => done,
+            // The runtime is shutting down, and with it the caller.
+            None => std::future::pending().await,
         }
     }
 

@@ -27,6 +27,18 @@ pub(crate) async fn task<F: Future>(name: &'static str, work: F) -> F::Output {
     polled.await
 }
 
+/// Runs `work`, which walks through all flows or asks the kernel for a list, on a thread for blocking work. A panic in
+/// it goes on in the caller; `None`: the runtime is shutting down.
+pub(crate) async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => Some(done),
+        Err(failed) => match failed.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => None,
+        },
+    }
+}
+
 /// The tasks of one part, each of them [`task`]. Dropping it ends them at their next await; [`Tasks::stop`] also waits
 /// for that.
 #[derive(Default)]

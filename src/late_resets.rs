@@ -46,6 +46,10 @@ const AGAIN_PER_SECOND: u32 = 1_000;
 /// Far ends that are due within this time are reset in one wake: a shorter time means more wakes.
 const TOGETHER: Duration = Duration::from_millis(100);
 
+/// Far ends before other tasks have their turn: the kernel takes 20 µs to say who must reset one (medians: 9 µs for the
+/// route, 10 µs for the connection).
+const TURN: u32 = 32;
+
 #[derive(Debug)]
 struct WaitingEnd {
     word: Word,
@@ -117,19 +121,30 @@ pub(crate) async fn run(queue: Part<LateResets>, standby: Part<StandbyQueues>) {
         }
         let Ok(raw) = &raw else { continue };
         for lines in [&mut served, &mut unserved] {
-            tell_due(lines, raw, &mut pace, &standby, now_ns);
+            tell_due(lines, raw, &mut pace, &standby, now_ns).await;
         }
     }
 }
 
 /// Resets those that are due, as far as the pace allows.
-fn tell_due(lines: &mut WaitingLines, raw: &RawSender, pace: &mut TokenBucket, standby: &StandbyQueues, now_ns: u64) {
+async fn tell_due(
+    lines: &mut WaitingLines,
+    raw: &RawSender,
+    pace: &mut TokenBucket,
+    standby: &StandbyQueues,
+    now_ns: u64,
+) {
+    let mut asked = 0;
     while lines.next_ns().is_some_and(|due_ns| due_ns <= now_ns)
         && pace.take(now_ns)
         && let Some(WaitingEnd { word, since_ns, .. }) = lines.take_due(now_ns)
     {
         if now_ns - since_ns > LONGEST.as_nanos() as u64 {
             continue;
+        }
+        asked += 1;
+        if asked % TURN == 0 {
+            tokio::task::yield_now().await;
         }
         match place(standby, &word) {
             Speaker::Here => send(raw, &word),

@@ -23,6 +23,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::addr::Mac;
 use crate::config::Config;
+use crate::essential;
 use crate::metrics::{AddressLabels, Metrics};
 use crate::sys::clock::now_ns;
 use crate::sys::{netdev, process};
@@ -67,18 +68,12 @@ async fn run(mut keeper: Keeper) {
     for look in 0u32.. {
         ticks.tick().await;
         // Its system calls may take a moment, so it runs on a blocking thread.
-        let work = tokio::task::spawn_blocking(move || {
+        let work = move || {
             keeper.look(look);
             keeper
-        });
-        match work.await {
-            Ok(back) => keeper = back,
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime is shutting down.
-                Err(_) => return,
-            },
-        }
+        };
+        let Some(back) = essential::aside(work).await else { return };
+        keeper = back;
     }
 }
 

@@ -8,6 +8,7 @@ use thiserror::Error;
 use tokio::sync::watch;
 
 use crate::model::fleet::InstanceName;
+pub use crate::model::fleet::evacuate::EvacuateStep;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -27,26 +28,9 @@ pub struct Evacuating {
     pub report: watch::Receiver<Option<EvacuationReport>>,
 }
 
-/// The step of an evacuation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum EvacuationStep {
-    /// The peers acknowledge all changes so far.
-    #[default]
-    Telling,
-    /// The VIP leaves this host, and a peer reports it.
-    MovingVip,
-    /// Flows are offloaded, or end by themselves.
-    Emptying,
-    /// The deadline has passed.
-    Resetting,
-    /// The peers acknowledge the last changes.
-    Confirming,
-}
-
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvacuationProgress {
-    pub step: EvacuationStep,
+    pub step: EvacuateStep,
     pub vips: Vec<IpAddr>,
     pub flows: EvacuationFlows,
     /// Time until the flows that are left are reset.

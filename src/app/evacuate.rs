@@ -14,7 +14,7 @@ use super::Core;
 use crate::addr::BackendAddr;
 use crate::admin::evacuate::{
     Evacuating, EvacuationCheck, EvacuationFailed, EvacuationFlows, EvacuationOutcome, EvacuationProgress,
-    EvacuationReport, EvacuationRequest, EvacuationStep, VipPlace,
+    EvacuationReport, EvacuationRequest, VipPlace,
 };
 use crate::config::Config;
 use crate::drain::LifePhase;
@@ -115,7 +115,7 @@ pub(super) fn begin(core: &Arc<Core>, asked: &EvacuationRequest) -> Result<Evacu
         core: core.clone(),
         machine,
         track_file,
-        before: OwnFlowCounts::of(core),
+        before: OwnFlowCounts::default(),
         began_ns: now_ns(),
         shown_at_ns: 0,
         progress: progress_sender,
@@ -304,6 +304,7 @@ struct Run {
 impl Run {
     async fn run(mut self, cancel: CancellationToken) {
         let mut is_cancelled = false;
+        self.before = self.counts().await;
         let mut was = self.machine.step();
         loop {
             // An instance that stops must take nothing back.
@@ -313,10 +314,10 @@ impl Run {
             }
             self.act();
             let step = self.machine.step();
-            self.show(step != was);
+            self.show(step != was).await;
             match step {
-                EvacuateStep::Here => return self.end(),
-                EvacuateStep::Away if was != EvacuateStep::Away => self.away(),
+                EvacuateStep::Here => return self.end().await,
+                EvacuateStep::Away if was != EvacuateStep::Away => self.away().await,
                 _ => {}
             }
             was = step;
@@ -378,51 +379,58 @@ impl Run {
         }
     }
 
-    fn show(&mut self, at_once: bool) {
+    /// Counts on a thread for blocking work: it walks through the table, and asks the kernel for addresses.
+    async fn counts(&self) -> OwnFlowCounts {
+        let core = self.core.clone();
+        match essential::aside(move || OwnFlowCounts::of(&core)).await {
+            Some(counts) => counts,
+            // The runtime is shutting down, and with it this task.
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn show(&mut self, at_once: bool) {
         let now_ns = now_ns();
         if !at_once && now_ns < self.shown_at_ns + SHOW_EVERY_NS {
             return;
         }
         self.shown_at_ns = now_ns;
-        let step = match self.machine.step() {
-            EvacuateStep::Telling => EvacuationStep::Telling,
-            EvacuateStep::MovingVip => EvacuationStep::MovingVip,
-            EvacuateStep::Emptying => EvacuationStep::Emptying,
-            EvacuateStep::Resetting => EvacuationStep::Resetting,
-            EvacuateStep::Confirming => EvacuationStep::Confirming,
-            // The report has the result.
-            EvacuateStep::Away | EvacuateStep::Here => return,
-        };
+        let step = self.machine.step();
+        // The report has the result.
+        if matches!(step, EvacuateStep::Away | EvacuateStep::Here) {
+            return;
+        }
+        let flows = self.counts().await.since(&self.before);
         self.progress.send_replace(EvacuationProgress {
             step,
             vips: self.machine.vips().collect(),
-            flows: OwnFlowCounts::of(&self.core).since(&self.before),
+            flows,
             deadline_in_ms: self.machine.deadline_ns().saturating_sub(now_ns) / 1_000_000,
         });
     }
 
-    fn report(&self, outcome: EvacuationOutcome) -> EvacuationReport {
+    async fn report(&self, outcome: EvacuationOutcome) -> EvacuationReport {
         EvacuationReport {
             outcome,
             vips: places(&self.core, self.machine.watched()),
-            flows: OwnFlowCounts::of(&self.core).since(&self.before),
+            flows: self.counts().await.since(&self.before),
             took_ms: now_ns().saturating_sub(self.began_ns) / 1_000_000,
             unconfirmed: self.machine.unconfirmed().to_vec(),
         }
     }
 
-    fn away(&self) {
-        let report = self.report(EvacuationOutcome::Away);
+    async fn away(&self) {
+        let report = self.report(EvacuationOutcome::Away).await;
         let EvacuationReport { flows, took_ms, .. } = &report;
         self.core.table.journal.record(What::Evacuated { flows_reset: flows.reset, took_ms: *took_ms });
         self.report.send_replace(Some(report));
     }
 
     /// This host may have the VIP.
-    fn end(self) {
+    async fn end(self) {
         let why = self.machine.failure().map(ToString::to_string);
         self.core.table.journal.record(What::EvacuationCancelled { why: why.clone() });
-        let report = self.report(why.map_or(EvacuationOutcome::Cancelled, EvacuationOutcome::Failed));
+        let report = self.report(why.map_or(EvacuationOutcome::Cancelled, EvacuationOutcome::Failed)).await;
         *self.core.evacuation.running() = None;
         self.report.send_replace(Some(report));
     }

@@ -11,8 +11,8 @@ use super::grid::{Align::*, Grid};
 use super::output::{CliError, Output};
 use crate::admin::client::Client;
 use crate::admin::evacuate::{
-    EvacuationCheck, EvacuationFlows, EvacuationOutcome, EvacuationProgress, EvacuationReport, EvacuationRequest,
-    EvacuationStep, VipPlace,
+    EvacuateStep, EvacuationCheck, EvacuationFlows, EvacuationOutcome, EvacuationProgress, EvacuationReport,
+    EvacuationRequest, VipPlace,
 };
 use crate::admin::protocol::Command;
 use crate::model::fleet::InstanceName;
@@ -194,7 +194,7 @@ fn check(client: &mut Client, asked: EvacuationRequest, output: &Output) -> Resu
 }
 
 /// One changing line on a terminal, a line per step in a file or pipe.
-fn show(progress: &EvacuationProgress, last: &mut Option<EvacuationStep>, output: &Output) -> Result<(), CliError> {
+fn show(progress: &EvacuationProgress, last: &mut Option<EvacuateStep>, output: &Output) -> Result<(), CliError> {
     if output.json {
         return output.json_line(progress);
     }
@@ -217,17 +217,19 @@ fn step(progress: &EvacuationProgress) -> String {
     let vips = if vips.is_empty() { "nothing".to_owned() } else { vips.join(", ") };
     let left = plural(flows.proxied_left, "flow");
     match step {
-        EvacuationStep::Telling => "telling the peers of all flows".to_owned(),
-        EvacuationStep::MovingVip => format!("giving {vips} to another instance"),
-        EvacuationStep::Emptying => {
+        EvacuateStep::Telling => "telling the peers of all flows".to_owned(),
+        EvacuateStep::MovingVip => format!("giving {vips} to another instance"),
+        EvacuateStep::Emptying => {
             let own = match flows.to_own_backend {
                 0 => String::new(),
                 own => format!("for {} to a backend on this host to end, ", plural(own, "flow")),
             };
             format!("waiting {own}for {left} to be offloaded or to end, for {} at most", duration_ms(*deadline_in_ms))
         }
-        EvacuationStep::Resetting => format!("the deadline has passed: resetting {left}"),
-        EvacuationStep::Confirming => "telling the peers of the last changes".to_owned(),
+        EvacuateStep::Resetting => format!("the deadline has passed: resetting {left}"),
+        EvacuateStep::Confirming => "telling the peers of the last changes".to_owned(),
+        // The result says how.
+        EvacuateStep::Away | EvacuateStep::Here => "the evacuation is over".to_owned(),
     }
 }
 
@@ -267,8 +269,7 @@ mod tests {
             ended: 21,
             ..EvacuationFlows::default()
         };
-        let steps =
-            [EvacuationStep::Telling, EvacuationStep::MovingVip, EvacuationStep::Emptying, EvacuationStep::Confirming];
+        let steps = [EvacuateStep::Telling, EvacuateStep::MovingVip, EvacuateStep::Emptying, EvacuateStep::Confirming];
         let mut text = String::new();
         for it in steps {
             let flows = EvacuationFlows { proxied_left: 12, ..flows };

@@ -20,12 +20,13 @@ use super::{Ordered, SharedHealth};
 use crate::addr::BackendAddr;
 use crate::config::{self, Backend, Config, Frontend, Health, Target};
 use crate::metrics::ProbeLabels;
+use crate::model::end_reason::EndReason;
 use crate::model::health::Cause;
 use crate::model::health::doubt::Silence;
 use crate::model::health::machine::{Arrival, DampingPolicy, Machine, Policy, ProbeOutcome};
 use crate::model::health::{Dismissal, Order, SavedBackend};
 use crate::model::ids::BackendId;
-use crate::ports::orders::Pace;
+use crate::ports::orders::{Pace, Selector};
 use crate::sys::clock::now_ns;
 use crate::table::Part;
 use crate::table::backend::{BackendEntry, Registry};
@@ -99,6 +100,8 @@ pub(super) struct Watcher {
     lookup: NameLookup,
     succession: NameSuccession,
     retiring: Option<Retiring>,
+    /// An order to end flows that waits until its flows are counted.
+    uncounted: Option<(Selector, EndReason)>,
 }
 
 /// A future that runs beside the watcher, which waits for its output.
@@ -202,6 +205,7 @@ impl Watcher {
             lookup: NameLookup::default(),
             succession: NameSuccession::default(),
             retiring: None,
+            uncounted: None,
             shared,
             entry,
             spec,
@@ -282,6 +286,7 @@ impl Watcher {
             }
             self.machine.handle_another_ready(now_ns(), self.vote.another());
             self.publish();
+            self.reset_uncounted().await;
             // After the machine, so that actions that were held back while nobody was heard do not start only because
             // somebody is by now.
             let listened = Listened { table: &self.shared.table, entry: &self.entry, spec: &self.spec };

@@ -170,6 +170,54 @@ fn is_file(source: &Source, file: &str) -> bool {
     source.path.ends_with(Path::new("src").join(file))
 }
 
+/// Files with tasks of the runtime that walk through all flows or ask the kernel, and how they keep other tasks from
+/// waiting.
+const ASKING: &[(&str, &str)] = &[
+    ("admin/commands/flows.rs", "the walk lets other tasks have their turn"),
+    ("admin/commands/kill.rs", "the same"),
+    ("app/evacuate.rs", "on a thread for blocking work"),
+    ("fleet/failover/control.rs", "on a thread of its own"),
+    ("fleet/link/hub.rs", "one connection or one route at a time, some µs each"),
+    ("health/surroundings.rs", "the same; a list only while an interface has no carrier"),
+    ("health/watcher/publish.rs", "on a thread for blocking work"),
+    ("late_resets.rs", "some µs each, and other tasks have their turn"),
+    ("rebalance/round.rs", "on a thread for blocking work"),
+    ("vips.rs", "on a thread for blocking work"),
+    ("vips/holder.rs", "on a thread of its own"),
+];
+
+/// Otherwise the runtime's two threads would stand still during a walk through a million flows.
+#[test]
+fn a_task_that_walks_or_asks_the_kernel_is_listed() {
+    let sources = sources();
+    let daemon =
+        sources.iter().filter(|source| !["main", "cli", "lab", "sys", "model"].contains(&source.module.as_str()));
+    let asking: Vec<_> = daemon.filter(|source| asks_in_a_task(&source.module, &source.code)).collect();
+    let listed = |source: &&&Source| ASKING.iter().any(|(file, _)| is_file(source, file));
+    let faults: Vec<_> = asking.iter().filter(|source| !listed(source)).map(|source| source.name()).collect();
+    assert!(faults.is_empty(), "by essential::aside, or with the measured time beside it: {faults:?}");
+    let unused: Vec<_> = ASKING.iter().filter(|(file, _)| !asking.iter().any(|source| is_file(source, file))).collect();
+    assert!(unused.is_empty(), "take them out of the list: {unused:?}");
+}
+
+#[test]
+fn a_task_that_asks_the_kernel_is_found() {
+    let found = |room: &str, code: &str| asks_in_a_task(room, code);
+    assert!(found("late_resets", "async fn run() { netlink::route(ip); }"));
+    assert!(found("admin", "run(async move { table.flows\n        .iter() })"));
+    assert!(found("health", "fn hear() { netdev::addresses() }"), "its tasks call it");
+    assert!(!found("offload", "fn run() { sock_diag::connection(a, b) }"), "a thread");
+    assert!(!found("admin", "async fn run() { frontends.iter() }"));
+}
+
+/// The room `health` runs in tasks throughout.
+fn asks_in_a_task(room: &str, code: &str) -> bool {
+    let code: String = code.split_whitespace().collect::<Vec<_>>().join(" ").replace(" .", ".");
+    let calls = ["netlink::", "sock_diag::", "netdev::addresses", "netdev::networks", "flows.iter()"];
+    let is_task = room == "health" || code.contains("async ") || code.contains(".await");
+    is_task && calls.iter().any(|call| code.contains(call))
+}
+
 /// Only `baton run` among the commands.
 fn is_of_the_daemon(path: &Path) -> bool {
     ["cli/run.rs", "cli/service.rs", "cli/logging.rs"].iter().any(|own| path.ends_with(own))

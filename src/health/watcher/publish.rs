@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Watcher;
+use crate::essential;
 use crate::model::end_reason::EndReason;
 use crate::model::health::machine::HealthAction;
 use crate::model::health::{Cause, HealthState};
@@ -55,7 +56,7 @@ impl Watcher {
         self.shared.table.journal.record(What::BackendChanged { frontend, backend, from, to, cause });
     }
 
-    fn reset_flows(&self, reason: EndReason, again: bool) {
+    fn reset_flows(&mut self, reason: EndReason, again: bool) {
         let active = self.entry.active.load(Relaxed) as usize;
         if active == 0 {
             return;
@@ -69,19 +70,30 @@ impl Watcher {
             (EndReason::BackendEjected, true) => return,
             _ => Selector::Backend(self.entry.id),
         };
-        let with_sockets = matches!(selector, Selector::SocketsOf(_));
-        // Count only flows that the order before did not include.
-        let flows = if again || with_sockets { self.unordered(with_sockets) } else { active };
-        if flows == 0 {
-            return;
+        if again || matches!(selector, Selector::SocketsOf(_)) {
+            self.uncounted = Some((selector, reason));
+        } else {
+            self.order_end(selector, reason, active);
         }
+    }
+
+    fn order_end(&self, selector: Selector, reason: EndReason, flows: usize) {
         self.shared.table.orders.end(EndOrder { selector, reason, pace: self.spec.reset_pace, only_idle_for: None });
         let (frontend, backend) = self.entry.full_name();
         self.shared.table.journal.record(What::FlowsOrdered { frontend, backend, flows, reason });
     }
 
-    fn unordered(&self, with_sockets: bool) -> usize {
-        let mine = self.shared.table.flows.iter().filter(|flow| flow.backend == Some(self.entry.id));
-        mine.filter(|flow| !(flow.ending || with_sockets && flow.state == FlowState::Offloaded)).count()
+    /// Carries out a reset for which the table must be walked: only flows that the order before did not include count.
+    pub(super) async fn reset_uncounted(&mut self) {
+        let Some((selector, reason)) = self.uncounted.take() else { return };
+        let (flows, id) = (self.shared.table.flows.clone(), self.entry.id);
+        let with_sockets = matches!(selector, Selector::SocketsOf(_));
+        let count = move || {
+            let mine = flows.iter().filter(|flow| flow.backend == Some(id));
+            mine.filter(|flow| !(flow.ending || with_sockets && flow.state == FlowState::Offloaded)).count()
+        };
+        if let Some(ordered @ 1..) = essential::aside(count).await {
+            self.order_end(selector, reason, ordered);
+        }
     }
 }

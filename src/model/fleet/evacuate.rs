@@ -17,6 +17,8 @@ mod tests;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
+
 use super::{Farewell, InstanceName, Liveness, MemberView};
 use crate::model::humane::duration_ms;
 
@@ -71,12 +73,21 @@ pub(crate) enum EvacuateOrder {
     Release,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum EvacuateStep {
+/// The step of an evacuation, also in the reports of its progress. The last two are the ends, which a report has as its
+/// outcome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EvacuateStep {
+    /// The peers acknowledge all changes so far.
+    #[default]
     Telling,
+    /// The VIP leaves this host, and a peer reports it.
     MovingVip,
+    /// Flows are offloaded, or end by themselves.
     Emptying,
+    /// The deadline has passed.
     Resetting,
+    /// The peers acknowledge the last changes.
     Confirming,
     /// Done: the host may be switched off.
     Away,

@@ -16,6 +16,7 @@ pub mod health;
 pub(crate) mod histogram;
 pub(crate) mod humane;
 pub mod ids;
+pub(crate) mod keepalived;
 pub mod neighbour;
 pub(crate) mod offload;
 pub(crate) mod pacing;

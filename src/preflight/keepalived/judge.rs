@@ -283,9 +283,10 @@ impl Judged {
 mod tests {
     use std::path::PathBuf;
 
-    use super::super::syntax::{parse, words};
+    use super::super::syntax::parse;
     use super::*;
     use crate::model::finding::Verdict;
+    use crate::model::keepalived::words;
 
     const SHIPPED: &str = include_str!("../../../deploy/keepalived/keepalived.conf");
     const VIP: &str = "10.0.0.100";

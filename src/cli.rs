@@ -9,6 +9,7 @@ mod flows;
 mod follow;
 mod genkey;
 mod grid;
+mod import;
 mod kill;
 mod lab;
 pub(crate) mod logging;
@@ -70,6 +71,8 @@ enum Verb {
     },
     /// Checks a configuration file and prints every error in it.
     Check(check::CheckArguments),
+    /// Translates an haproxy.cfg, and the keepalived.conf beside it, into a configuration file for Baton.
+    Import(import::ImportArguments),
     #[command(flatten)]
     Lab(Box<lab::LabVerb>),
     /// Shows the instance, its frontends, backends and peers, and the last events.
@@ -167,6 +170,10 @@ pub fn main() -> ExitCode {
             let output = Output::new(arguments.json);
             offload::run(command, arguments.config.as_deref(), &output).unwrap_or_else(|error| output.fail(&error))
         }
+        Verb::Import(files) => {
+            let output = Output::new(arguments.json);
+            import::run(&files, &output).unwrap_or_else(|error| output.fail(&error))
+        }
         command => {
             let output = Output::new(arguments.json);
             match talk(command, arguments.socket, arguments.config.as_deref(), &output) {
@@ -208,6 +215,7 @@ fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &O
         Verb::Run { .. }
         | Verb::UpgradeVersion
         | Verb::Check(_)
+        | Verb::Import(_)
         | Verb::Offload(_)
         | Verb::Genkey(_)
         | Verb::Lab(_)

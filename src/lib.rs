@@ -47,5 +47,6 @@ pub mod proxy;
 pub(crate) mod rebalance;
 pub mod sys;
 pub mod table;
+pub(crate) mod translate;
 pub mod upgrade;
 pub(crate) mod vips;

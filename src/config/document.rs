@@ -9,7 +9,7 @@ use toml::Spanned;
 use toml::de::DeTable;
 
 use super::diagnostic::{Diagnostic, Quote, Severity};
-use super::foreign;
+use super::foreign::{self, ForeignConfig};
 use super::kind::quote;
 
 /// A place in the file.
@@ -65,10 +65,10 @@ impl<'t> Document<'t> {
             return None;
         }
         if !errors.is_empty()
-            && let Some(span) = foreign::haproxy_section(self.text)
+            && let Some(ForeignConfig { program, place, advice }) = foreign::program(self.text, self.path)
         {
-            let place = Location { key: "syntax".into(), span: Some(span) };
-            self.error(&place, "this looks like a configuration of HAProxy, and Baton reads TOML", foreign::ADVICE);
+            let place = Location { key: "syntax".into(), span: Some(place) };
+            self.error(&place, format!("this looks like a configuration of {program}, and Baton reads TOML"), advice);
             return None;
         }
         let mut last_line = 0;

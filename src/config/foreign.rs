@@ -1,11 +1,47 @@
 //! Files of other programs that somebody gives to Baton by mistake.
 
 use std::ops::Range;
+use std::path::Path;
 
 use super::PeerKey;
 
-/// Advice for an HAProxy configuration.
-pub(super) const ADVICE: &str = "write a [[frontend]] with name and listen for each bind, and a [[frontend.backend]] with name and address for each server";
+/// The name and the place of another program's configuration, and the advice what to do with it.
+pub(super) struct ForeignConfig {
+    pub program: &'static str,
+    pub place: Range<usize>,
+    pub advice: String,
+}
+
+/// Whose configuration `text`, the file at `path`, is. `None`: nobody's that is known here.
+pub(super) fn program(text: &str, path: &Path) -> Option<ForeignConfig> {
+    let path = path.display();
+    let haproxy = || {
+        let advice = format!("translate it: baton import {path} > baton.toml");
+        Some(ForeignConfig { program: "HAProxy", place: haproxy_section(text)?, advice })
+    };
+    let keepalived = || {
+        let advice = format!("translate it together with haproxy.cfg: baton import haproxy.cfg {path} > baton.toml");
+        Some(ForeignConfig { program: "keepalived", place: keepalived_block(text)?, advice })
+    };
+    haproxy().or_else(keepalived)
+}
+
+/// The place of the first block of a keepalived configuration in `text`.
+fn keepalived_block(text: &str) -> Option<Range<usize>> {
+    const BLOCKS: [&str; 6] =
+        ["global_defs", "vrrp_instance", "vrrp_script", "vrrp_sync_group", "vrrp_track_file", "virtual_server"];
+    let mut offset = 0;
+    for line in text.split_inclusive('\n') {
+        let words = line.split(|letter: char| letter.is_whitespace() || letter == '{');
+        let first = words.into_iter().find(|word| !word.is_empty()).unwrap_or_default();
+        if BLOCKS.contains(&first) && !line.contains('=') {
+            let start = offset + line.len() - line.trim_start().len();
+            return Some(start..start + first.len());
+        }
+        offset += line.len();
+    }
+    None
+}
 
 /// The kind of `text` if it may be secret. Then no message may quote it: terminals and logs have other readers.
 pub(super) fn secret(text: &str) -> Option<&'static str> {
@@ -15,7 +51,7 @@ pub(super) fn secret(text: &str) -> Option<&'static str> {
 
 /// The place of the first section of an HAProxy configuration (configuration.txt, section 2) in `text`, if it has one
 /// and no table of TOML.
-pub(super) fn haproxy_section(text: &str) -> Option<Range<usize>> {
+fn haproxy_section(text: &str) -> Option<Range<usize>> {
     if text.lines().any(|line| line.trim_start().starts_with('[')) {
         return None;
     }
@@ -42,8 +78,6 @@ fn is_section(words: &[&str]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     #[test]
@@ -61,6 +95,18 @@ mod tests {
         ] {
             assert_eq!(haproxy_section(toml), None, "{toml}");
         }
+    }
+
+    #[test]
+    fn a_keepalived_configuration_is_found_by_its_first_block() {
+        let text = "! the VIP\nglobal_defs {\n  router_id a\n}\nvrrp_instance VI_1 {\n}\n";
+        let rejected = crate::config::parse(text, Path::new("k.conf")).unwrap_err();
+        assert_eq!(
+            rejected.to_string(),
+            "k.conf:2: this looks like a configuration of keepalived, and Baton reads TOML; translate it together with \
+             haproxy.cfg: baton import haproxy.cfg k.conf > baton.toml"
+        );
+        assert!(program("vrrp_instance = 1\n", Path::new("f")).is_none());
     }
 
     #[test]

@@ -2,4 +2,5 @@
 //! reload of each key.
 
 mod config;
+mod import;
 mod keys;

@@ -22,6 +22,7 @@ const LAYERS: &[&[&str]] = &[
         "preflight",
         "vips",
         "late_resets",
+        "translate",
     ],
     &["table", "config", "metrics", "drain", "essential"],
     // Below the table: an entry may have a port of its own, and no port uses the table.

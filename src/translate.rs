@@ -1,0 +1,61 @@
+//! Translates the files of HAProxy and keepalived into Baton's, for `baton import`. It reads no file and asks no host: text comes in,
+//! text and a ledger of every line go out.
+//!
+//! ```text
+//!   haproxy.cfg ──▶ haproxy::words ──▶ sections ──▶ notes (what needs no key, or has no equal)
+//!                                         └───────▶ proxy, probe, server ──▶ toml ──▶ baton.toml
+//!   keepalived.conf ──▶ keepalived ─────────────────────────────────────────▲
+//!   each of them writes into the ledger what became of its line
+//! ```
+
+mod haproxy;
+mod keepalived;
+mod ledger;
+#[cfg(test)]
+mod tests;
+mod toml;
+
+pub(crate) use ledger::{Ledger, LineOutcome, TranslatedLine};
+use toml::Toml;
+
+/// A file of another program.
+#[derive(Clone, Debug)]
+pub(crate) struct ForeignFile {
+    /// As the user has named it.
+    pub name: String,
+    pub text: String,
+}
+
+/// Baton's file, and what became of each line of the others.
+#[derive(Clone, Debug)]
+pub(crate) struct ForeignTranslation {
+    pub toml: String,
+    /// One for each file, in the order given.
+    pub ledgers: Vec<Ledger>,
+    /// Steps that the operator takes before Baton can start with the file.
+    pub steps: Vec<String>,
+}
+
+impl ForeignTranslation {
+    /// Whether a line without an equal changes how connections are treated.
+    pub(crate) fn changes_behaviour(&self) -> bool {
+        self.ledgers.iter().any(|ledger| ledger.lines().iter().any(|line| line.changes_behaviour()))
+    }
+}
+
+/// Translates an haproxy.cfg, and the keepalived.conf beside it.
+pub(crate) fn translate(haproxy: &ForeignFile, keepalived: Option<&ForeignFile>) -> ForeignTranslation {
+    let mut toml = Toml::default();
+    let names =
+        [Some(haproxy), keepalived].into_iter().flatten().map(|file| &*file.name).collect::<Vec<_>>().join(" and ");
+    toml.comment(&format!("Translated by `baton import` from {names}; each key names the line that it comes from."));
+    toml.comment("A key that no line sets is at Baton's default: config/baton.toml explains every key.");
+    let mut proxies = Toml::default();
+    let mut ledgers = vec![haproxy::translate(haproxy, &mut toml, &mut proxies)];
+    let mut steps = Vec::new();
+    if let Some(file) = keepalived {
+        ledgers.push(keepalived::translate(file, &mut toml, &mut steps));
+    }
+    toml.append(&proxies);
+    ForeignTranslation { toml: toml.text(), ledgers, steps }
+}

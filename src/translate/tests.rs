@@ -1,0 +1,302 @@
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::config::{self, Config};
+
+fn file(name: &str, text: &str) -> ForeignFile {
+    ForeignFile { name: name.to_owned(), text: text.to_owned() }
+}
+
+fn read(text: &str) -> ForeignTranslation {
+    translate(&file("haproxy.cfg", text), None)
+}
+
+fn config(translation: &ForeignTranslation) -> Config {
+    let loaded = config::parse(&translation.toml, Path::new("baton.toml"));
+    loaded.unwrap_or_else(|rejected| panic!("{rejected}\n{}", translation.toml)).config
+}
+
+/// The notes of one line that has no equal, and whether connections are treated in another way without it.
+fn missing(translation: &ForeignTranslation, line: usize) -> Vec<(&str, bool)> {
+    let notes = translation.ledgers[0].lines()[line - 1].notes.iter();
+    notes
+        .filter(|note| note.outcome == LineOutcome::NoEqual)
+        .map(|note| (&*note.words, note.changes_behaviour))
+        .collect()
+}
+
+const SERVERS: &str = "server a 10.0.0.1:6443 check\nserver b 10.0.0.2:6443 check\n";
+
+fn listen(lines: &str) -> String {
+    format!("listen api\nbind 10.0.0.100:6443\n{lines}{SERVERS}")
+}
+
+#[test]
+fn times_balance_limits_and_sources_become_keys() {
+    let text = format!(
+        "global\nmaxconn 500\nnbthread 2\nhard-stop-after 5s\ndefaults\ntimeout connect 4000\ntimeout client 1m\ntimeout server 2m\n\
+         retries 2\nmaxconn 100\n{}",
+        listen("balance source\nsource 10.0.0.9\nsrvtcpka-idle 30s\n")
+    );
+    let translation = read(&text);
+    assert!(!translation.changes_behaviour(), "{:#?}", translation.ledgers);
+    let config = config(&translation);
+    let frontend = &config.frontends[0];
+    let ms = |duration: std::time::Duration| duration.as_millis();
+    assert_eq!((config.process.max_connections, config.process.workers), (Some(500), Some(2)));
+    assert_eq!(ms(config.process.stop_timeout), 5000);
+    assert_eq!((&*frontend.name, frontend.listen[0].to_string()), ("api", "10.0.0.100:6443".to_owned()));
+    assert_eq!((ms(frontend.connect_timeout), frontend.connect_attempts), (4000, 3));
+    assert_eq!(frontend.idle_timeout.map(ms), Some(60_000));
+    assert_eq!(frontend.balance, crate::model::balance::Balance::SourceHash);
+    assert_eq!(frontend.source, config::Source::Address("10.0.0.9".parse().unwrap()));
+    assert_eq!((ms(frontend.keepalive.idle), frontend.limits.max_connections), (30_000, Some(100)));
+    assert!(translation.toml.contains("connect_timeout = \"4s\"  # haproxy.cfg:6\n"), "{}", translation.toml);
+}
+
+#[test]
+fn a_tunnel_timeout_decides_over_the_two_others() {
+    let idle = |lines: &str| config(&read(&listen(lines))).frontends[0].idle_timeout.map(|it| it.as_secs());
+    assert_eq!(idle("timeout client 1m\ntimeout server 2m\ntimeout tunnel 1h\n"), Some(3600));
+    assert_eq!(idle("timeout client 86400s\n"), Some(86_400));
+    assert_eq!(idle("timeout tunnel 365d\n"), None);
+    assert_eq!(idle("timeout client 0\ntimeout server 2m\n"), Some(120));
+    assert_eq!(idle(""), None);
+}
+
+#[test]
+fn each_kind_of_check_becomes_a_probe() {
+    use config::ProbeKind::*;
+    let health = |lines: &str, options: &str| {
+        let text = format!(
+            "listen api\nbind :6443\n{lines}server a 10.0.0.1:6443 {options}\nserver b 10.0.0.2:6443 {options}\n"
+        );
+        config(&read(&text)).frontends[0].health.clone()
+    };
+    let https =
+        health("option httpchk GET /readyz\n", "check check-ssl verify none inter 3s fastinter 500ms fall 4 rise 5");
+    assert_eq!((https.kind, &*https.path, https.fall, https.rise), (Https, "/readyz", 4, 5));
+    assert_eq!((https.interval.as_millis(), https.fast_interval.as_millis()), (3000, 500));
+    assert_eq!(
+        health("option httpchk\nhttp-check send meth GET uri /x ver HTTP/1.1 hdr Host kube\n", "check").path,
+        "/x"
+    );
+    assert_eq!(
+        health("option httpchk\nhttp-check send meth GET uri /x hdr Host kube\n", "check").host.unwrap(),
+        "kube"
+    );
+    assert_eq!(health("option httpchk GET / HTTP/1.1\\r\\nHost:\\ kube\n", "check").host.unwrap(), "kube");
+    assert_eq!(health("option httpchk\nhttp-check connect ssl\n", "check verify none").kind, Https);
+    assert_eq!(health("option ssl-hello-chk\n", "check").kind, Tls);
+    assert_eq!(health("", "check check-ssl verify none").kind, Tls);
+    assert_eq!(health("option tcp-check\n", "check").kind, Tcp);
+    // Without check HAProxy asks nothing, and the backends speak TLS.
+    assert_eq!(health("option httpchk GET /readyz\n", "").kind, Tcp);
+    let quick = health("timeout check 2s\n", "check inter 100ms");
+    assert_eq!(
+        (quick.interval.as_millis(), quick.timeout.as_millis(), quick.fast_interval.as_millis()),
+        (100, 100, 100)
+    );
+}
+
+#[test]
+fn a_servers_options_become_keys_of_its_backend() {
+    let text = "listen api\nbind :6443\ndefault-server check weight 50 send-proxy-v2\nserver a 10.0.0.1:6443 weight 10 maxconn 7\n\
+                server b [fd00::2]:6443 port 8080\nserver c cp3.example.com disabled no-check\n";
+    let translation = read(text);
+    let frontend = &config(&translation).frontends[0];
+    let told: Vec<_> = frontend.backends.iter().map(|it| (&*it.name, it.weight, it.max_connections)).collect();
+    assert_eq!(told, [("a", 10, Some(7)), ("b", 50, None), ("c", 0, None)]);
+    assert!(frontend.proxy_protocol.send_v2);
+    assert_eq!(frontend.backends[1].health_address.unwrap().to_string(), "[fd00::2]:8080");
+    // The port of the only bind.
+    assert_eq!(frontend.backends[2].address, config::Target::Name { host: "cp3.example.com".to_owned(), port: 6443 });
+}
+
+#[test]
+fn what_treats_connections_in_another_way_is_named() {
+    for (line, why) in [
+        ("use_backend x if { src 10.0.0.0/8 }", "all connections of the frontend"),
+        ("tcp-request connection reject if !ours", "\"allow\" and \"deny\""),
+        ("stick on src", "source_hash"),
+        ("balance hdr(host)", "least_conn"),
+        ("frobnicate 1", "does not know \"frobnicate\""),
+        ("bind :7443 ssl crt /x.pem", "ends no TLS"),
+        ("bind /run/x.sock", "Unix sockets"),
+        ("bind :${PORT}", "variable"),
+        ("server c 10.0.0.3:6443 check backup", "no backup servers"),
+        ("server c 10.0.0.3:6443 check frob", "frob: `baton import` does not know"),
+        ("server c 10.0.0.3:6443 check inter 9s", "alike, as c"),
+        ("timeout connect soon", "\"soon\" is no time"),
+        ("option mysql-check", "tcp, tls, http or https"),
+        ("a \"b", "a quote is open"),
+    ] {
+        let translation = read(&listen(&format!("{line}\n")));
+        let all: Vec<_> = (1..=5).flat_map(|number| missing(&translation, number)).collect();
+        assert!(all.iter().any(|(said, changes)| said.contains(why) && *changes), "{line}: {all:?}");
+        assert_eq!(config(&translation).frontends.len(), 1, "{line}");
+    }
+}
+
+#[test]
+fn a_frontend_that_cannot_be_is_left_out_with_its_lines() {
+    let text = format!(
+        "frontend web\nbind :80\nmode http\ndefault_backend x\nbackend x\nmode http\nserver x 10.0.0.9:80\n{}",
+        listen("")
+    );
+    let translation = read(&text);
+    assert_eq!(missing(&translation, 1).len(), 1);
+    assert!(missing(&translation, 1)[0].0.contains("its mode is http") && translation.changes_behaviour());
+    assert_eq!(missing(&translation, 2), [("it is a line of the frontend web, which is not written", false)]);
+    assert!(!translation.toml.contains("10.0.0.9"));
+    // Its bind is not in use, and no note says that it was translated.
+    let translation = read(&format!("listen empty\nbind 10.0.0.100:6443\n{}", listen("")));
+    assert_eq!(config(&translation).frontends.len(), 1);
+    assert_eq!(translation.ledgers[0].lines()[1].outcome(), LineOutcome::NoEqual);
+}
+
+#[test]
+fn a_backend_that_two_frontends_lead_to_is_written_twice() {
+    let text = format!(
+        "frontend a\nbind :6443\nuse_backend cps\nfrontend b\nbind :7443\ndefault_backend cps\nbackend cps\n{SERVERS}"
+    );
+    let config = config(&read(&text));
+    let told: Vec<_> = config.frontends.iter().map(|it| (&*it.name, it.backends.len())).collect();
+    assert_eq!(told, [("a", 2), ("b", 2)]);
+}
+
+#[test]
+fn a_keepalived_without_peers_stays() {
+    let text = include_str!("../../tests/migration/kubeadm-keepalived.conf");
+    let translation = translate(&file("haproxy.cfg", &listen("")), Some(&file("keepalived.conf", text)));
+    assert!(!translation.changes_behaviour(), "{:#?}", translation.ledgers[1]);
+    assert_eq!(config(&translation).vip, None);
+    assert!(
+        translation.toml.contains("# addresses = [\"10.0.0.100/32\"]  # keepalived.conf:23\n"),
+        "{}",
+        translation.toml
+    );
+    assert!(!format!("{:?}", translation.ledgers).contains("42"), "the password is shown");
+}
+
+#[test]
+fn a_keepalived_with_peers_becomes_a_fleet() {
+    let text = include_str!("../../tests/migration/unicast-keepalived.conf");
+    let mut translation = translate(&file("haproxy.cfg", &listen("")), Some(&file("keepalived.conf", text)));
+    let key = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&key, config::PeerKey([7; 32]).spell()).unwrap();
+    translation.toml = translation.toml.replace("/etc/baton/peers.key", key.path().to_str().unwrap());
+    let config = config(&translation);
+    let (peers, vip) = (config.peers.unwrap(), config.vip.unwrap());
+    assert_eq!(
+        (peers.name.to_string(), peers.peers[0].name.to_string()),
+        ("lb-10-0-0-21".to_owned(), "lb-10-0-0-22".to_owned())
+    );
+    let addresses: Vec<_> = vip.addresses.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        (addresses, &*vip.interface, vip.priority),
+        (vec!["10.0.0.100".to_owned(), "fd00::100".to_owned()], "eth0", 150)
+    );
+    assert_eq!(vip.on_gain, ["/usr/local/sbin/move-route"]);
+    assert_eq!(translation.steps.len(), 2);
+}
+
+/// Words that mean something, in any order, and others that do not.
+fn line() -> impl Strategy<Value = String> {
+    let word = prop_oneof![
+        prop::sample::select(vec![
+            "global",
+            "defaults",
+            "frontend",
+            "backend",
+            "listen",
+            "resolvers",
+            "from",
+            "a",
+            "b",
+            "bind",
+            "server",
+            "default-server",
+            "default_backend",
+            "use_backend",
+            "mode",
+            "tcp",
+            "http",
+            "option",
+            "httpchk",
+            "tcp-check",
+            "http-check",
+            "send",
+            "expect",
+            "status",
+            "timeout",
+            "connect",
+            "client",
+            "check",
+            "5s",
+            "0",
+            "10.0.0.1:6443",
+            ":6443",
+            "*:1-9",
+            "[::1]:1",
+            "balance",
+            "source",
+            "inter",
+            "fall",
+            "weight",
+            "backup",
+            "ssl",
+            "verify",
+            "none",
+            "no",
+            "maxconn",
+            "if",
+            "{",
+            "}",
+            "vrrp_instance",
+            "virtual_ipaddress",
+            "unicast_peer",
+            "unicast_src_ip",
+            "10.0.0.1",
+            "interface",
+            "priority",
+            "$X=1",
+            "#",
+            "!",
+            "\"",
+            "'",
+            "\\",
+            "${X}",
+            "@h",
+            "retries",
+            "send-proxy",
+            "accept-proxy",
+            "slowstart",
+            "disabled",
+            "port",
+        ])
+        .prop_map(str::to_owned),
+        "[ -~é\\t\u{1b}]{0,8}",
+    ];
+    prop::collection::vec(word, 0..6).prop_map(|words| words.join(" "))
+}
+
+proptest! {
+    /// No file makes it panic, no word is dropped in silence, and what it writes is TOML.
+    #[test]
+    fn every_line_of_any_file_has_its_fate(one in prop::collection::vec(line(), 0..20), two in prop::collection::vec(line(), 0..12)) {
+        let (one, two) = (file("h", &one.join("\n")), file("k", &two.join("\n")));
+        let translation = translate(&one, Some(&two));
+        prop_assert!(translation.toml.parse::<::toml::Table>().is_ok(), "{}", translation.toml);
+        for (ledger, file) in translation.ledgers.iter().zip([&one, &two]) {
+            prop_assert_eq!(ledger.lines().len(), file.text.lines().count());
+            for (fate, text) in ledger.lines().iter().zip(file.text.lines()) {
+                let is_comment = text.trim().is_empty() || text.trim_start().starts_with(['#', '!']);
+                let says_nothing = crate::model::keepalived::words(text).is_empty();
+                prop_assert!(is_comment || says_nothing || !fate.is_silent(), "{}: {:?}", text, fate);
+            }
+        }
+    }
+}

@@ -12,6 +12,7 @@ pub mod client;
 pub mod collect;
 mod commands;
 pub mod control;
+pub mod diff;
 pub mod doors;
 pub mod evacuate;
 pub(crate) mod flow_log;

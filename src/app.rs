@@ -9,6 +9,7 @@
 
 mod changes;
 mod control;
+mod diff;
 mod doors;
 mod evacuate;
 mod offload;

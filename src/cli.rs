@@ -3,6 +3,7 @@
 //! Exit codes after sysexits(3): 0 fine, 1 an error, 64 wrong usage, 69 the instance cannot be reached.
 
 pub(crate) mod check;
+mod diff;
 mod evacuate;
 mod events;
 mod flows;
@@ -114,6 +115,8 @@ enum Verb {
     Kill(kill::KillArguments),
     /// Reads the configuration file again and applies it if it is valid.
     Reload,
+    /// Shows what a reload of FILE would change, and the flows that it would end. Exit code: 0 no difference, 1 differences, 2 an error.
+    Diff(diff::DiffArguments),
     /// Replaces the process with the binary now at its path and keeps every flow. -c FILE: with that file.
     Upgrade(upgrade::UpgradeArguments),
     /// Empties this host before you switch it off: another instance gets the VIP and the flows.
@@ -174,6 +177,10 @@ pub fn main() -> ExitCode {
             let output = Output::new(arguments.json);
             import::run(&files, &output).unwrap_or_else(|error| output.fail(&error))
         }
+        Verb::Diff(compared) => {
+            let output = Output::new(arguments.json);
+            diff::run(compared, arguments.socket, arguments.config.as_deref(), &output)
+        }
         command => {
             let output = Output::new(arguments.json);
             match talk(command, arguments.socket, arguments.config.as_deref(), &output) {
@@ -215,6 +222,7 @@ fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &O
         Verb::Run { .. }
         | Verb::UpgradeVersion
         | Verb::Check(_)
+        | Verb::Diff(_)
         | Verb::Import(_)
         | Verb::Offload(_)
         | Verb::Genkey(_)

@@ -41,6 +41,7 @@ use crate::table::backend::{BackendEntry, Registry};
 use crate::table::fleet::FleetView;
 use crate::table::flows::FlowTable;
 use crate::table::journal::{Journal, What};
+pub(crate) use succession::dismissal_after;
 use succession::{dismissal_of, fixed, order_for};
 use votes::Votes;
 use watcher::{Beginning, KnownBefore, Spec, Watcher, WatcherCommand};

@@ -33,4 +33,5 @@ pub use parts::ProxyParts;
 pub(crate) use sharing::fitting as fitting_listeners;
 pub use sharing::{ListenError, SharingError, remove as remove_shared_ports};
 pub use upgrade::message::{Arriving, Departure, ImportError, MovingFlow, StuckWorker};
+pub(crate) use watch::idle_walk_pause;
 pub use workers::{Bindings, Proxy, ProxyError};

@@ -44,6 +44,10 @@ pub(super) async fn execute(
         Command::Eject { backend } => order(admin, &backend, Order::Eject).await,
         Command::Kill { target } => kill::kill(admin, &target).await,
         Command::Reload {} => reload(admin).await,
+        Command::Diff { path } => match admin.control.diff(path).await {
+            Ok(diff) => Ok(json(&diff)),
+            Err(ReloadRefused { errors, findings }) => Err(Refusal::Reload { errors, findings }),
+        },
         Command::Rebalance { dry_run } => rebalance(admin, dry_run, replies).await?,
         Command::Upgrade(asked) => upgrade::upgrade(admin, asked, replies).await?,
         Command::Peers {} => Ok(json(&peers_report(admin))),

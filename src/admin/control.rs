@@ -7,6 +7,7 @@ use std::pin::Pin;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use super::diff::Diffing;
 use super::evacuate::{Evacuating, EvacuationCheck, EvacuationFailed, EvacuationRequest};
 use super::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
 use crate::config::Diagnostic;
@@ -26,6 +27,9 @@ pub trait Control: Send + Sync + 'static {
 
     /// Reads the configuration again and applies it: the changes, or every error if nothing changed.
     fn reload(&self) -> Reloading;
+
+    /// Compares the file at `path` with the running configuration; changes nothing.
+    fn diff(&self, path: PathBuf) -> Diffing;
 
     fn config_state(&self) -> ConfigState;
 

@@ -9,6 +9,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -55,6 +56,8 @@ pub enum Command {
     Kill { target: KillTarget },
     /// [`Reloaded`].
     Reload {},
+    /// [`super::diff::ReloadDiff`].
+    Diff { path: PathBuf },
     /// Items: [`Rebalance`] as it begins; ok: [`Rebalance`] when it is done.
     Rebalance {
         #[serde(default)]

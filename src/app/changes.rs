@@ -1,9 +1,13 @@
 //! The changes of a reload, in words for the log and for the operator who ordered it.
 
+mod spell;
+
 use std::sync::Arc;
 
 use crate::addr::VipAddr;
-use crate::config::{Backend, Config, Frontend, OffloadMode, SharePort, Target};
+use crate::admin::diff::ConfigChange;
+use crate::config::{Backend, Config, Frontend, OffloadMode, Peers, SharePort, VipSettings};
+use spell::{Spell, spelled};
 
 const ANEW: &str = "it needs a restart: `baton evacuate`, then `systemctl restart baton`";
 
@@ -47,102 +51,246 @@ pub(super) fn refused_ports(ports: &[(VipAddr, SharePort)]) -> Vec<String> {
     ports.iter().map(line).collect()
 }
 
-/// One sentence for each change from `old` to `new`; empty if there is none.
-pub(super) fn between(old: &Config, new: &Config) -> Vec<String> {
+/// Each change from `old` to `new`; empty if there is none.
+pub(super) fn between(old: &Config, new: &Config) -> Vec<ConfigChange> {
     let mut changes = Vec::new();
-    if old.process != new.process {
-        changes.push("process settings changed".to_owned());
-    }
-    if old.log != new.log {
-        changes.push("log settings changed".to_owned());
-    }
-    if old.offload != new.offload {
-        changes
-            .push("offload settings changed: they apply to flows that Baton tries to offload from now on".to_owned());
-    }
-    if old.peers != new.peers {
-        changes.push("peers changed".to_owned());
-    }
-    if old.failover != new.failover {
-        changes.push("failover settings changed: track_file applies from the next evacuation on".to_owned());
-    }
-    if old.vip != new.vip {
-        changes.push("VIP settings changed".to_owned());
-    }
-    if old.admin != new.admin {
-        changes.push("admin addresses changed".to_owned());
-    }
+    tables(old, new, &mut changes);
     for frontend in &new.frontends {
         match named(&old.frontends, &frontend.name) {
-            None => changes.push(format!("frontend {} added", frontend.name)),
+            None => ChangePlace::Frontend(&frontend.name).says("added", &mut changes),
             Some(before) => compare(before, frontend, &mut changes),
         }
     }
     for frontend in old.frontends.iter().filter(|frontend| named(&new.frontends, &frontend.name).is_none()) {
-        changes.push(format!("frontend {} removed: its flows drain", frontend.name));
+        ChangePlace::Frontend(&frontend.name).says("removed: its flows drain", &mut changes);
     }
     changes
 }
 
-fn compare(old: &Frontend, new: &Frontend, changes: &mut Vec<String>) {
-    let name = &new.name;
+/// The tables that stand once in the file.
+fn tables(old: &Config, new: &Config, changes: &mut Vec<ConfigChange>) {
+    let (a, b) = (&old.admin, &new.admin);
+    ChangePlace::Table("admin").settings(a != b, spelled!(a, b; "http" => http, "socket" => socket), changes);
+    let (a, b) = (&old.process, &new.process);
+    let process = spelled!(a, b; "workers" => workers, "max_connections" => max_connections,
+        "shutdown_delay" => shutdown_delay, "stop_timeout" => stop_timeout, "reset_within" => reset_within,
+        "reset_rate" => reset_rate);
+    ChangePlace::Table("process").settings(a != b, process, changes);
+    let (a, b) = (&old.log, &new.log);
+    let log =
+        spelled!(a, b; "format" => format, "level" => level, "flows" => flows, "flows_per_second" => flows_per_second);
+    ChangePlace::Table("log").settings(a != b, log, changes);
+    let (a, b) = (&old.offload, &new.offload);
+    let offload = spelled!(a, b; "mode" => mode, "interfaces" => interfaces, "max_flows" => max_flows,
+        "after_round_trips" => after_round_trips, "after" => after, "pins" => pins);
+    ChangePlace::Table("offload").settings(a != b, offload, changes);
+    let (a, b) = (&old.cluster, &new.cluster);
+    let cluster = spelled!(a, b; "node_monitor_grace_period" => node_monitor_grace_period, "lease_renew" => lease_renew,
+        "vrrp_advert_interval" => vrrp_advert_interval, "vrrp_track_time" => vrrp_track_time);
+    ChangePlace::Table("cluster").settings(a != b, cluster, changes);
+    let (a, b) = (&old.instance, &new.instance);
+    ChangePlace::Table("instance").settings(a != b, spelled!(a, b; "name" => name, "slot" => slot), changes);
+    let (a, b) = (&old.failover, &new.failover);
+    let failover = spelled!(a, b; "challenge" => challenge, "resets_per_second" => resets_per_second, "guard" => guard,
+        "priority" => priority, "track_file" => track_file);
+    ChangePlace::Table("failover").settings(a != b, failover, changes);
+    optional("peers", old.peers.as_ref(), new.peers.as_ref(), peers, changes);
+    optional("vip", old.vip.as_ref(), new.vip.as_ref(), vip, changes);
+}
+
+fn peers(old: &Peers, new: &Peers, changes: &mut Vec<ConfigChange>) {
+    let peers = spelled!(old, new; "listen" => listen, "beat_port" => beat_port, "key_file" => key_file,
+        "sync_deadline" => sync_deadline, "peer" => peers);
+    ChangePlace::Table("peers").settings(old != new, peers, changes);
+}
+
+fn vip(old: &VipSettings, new: &VipSettings, changes: &mut Vec<ConfigChange>) {
+    let vip = spelled!(old, new; "addresses" => addresses, "interface" => interface, "priority" => priority,
+        "on_gain" => on_gain, "on_loss" => on_loss);
+    ChangePlace::Table("vip").settings(old != new, vip, changes);
+}
+
+fn optional<T>(
+    table: &'static str,
+    old: Option<&T>,
+    new: Option<&T>,
+    both: fn(&T, &T, &mut Vec<ConfigChange>),
+    changes: &mut Vec<ConfigChange>,
+) {
+    match (old, new) {
+        (Some(old), Some(new)) => both(old, new, changes),
+        (None, Some(_)) => ChangePlace::Table(table).says("added", changes),
+        (Some(_), None) => ChangePlace::Table(table).says("removed", changes),
+        (None, None) => {}
+    }
+}
+
+fn compare(old: &Frontend, new: &Frontend, changes: &mut Vec<ConfigChange>) {
+    let place = ChangePlace::Frontend(&new.name);
     for address in new.listen.iter().filter(|address| !old.listen.contains(address)) {
-        changes.push(format!("frontend {name} listens on {address}"));
+        place.says(&format!("listens on {address}"), changes);
     }
     for address in old.listen.iter().filter(|address| !new.listen.contains(address)) {
-        changes.push(format!("frontend {name} no longer listens on {address}"));
+        place.says(&format!("no longer listens on {address}"), changes);
     }
     for backend in &new.backends {
-        let before = old.backends.iter().find(|before| before.name == backend.name);
-        match before {
-            None => changes.push(format!("backend {name}/{} added", backend.name)),
-            Some(before) if before != backend => {
-                changes.push(format!("backend {name}/{}: {}", backend.name, difference(before, backend)));
-            }
-            Some(_) => {}
+        let place = ChangePlace::Backend(&new.name, &backend.name);
+        match old.backends.iter().find(|before| before.name == backend.name) {
+            None => place.says("added", changes),
+            Some(before) => compare_backend(before, backend, place, changes),
         }
     }
     for backend in old.backends.iter().filter(|before| !new.backends.iter().any(|after| after.name == before.name)) {
-        changes.push(format!("backend {name}/{} removed: its flows drain", backend.name));
+        ChangePlace::Backend(&new.name, &backend.name).says("removed: its flows drain", changes);
     }
-    if old.health != new.health {
-        changes.push(format!("frontend {name}: health settings changed"));
-    }
-    let rest = Frontend {
-        listen: new.listen.clone(),
-        backends: new.backends.clone(),
-        health: new.health.clone(),
-        ..old.clone()
-    };
-    if rest != *new {
-        changes.push(format!("frontend {name}: settings changed"));
-    }
+    let rest = Frontend { listen: new.listen.clone(), backends: new.backends.clone(), ..old.clone() };
+    let mut settings = spelled!(old, new; "share_port" => share_port, "balance" => balance, "source" => source,
+        "connect_timeout" => connect_timeout, "hedge_after" => hedge_after, "connect_attempts" => connect_attempts,
+        "drain_timeout" => drain_timeout, "idle_timeout" => idle_timeout, "keepalive_idle" => keepalive.idle,
+        "keepalive_interval" => keepalive.interval, "keepalive_count" => keepalive.count,
+        "user_timeout" => keepalive.user_timeout, "accept_proxy_from" => proxy_protocol.accept_from,
+        "proxy_header_timeout" => proxy_protocol.header_timeout, "send_proxy_v2" => proxy_protocol.send_v2,
+        "max_connections" => limits.max_connections,
+        "max_connections_per_source" => limits.max_connections_per_source,
+        "accept_rate_per_source" => limits.accept_rate_per_source,
+        "source_mask_ipv4" => limits.source_mask.ipv4_bits, "source_mask_ipv6" => limits.source_mask.ipv6_bits,
+        "allow" => allow, "deny" => deny, "rebalance.when" => rebalance.when,
+        "rebalance.per_minute" => rebalance.per_minute, "rebalance.min_idle" => rebalance.min_idle,
+        "rebalance.tolerance_percent" => rebalance.tolerance_percent);
+    settings.extend(health(old, new));
+    place.settings(rest != *new, settings, changes);
 }
 
-fn difference(old: &Backend, new: &Backend) -> String {
-    let mut parts = Vec::new();
-    if old.address != new.address {
-        parts.push(format!("address {} becomes {}", target(&old.address), target(&new.address)));
+fn health(old: &Frontend, new: &Frontend) -> Vec<(&'static str, String, String)> {
+    let (old, new) = (&old.health, &new.health);
+    let mut settings = spelled!(old, new; "health.kind" => kind, "health.path" => path, "health.host" => host,
+        "health.interval" => interval, "health.fast_interval" => fast_interval, "health.timeout" => timeout,
+        "health.rise" => rise, "health.fall" => fall, "health.reset_fall" => reset_fall,
+        "health.jitter_percent" => jitter_percent, "health.slow_start" => slow_start,
+        "health.damping.half_life" => damping.half_life, "health.damping.suppress" => damping.suppress,
+        "health.damping.reuse" => damping.reuse, "health.resolve_interval" => resolve_interval);
+    if old.tls != new.tls {
+        // The content of the certificate files counts too, and has no short form.
+        settings.push(("health, its TLS keys", "one set".to_owned(), "another".to_owned()));
     }
-    if old.weight != new.weight {
-        parts.push(format!("weight {} becomes {}", old.weight, new.weight));
-    }
-    if old.max_connections != new.max_connections {
-        parts.push("max_connections changed".to_owned());
-    }
-    if old.health_address != new.health_address {
-        parts.push("health_address changed".to_owned());
-    }
-    parts.join(", ")
+    settings
 }
 
-fn target(target: &Target) -> String {
-    match target {
-        Target::Address(address) => address.to_string(),
-        Target::Name { host, port } => format!("{host}:{port}"),
+fn compare_backend(old: &Backend, new: &Backend, place: ChangePlace, changes: &mut Vec<ConfigChange>) {
+    let settings = spelled!(old, new; "address" => address, "weight" => weight, "max_connections" => max_connections,
+        "health_address" => health_address);
+    place.settings(old != new, settings, changes);
+}
+
+/// Where a change is in the file.
+#[derive(Clone, Copy, Debug)]
+enum ChangePlace<'n> {
+    Table(&'static str),
+    Frontend(&'n str),
+    Backend(&'n str, &'n str),
+}
+
+impl ChangePlace<'_> {
+    /// One change for each of `settings` (key, before, after) that differ; `changed`: whether the settings as a whole do.
+    fn settings(self, changed: bool, settings: Vec<(&'static str, String, String)>, changes: &mut Vec<ConfigChange>) {
+        let before = changes.len();
+        for (key, old, new) in settings.into_iter().filter(|(_, old, new)| old != new) {
+            let words = format!("{key} {old} becomes {new}{}", self.note(key));
+            let key = match self {
+                Self::Table(table) => format!("{table}.{key}"),
+                Self::Frontend(_) | Self::Backend(..) => key.to_owned(),
+            };
+            let change = ConfigChange { key: Some(key), before: Some(old), after: Some(new), ..self.change(&words) };
+            changes.push(change);
+        }
+        if changed && before == changes.len() {
+            self.says("settings changed", changes);
+        }
+    }
+
+    fn says(self, words: &str, changes: &mut Vec<ConfigChange>) {
+        changes.push(self.change(words));
+    }
+
+    fn change(self, words: &str) -> ConfigChange {
+        let (frontend, backend, words) = match self {
+            Self::Table(table) => (None, None, format!("[{table}] {words}")),
+            Self::Frontend(name) if words.contains(" becomes ") => {
+                (Some(name), None, format!("frontend {name}: {words}"))
+            }
+            Self::Frontend(name) => (Some(name), None, format!("frontend {name} {words}")),
+            Self::Backend(frontend, name) if words.contains(" becomes ") => {
+                (Some(frontend), Some(name), format!("backend {frontend}/{name}: {words}"))
+            }
+            Self::Backend(frontend, name) => (Some(frontend), Some(name), format!("backend {frontend}/{name} {words}")),
+        };
+        ConfigChange {
+            frontend: frontend.map(str::to_owned),
+            backend: backend.map(str::to_owned),
+            words,
+            ..ConfigChange::default()
+        }
+    }
+
+    /// When the change applies, if not at once.
+    fn note(self, key: &str) -> &'static str {
+        match (self, key) {
+            (Self::Table("offload"), _) => ": it applies to flows that Baton tries to offload from now on",
+            (Self::Table("failover"), "track_file") => ": it applies from the next evacuation on",
+            _ => "",
+        }
     }
 }
 
 fn named<'a>(frontends: &'a [Arc<Frontend>], name: &str) -> Option<&'a Arc<Frontend>> {
     frontends.iter().find(|frontend| &*frontend.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(frontend: &str, top: &str) -> Config {
+        let text = format!(
+            "{top}\n[[frontend]]\nname = \"f\"\nlisten = [\"127.0.0.1:1\"]\n{frontend}\n[[frontend.backend]]\nname = \"a\"\n\
+             address = \"10.0.0.1:1\"\n[[frontend.backend]]\nname = \"b\"\naddress = \"10.0.0.2:1\"\n"
+        );
+        crate::config::parse(&text, std::path::Path::new("baton.toml")).unwrap().config
+    }
+
+    fn words(old: &Config, new: &Config) -> Vec<String> {
+        between(old, new).into_iter().map(|change| change.words).collect()
+    }
+
+    #[test]
+    fn each_key_is_named_with_its_values() {
+        let old = config("", "");
+        assert_eq!(words(&old, &old), [""; 0]);
+        let new = config(
+            "balance = \"round_robin\"\ndrain_timeout = \"1m\"\nidle_timeout = \"2h\"\nallow = [\"10.0.0.0/8\"]\n[frontend.health]\nrise = 5",
+            "[process]\nstop_timeout = \"5s\"\n[offload]\nafter = \"1s\"",
+        );
+        assert_eq!(
+            words(&old, &new),
+            [
+                "[process] stop_timeout 30s becomes 5s",
+                "[offload] after 20ms becomes 1s: it applies to flows that Baton tries to offload from now on",
+                "frontend f: balance least_conn becomes round_robin",
+                "frontend f: drain_timeout 150s becomes 1m",
+                "frontend f: idle_timeout none becomes 2h",
+                "frontend f: allow [] becomes [10.0.0.0/8]",
+                "frontend f: health.rise 2 becomes 5",
+            ]
+        );
+        let change = &between(&old, &new)[0];
+        assert_eq!((change.key.as_deref(), change.before.as_deref()), (Some("process.stop_timeout"), Some("30s")));
+    }
+
+    #[test]
+    fn a_difference_of_the_probes_tls_is_seen() {
+        let tls =
+            |more: &str| config(&format!("[frontend.health]\nkind = \"tls\"\ninsecure_skip_verify = true\n{more}"), "");
+        let said = words(&tls(""), &tls("server_name = \"kubernetes\""));
+        assert_eq!(said, ["frontend f: health, its TLS keys one set becomes another"]);
+    }
 }

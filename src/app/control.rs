@@ -1,10 +1,12 @@
 //! The instance's side of the admin servers' requests.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
 use super::Core;
+use super::diff;
 use super::evacuate;
 use super::reload::Reloader;
 use super::upgrade::Upgrader;
@@ -12,6 +14,7 @@ use crate::admin::control::{
     ConfigState, Control, OrderRefused, Ordering, PlannedMove, RebalanceDone, RebalancePlan, Rebalancing,
     ReloadRefused, Reloading, ReturningBackend,
 };
+use crate::admin::diff::Diffing;
 use crate::admin::evacuate::{Evacuating, EvacuationCheck, EvacuationFailed, EvacuationRequest};
 use crate::admin::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
 use crate::drain::LifePhase;
@@ -71,6 +74,11 @@ impl Control for Wiring {
     fn reload(&self) -> Reloading {
         let reloader = self.reloader.clone();
         Box::pin(async move { reloader.reload().await.map_err(ReloadRefused::from) })
+    }
+
+    fn diff(&self, path: PathBuf) -> Diffing {
+        let core = self.core.clone();
+        Box::pin(async move { diff::diff(core, path).await.map_err(ReloadRefused::from) })
     }
 
     fn config_state(&self) -> ConfigState {

@@ -7,8 +7,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::doors::OpenDoors;
 use super::{Core, changes};
 use crate::admin::control::{ConfigState, LastReload, ReloadRefused};
+use crate::admin::diff::ConfigChange;
 use crate::admin::doors::OpenDoorError;
-use crate::config::{self, Diagnostic, FileFault};
+use crate::config::{self, Config, Diagnostic, FileFault};
 use crate::drain::LifePhase;
 use crate::essential;
 use crate::metrics::{Metrics, ReloadLabels};
@@ -206,12 +207,11 @@ impl Reloader {
             tracing::warn!("{warning}");
         }
         let (old, new) = (self.core.config.load_full(), Arc::new(loaded.config));
-        let mut refused = changes::refused(&old, &new, self.core.offload.is_there());
-        refused.extend(changes::refused_ports(&self.core.proxy.contradicts(&new)));
+        let Compared { changes, refused } = compared(&self.core, &old, &new);
         if !refused.is_empty() {
             return Err(ReloadError::NotByReload(refused));
         }
-        let changes = changes::between(&old, &new);
+        let changes = changes.into_iter().map(|change| change.words).collect();
         let doors = self.doors.upgrade().unwrap_or_default();
         let prepared = doors.prepare(&new.admin)?;
         let bindings = self.core.proxy.bind(&new)?;
@@ -237,6 +237,20 @@ impl Reloader {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The difference between two configurations.
+pub(super) struct Compared {
+    pub changes: Vec<ConfigChange>,
+    /// Changes that need another command, a sentence each. With any, a reload changes nothing.
+    pub refused: Vec<String>,
+}
+
+/// What a reload from `old` to `new` changes, and what it cannot change.
+pub(super) fn compared(core: &Core, old: &Config, new: &Config) -> Compared {
+    let mut refused = changes::refused(old, new, core.offload.is_there());
+    refused.extend(changes::refused_ports(&core.proxy.contradicts(new)));
+    Compared { changes: changes::between(old, new), refused }
 }
 
 fn unix_ms() -> u64 {

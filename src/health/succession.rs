@@ -195,6 +195,16 @@ pub(super) fn dismissal_of(entry: &BackendEntry, config: &Config) -> Option<Dism
     entry.is_former().then_some(Dismissal::Address)
 }
 
+/// Why a backend would get no flows for good if a reload applied `config`. `None`: it stays, as far as is known before its name is
+/// resolved.
+pub(crate) fn dismissal_after(entry: &BackendEntry, config: &Config) -> Option<Dismissal> {
+    dismissal_of(entry, config).or_else(|| {
+        let frontend = config.frontends.iter().find(|it| it.name == entry.frontend.name)?;
+        let address = fixed(&frontend.backends.iter().find(|it| it.name == entry.name)?.address)?;
+        entry.address().is_some_and(|own| own != address).then_some(Dismissal::Address)
+    })
+}
+
 /// The fixed address of a backend.
 pub(super) fn fixed(target: &Target) -> Option<BackendAddr> {
     match target {

@@ -157,10 +157,15 @@ impl FlowWatch {
             && !self.idle_walk_set
         {
             self.idle_walk_set = true;
-            let pause = (shortest / IDLE_WALKS).clamp(IDLE_WALK_MIN, IDLE_WALK_MAX);
+            let pause = idle_walk_pause(shortest);
             cx.timers.set(cx.now_ns() + pause.as_nanos() as u64, Due::Idle);
         }
     }
+}
+
+/// Time between two walks for idle flows, if `shortest` is the shortest idle_timeout of all frontends.
+pub(crate) fn idle_walk_pause(shortest: Duration) -> Duration {
+    (shortest / IDLE_WALKS).clamp(IDLE_WALK_MIN, IDLE_WALK_MAX)
 }
 
 #[cfg(test)]

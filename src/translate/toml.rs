@@ -79,6 +79,7 @@ mod tests {
     fn a_name_is_one_of_batons_and_a_new_one() {
         assert_eq!(name("kube_api:6443", &[]), "kube_api-6443");
         assert_eq!(name("é", &[]), "unnamed");
+        assert_eq!(name("a", &["a".to_owned()]), "a-2");
         assert_eq!(name("a", &["a".to_owned(), "a-2".to_owned()]), "a-3");
         assert_eq!(quoted("a\"b\\c\n"), r#""a\"b\\c\u000a""#);
     }

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use baton::admin::diff::{AffectedFlows, ConfigChange, FlowEffect, ReloadDiff};
 use baton::model::health::Order;
 use tokio::process::Command;
 
@@ -123,4 +124,50 @@ async fn a_refused_configuration_is_told_in_full() {
         ran.stderr,
         "baton: the configuration has 2 errors and changed nothing:\nbaton.toml:3: a\nbaton.toml:9: b\n"
     );
+}
+
+#[tokio::test]
+async fn the_exit_code_of_diff_is_that_of_diff() {
+    let instance = FakeInstance::start();
+    let socket = instance.socket();
+    let same = baton(&socket, "diff new.toml").await;
+    let path = std::env::current_dir().unwrap().join("new.toml");
+    assert_eq!(
+        (same.code, same.stdout),
+        (0, format!("no difference: {} has the running configuration\n", path.display()))
+    );
+    let change = |words: &str| ConfigChange { words: words.to_owned(), ..ConfigChange::default() };
+    let affected = |backend: &str, flows, effect, within_ms| AffectedFlows {
+        frontend: "apiserver".to_owned(),
+        backend: backend.to_owned(),
+        flows,
+        effect,
+        within_ms,
+        reason: "drain_deadline".to_owned(),
+        why: "the file has no such backend".to_owned(),
+    };
+    *instance.control.diff.lock().unwrap() = ReloadDiff {
+        changes: vec![change("backend apiserver/cp1 removed: its flows drain")],
+        refused: vec!["a reload cannot change process.workers".to_owned()],
+        affected: vec![affected("cp1", 1200, FlowEffect::Drain, 150_000), affected("cp2", 4, FlowEffect::Reset, 0)],
+        ..ReloadDiff::default()
+    };
+    let differs = baton(&socket, "diff new.toml").await;
+    assert_eq!(
+        (differs.code, &*differs.stdout),
+        (
+            1,
+            "backend apiserver/cp1 removed: its flows drain\n\n\
+             refused: a reload would be refused as a whole:\n  a reload cannot change process.workers\n\n\
+             FLOWS  BACKEND        EFFECT OF A RELOAD                            WHY\n\
+             1,200  apiserver/cp1  go on; reset after 2 m 30 s (drain_deadline)  the file has no such backend\n    \
+             4  apiserver/cp2  reset at once (drain_deadline)                the file has no such backend\n"
+        )
+    );
+    let json: ReloadDiff = serde_json::from_str(&baton(&socket, "diff --json new.toml").await.stdout).unwrap();
+    assert_eq!((json.path, json.affected.len()), (path, 2));
+    *instance.control.reload_errors.lock().unwrap() = vec!["new.toml:3: a".to_owned()];
+    let bad = baton(&socket, "diff new.toml").await;
+    assert_eq!((bad.code, bad.stderr.ends_with("new.toml:3: a\n")), (2, true), "{}", bad.stderr);
+    assert_eq!(baton(Path::new("/nonexistent/admin.sock"), "diff new.toml").await.code, 2);
 }

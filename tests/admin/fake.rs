@@ -12,6 +12,7 @@ use baton::admin::control::{
     ConfigState, Control, LastReload, OrderRefused, Ordering, PlannedMove, RebalanceDone, RebalancePlan, Rebalancing,
     ReloadRefused, Reloading,
 };
+use baton::admin::diff::{Diffing, ReloadDiff};
 use baton::admin::doors::Doors;
 use baton::admin::evacuate::{Evacuating, EvacuationCheck, EvacuationFailed, EvacuationRequest};
 use baton::admin::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
@@ -50,6 +51,8 @@ pub struct FakeControl {
     pub reload_errors: Mutex<Vec<String>>,
     pub last_reload: Mutex<Option<LastReload>>,
     pub rebalanced: Mutex<u32>,
+    /// The result of the next comparison.
+    pub diff: Mutex<ReloadDiff>,
 }
 
 impl Control for FakeControl {
@@ -81,6 +84,14 @@ impl Control for FakeControl {
                 Err(ReloadRefused { errors, findings: Vec::new() })
             }
         })
+    }
+
+    fn diff(&self, path: PathBuf) -> Diffing {
+        let errors = self.reload_errors.lock().unwrap().clone();
+        let mut diff = self.diff.lock().unwrap().clone();
+        diff.path = path;
+        let outcome = if errors.is_empty() { Ok(diff) } else { Err(ReloadRefused { errors, findings: Vec::new() }) };
+        Box::pin(std::future::ready(outcome))
     }
 
     fn config_state(&self) -> ConfigState {

@@ -1,6 +1,7 @@
 //! Keys of the file that a reload changes, each then used. Which test shows it of which key: tests/file/keys.rs.
 
 mod backends;
+mod diff;
 mod health;
 mod process;
 

@@ -49,7 +49,7 @@ fn the_log_follows_a_reload() {
     it.reload(&it.config.clone().log("flows_per_second", 1));
     assert!(told(30) < 20);
 
-    let reloads = || lines().iter().filter(|line| line.contains("log settings changed")).count();
+    let reloads = || lines().iter().filter(|line| line.contains("[log] level debug becomes error")).count();
     let told = reloads();
     it.reload(&it.config.clone().log("level", "error"));
     eventually(LONG, "the reload is told", || reloads() == told + 1);

@@ -65,7 +65,7 @@ fn show_plan(plan: &RebalancePlan, output: &Output) -> Result<(), CliError> {
     }
     if plan.moves.is_empty() {
         let now = if plan.returning.is_empty() { "" } else { " of now" };
-        return Ok(output.line(format!("balanced: no backend has more than its share{now}"))?);
+        return output.line(format!("balanced: no backend has more than its share{now}"));
     }
     let mut grid = Grid::new(&[("BACKEND", Left), ("FLOWS", Right), ("FAIR SHARE", Right), ("TO MOVE", Right)]);
     for it in &plan.moves {
@@ -76,7 +76,7 @@ fn show_plan(plan: &RebalancePlan, output: &Output) -> Result<(), CliError> {
             count(it.moves.into()).into(),
         ]);
     }
-    Ok(output.text(&grid.render(output))?)
+    output.text(&grid.render(output))
 }
 
 /// Prints the own version even if no instance can be reached.

@@ -53,12 +53,16 @@ async fn show(terminal: &mut ratatui::DefaultTerminal, stage: &mut DemoStage) ->
     let mut ticks = interval(REDRAW);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     watcher.say("you", "started the demo: try k, then r");
-    if let Some(offer) = fleet::offer() {
-        watcher.say("demo", offer);
-    }
+    let mut offer = fleet::offer();
     loop {
         watcher.gather(stage);
         let view = watcher.view(stage);
+        // After the lines of the clients that connect.
+        if view.elapsed > OFFER_AFTER
+            && let Some(offer) = offer.take()
+        {
+            watcher.say("demo", offer);
+        }
         terminal.draw(|frame| screen::draw(frame, &view, selected))?;
         if let Some(ended) = stage.baton_ended() {
             return Err(ended.into());
@@ -116,6 +120,7 @@ pub(super) fn read_keys() -> mpsc::UnboundedReceiver<KeyEvent> {
 }
 
 pub(super) const REDRAW: Duration = Duration::from_millis(200);
+const OFFER_AFTER: Duration = Duration::from_secs(2);
 const KEY_POLL: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use super::Core;
 use super::reload::{ReloadError, compared};
 use crate::admin::diff::{AffectedFlows, FlowEffect, ReloadDiff};
 use crate::config::{self, Config, Frontend};
+use crate::essential;
 use crate::health::dismissal_after;
 use crate::model::end_reason::EndReason;
 use crate::model::health::Dismissal;
@@ -20,7 +21,7 @@ use crate::table::backend::BackendEntry;
 /// Compares the file at `path` with the running configuration.
 ///
 /// # Errors
-/// [`ReloadError::Invalid`].
+/// [`ReloadError::Invalid`], and [`ReloadError::Stopping`] while the instance ends.
 pub(super) async fn diff(core: Arc<Core>, path: PathBuf) -> Result<ReloadDiff, ReloadError> {
     // It reads the certificate files, and looks at every flow.
     let work = move || {
@@ -31,10 +32,7 @@ pub(super) async fn diff(core: Arc<Core>, path: PathBuf) -> Result<ReloadDiff, R
         let affected = affected(&core, &old, &new);
         Ok(ReloadDiff { path, changes: compared.changes, refused: compared.refused, affected })
     };
-    match tokio::task::spawn_blocking(work).await {
-        Ok(outcome) => outcome,
-        Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
-    }
+    essential::aside(work).await.unwrap_or(Err(ReloadError::Stopping))
 }
 
 fn affected(core: &Core, old: &Config, new: &Config) -> Vec<AffectedFlows> {

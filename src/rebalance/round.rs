@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::{Move, RebalanceParts, Rebalanced, entries, has_whole_share, is_ready, plan_frontend};
 use crate::config::{Frontend, RebalanceWhen};
+use crate::essential;
 use crate::model::end_reason::EndReason;
 use crate::model::health::Cause;
 use crate::model::ids::{BackendId, FlowId};
@@ -212,14 +213,7 @@ impl Rebalancer {
         };
         let flows = table.flows.clone();
         // A walk over a million flows takes milliseconds, for which this runtime must not wait.
-        let found = match tokio::task::spawn_blocking(move || search.look(&flows)).await {
-            Ok(found) => found,
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime is shutting down.
-                Err(_) => return,
-            },
-        };
+        let Some(found) = essential::aside(move || search.look(&flows)).await else { return };
         let FoundFlows { search, picked, still_there } = found;
         (self.refused, self.moved_of) = (search.refused, search.moved_of);
         for (id, asked) in search.asked {

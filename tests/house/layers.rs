@@ -128,10 +128,12 @@ const STOPPED_OTHERWISE: &[(&str, &str)] = &[("health/probe.rs", "attempts race,
 const ONESHOTS: &[(&str, &str)] = &[
     ("admin/upgrade.rs", "the old process waits until the requester has the result of the upgrade"),
     ("app/upgrade.rs", "the same"),
+    ("app/control.rs", "what an ordered rebalance came to"),
     ("fleet/link/connection.rs", "the hub's answer to a hello"),
     ("fleet/link/hub.rs", "the hub has said farewell"),
     ("health.rs", "a backend's state, and that an order is carried out"),
     ("health/watcher.rs", "the same"),
+    ("rebalance.rs", "what an ordered rebalance came to"),
 ];
 
 /// Otherwise each part would stop its tasks in its own way (an abort handle, a dropped sender), and nobody would know
@@ -176,6 +178,7 @@ fn is_file(source: &Source, file: &str) -> bool {
 const ASKING: &[(&str, &str)] = &[
     ("admin/commands/flows.rs", "the walk lets other tasks have their turn"),
     ("admin/commands/kill.rs", "the same"),
+    ("app/diff.rs", "on a thread for blocking work"),
     ("app/evacuate.rs", "on a thread for blocking work"),
     ("fleet/failover/control.rs", "on a thread of its own"),
     ("fleet/link/hub.rs", "one connection or one route at a time, some µs each"),

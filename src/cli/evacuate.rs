@@ -24,7 +24,7 @@ const EXIT_INTERRUPTED: i32 = 130;
 
 #[derive(Debug, Args)]
 pub(super) struct EvacuationArguments {
-    /// The peer to get the VIP. With [vip] Baton gives the VIP to this peer; otherwise keepalived or the router
+    /// The peer to get the VIP. Where Baton itself moves the VIP, this peer gets it; otherwise keepalived or the router
     /// decides which host gets it [default: any live peer].
     #[arg(long, value_name = "NAME")]
     to: Option<String>,

@@ -119,7 +119,7 @@ fn beats_go_on_at_the_port_before_where_another_process_has_the_new_one() {
         instance.reload_with("[peers]\n", "[peers]\nbeat_port = 9571\n");
     }
     both_live_through(Cause::Link, &fleet, &mut conns);
-    fleet.all[0].baton.wait_log(&["no port for beats", "9571"]);
+    fleet.all[0].baton.wait_log(&["cannot bind the port for beats", "9571"]);
     drop(held);
     both_live_through(Cause::Link, &fleet, &mut conns);
 }

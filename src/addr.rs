@@ -68,6 +68,23 @@ address! {
     LocalAddr
 }
 
+impl BackendAddr {
+    /// An address that Baton can connect to, or probe.
+    pub(crate) fn reachable(address: SocketAddr) -> Option<Self> {
+        let plain = is_plain(&address) && address.port() != 0;
+        let address = Self::new(address);
+        (plain && !address.ip().is_unspecified()).then_some(address)
+    }
+}
+
+/// Neither multicast nor IPv6 link-local: the latter needs an interface, which the types of this module do not hold.
+pub(crate) fn is_plain(address: &SocketAddr) -> bool {
+    match address.ip().to_canonical() {
+        IpAddr::V4(ip) => !ip.is_multicast(),
+        IpAddr::V6(ip) => !ip.is_multicast() && !ip.is_unicast_link_local(),
+    }
+}
+
 impl VipAddr {
     /// Whether one of the two is the other's port on every address of its family.
     pub(crate) fn overlaps(self, other: Self) -> bool {

@@ -10,6 +10,7 @@
 mod changes;
 mod control;
 mod diff;
+mod discover;
 mod doors;
 mod evacuate;
 mod offload;
@@ -116,7 +117,9 @@ pub(crate) struct Core {
     evacuation: evacuate::EvacuationState,
     proxy: Proxy,
     checker: Checker,
+    /// With the backends that were discovered.
     config: Arc<ArcSwap<Config>>,
+    discovered: discover::Discoveries,
     latest: latest::Sender<Arc<Config>>,
     drain: Drain,
     next_phase: Notify,
@@ -151,7 +154,8 @@ pub(crate) async fn build(
     inherited: Vec<(VipAddr, OwnedFd)>,
 ) -> Result<Bound, StartError> {
     evacuate::begin_anew(&config);
-    let (parts, bindings) = assemble(config, path, inherited, State::default(), false)?;
+    let found = discover::Discoveries::default().sets_for(&config).await;
+    let (parts, bindings) = assemble(config, found, path, inherited, State::default(), false)?;
     let doors = Doors::open(parts.admin.clone(), &parts.config.admin)?;
     let (http, socket) = (doors.http_address(), doors.socket_path().to_owned());
     parts.doors.set(doors);
@@ -183,7 +187,9 @@ pub(crate) async fn upgrade_from(config: Config, path: &Path, channel: Channel) 
     let old = process::ProcessHandle::open(welcome.pid).ok();
     let (listeners, shared) = upgrade::new::sort(doors);
     let counters = state.counters.clone();
-    let assembled = assemble(config, path, listeners, state, true).inspect(|(parts, _)| {
+    let mut found = discover::Discoveries::default().sets_for(&config).await;
+    discover::found_before(&config, &state.backends, &mut found);
+    let assembled = assemble(config, found, path, listeners, state, true).inspect(|(parts, _)| {
         parts.core.proxy.restore(&parts.config, &counters);
         if welcome.protocol > 1 {
             parts.core.table.flows.share_ids(IdShare::Odd);
@@ -219,13 +225,17 @@ pub(crate) async fn upgrade_from(config: Config, path: &Path, channel: Channel) 
 }
 
 fn assemble(
-    config: Config,
+    file: Config,
+    found: discover::FoundSets,
     path: &Path,
     inherited: Vec<(VipAddr, OwnedFd)>,
     state: State,
     taking_over: bool,
 ) -> Result<(Parts, Bindings), StartError> {
     process::raise_file_limit();
+    let config = file.with_found(&found);
+    let discovered = discover::Discoveries::default();
+    discovered.begin(&file, found);
     let workers = config.process.workers.unwrap_or_else(process::cores);
     let (table, ports) = (Table::new(workers), AllPorts::new(workers).map_err(StartError::Ports)?);
     table.flows.begin_ids_at(state.next_flow_id);
@@ -266,6 +276,7 @@ fn assemble(
         checker,
         config: Arc::new(ArcSwap::new(config.clone())),
         latest: latest::Sender::new(config.clone()),
+        discovered,
         drain: Drain::default(),
         next_phase: Notify::new(),
         rebalance_orders: orders,
@@ -274,7 +285,7 @@ fn assemble(
         replacement: latest::Sender::new(None),
     });
     let doors = Arc::new(OpenDoors::default());
-    let reloader = Reloader::new(core.clone(), metrics.clone(), path, Arc::downgrade(&doors));
+    let reloader = Reloader::new(core.clone(), metrics.clone(), path, file, Arc::downgrade(&doors));
     let upgrader = Upgrader::new(core.clone(), reloader.clone(), metrics.clone(), Arc::downgrade(&doors));
     let wiring = Arc::new(Wiring::new(core.clone(), reloader.clone(), upgrader.clone()));
     let admin_ports = AdminPorts { orders: ports.part(), fleet: ports.part() };
@@ -335,6 +346,8 @@ impl Bound {
         tasks.spawn("rebalance", once_serving(phase.clone(), moves));
         let follow = once_serving(phase.clone(), watch::run(reloader.clone(), path, phase));
         tasks.spawn("configuration", follow);
+        let found = discover::run(core.clone(), reloader.clone(), metrics.clone());
+        tasks.spawn("discovered backends", once_serving(core.drain.watch(), found));
         let vips = vips::keep(core.table.part(), core.latest.subscribe(), metrics);
         tasks.spawn("vips", once_serving(core.drain.watch(), vips));
         tasks.spawn("sweep", sweep(core.clone()));

@@ -10,7 +10,9 @@ mod flows;
 mod follow;
 mod genkey;
 mod grid;
+mod help;
 mod import;
+mod init;
 mod kill;
 mod lab;
 pub(crate) mod logging;
@@ -36,11 +38,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::admin::client::{Client, ClientError};
 use crate::admin::protocol::BackendName;
 use output::{CliError, Output};
+use socket::DEFAULT_CONFIG;
 
 /// Wrong usage: EX_USAGE.
 pub(crate) const EXIT_USAGE: u8 = 64;
@@ -72,6 +75,8 @@ enum Verb {
     },
     /// Checks a configuration file and prints every error in it.
     Check(check::CheckArguments),
+    /// Writes this host's files: baton.toml, key and unit, from what is on the host; then checks them.
+    Init(Box<init::InitArguments>),
     /// Translates an haproxy.cfg, and the keepalived.conf beside it, into a configuration file for Baton.
     Import(import::ImportArguments),
     #[command(flatten)]
@@ -85,6 +90,7 @@ enum Verb {
     /// Lists backends with their probes, connects and bytes.
     Backends {
         /// Only this backend: NAME or FRONTEND/NAME.
+        #[arg(add = shell::backend_names())]
         backend: Option<String>,
     },
     /// Lists the other instances of the fleet, their links, and the number of their flows that this instance knows.
@@ -96,6 +102,7 @@ enum Verb {
     /// Sends a backend no new flows; its existing flows go on until drain_timeout.
     Drain {
         /// NAME or FRONTEND/NAME.
+        #[arg(add = shell::backend_names())]
         backend: String,
         /// Waits until the backend has no flow left, and shows the number of its flows.
         #[arg(long)]
@@ -104,11 +111,13 @@ enum Verb {
     /// Ends a drain or an eject: the probes decide about the backend again.
     Undrain {
         /// NAME or FRONTEND/NAME.
+        #[arg(add = shell::backend_names())]
         backend: String,
     },
     /// Sends a backend no new flows and resets its existing flows.
     Eject {
         /// NAME or FRONTEND/NAME.
+        #[arg(add = shell::backend_names())]
         backend: String,
     },
     /// Resets flows.
@@ -140,12 +149,14 @@ enum Verb {
     Completion { shell: clap_complete::Shell },
     /// Prints the man page.
     #[command(hide = true)]
-    Man,
+    Man(shell::ManArguments),
 }
 
 /// Runs the command line.
 pub fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
+    shell::complete::<Arguments>();
+    let typed = help::grouped(Arguments::command()).try_get_matches();
+    let arguments = match typed.and_then(|it| Arguments::from_arg_matches(&it)) {
         Ok(arguments) => arguments,
         Err(error) => {
             let error = renamed::without_hidden(error, &Arguments::command());
@@ -163,8 +174,8 @@ pub fn main() -> ExitCode {
         Verb::UpgradeVersion => upgrade::upgrade_version(),
         Verb::Check(check) => check::run(&config(), &check, arguments.json),
         Verb::Lab(command) => lab::run(*command, arguments.json),
-        Verb::Completion { shell } => shell::completion::<Arguments>(shell),
-        Verb::Man => shell::man::<Arguments>(),
+        Verb::Completion { shell } => shell::completion(shell),
+        Verb::Man(man) => shell::man::<Arguments>(&man),
         Verb::Genkey(genkey) => {
             let output = Output::new(arguments.json);
             genkey::genkey(&genkey, &output).unwrap_or_else(|error| output.fail(&error))
@@ -176,6 +187,10 @@ pub fn main() -> ExitCode {
         Verb::Import(files) => {
             let output = Output::new(arguments.json);
             import::run(&files, &output).unwrap_or_else(|error| output.fail(&error))
+        }
+        Verb::Init(wanted) => {
+            let output = Output::new(arguments.json);
+            init::run(&wanted, &config(), &output).unwrap_or_else(|error| output.fail(&error))
         }
         Verb::Diff(compared) => {
             let output = Output::new(arguments.json);
@@ -224,11 +239,12 @@ fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &O
         | Verb::Check(_)
         | Verb::Diff(_)
         | Verb::Import(_)
+        | Verb::Init(_)
         | Verb::Offload(_)
         | Verb::Genkey(_)
         | Verb::Lab(_)
         | Verb::Completion { .. }
-        | Verb::Man
+        | Verb::Man(_)
         | Verb::Ready(_)
         | Verb::Version => unreachable!("these ask no running instance, or were answered above"),
     }
@@ -239,8 +255,6 @@ impl From<ClientError> for CliError {
         CliError::Client(error)
     }
 }
-
-const DEFAULT_CONFIG: &str = "/etc/baton/baton.toml";
 
 #[cfg(test)]
 mod tests {

@@ -10,6 +10,7 @@ mod backend;
 mod certificate;
 mod cluster;
 mod diagnostic;
+mod discover;
 mod document;
 mod failover;
 mod file;
@@ -28,13 +29,18 @@ mod title;
 mod tls;
 mod unknown;
 mod vip;
+mod watch;
 
 pub use diagnostic::{Diagnostic, Loaded, Quote, Rejected, Severity};
+pub(crate) use discover::read_list;
+pub use discover::{Discover, DiscoverSource, DnsRecord, DnsSource, KubernetesSource};
 pub(crate) use file::{FileFault, read as read_file};
 pub use frontend::by_default as frontend_by_default;
 pub(crate) use health::reset_after_silence;
 pub use load::{by_default, check, load, parse};
+pub(crate) use watch::FileWatch;
 
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -44,6 +50,7 @@ use ipnet::IpNet;
 
 use crate::addr::{BackendAddr, SourceMask, VipAddr};
 use crate::model::balance::Balance;
+use crate::model::discover::{AddressSet, backend_name};
 use crate::model::fleet::InstanceName;
 
 /// A whole, valid configuration.
@@ -68,6 +75,25 @@ impl Config {
     /// This instance's name among its peers.
     pub(crate) fn name(&self) -> Option<&InstanceName> {
         self.peers.as_ref().map(|peers| &peers.name).or(self.instance.name.as_ref())
+    }
+
+    /// Whether clients reach this load balancer at `address`.
+    pub(crate) fn is_own(&self, address: BackendAddr) -> bool {
+        let listens =
+            self.frontends.iter().flat_map(|it| &it.listen).any(|it| it.socket_addr() == address.socket_addr());
+        listens || self.vip.as_ref().is_some_and(|vip| vip.addresses.contains(&address.ip()))
+    }
+
+    /// This configuration of a file, with the backends of `found` by frontend.
+    pub(crate) fn with_found(&self, found: &HashMap<Arc<str>, AddressSet>) -> Self {
+        let of_one = |frontend: &Arc<Frontend>| match found.get(&frontend.name) {
+            Some(found) if frontend.discover.is_some() => {
+                let found = found.iter().copied().filter(|address| !self.is_own(*address)).collect();
+                Arc::new(frontend.with_found(&found))
+            }
+            _ => frontend.clone(),
+        };
+        Self { frontends: self.frontends.iter().map(of_one).collect(), ..self.clone() }
     }
 }
 
@@ -317,14 +343,41 @@ pub struct Frontend {
     pub deny: Vec<IpNet>,
     pub rebalance: Rebalance,
     pub health: Health,
-    /// At least one; names are unique within the frontend.
+    /// `None`: the backends are those of the file alone.
+    pub discover: Option<Discover>,
+    /// At least one, unless they are discovered; names are unique within the frontend. Those of the file come first.
     pub backends: Vec<Backend>,
 }
 
 impl Frontend {
-    /// Whether a backend is on a host that has the addresses `here`, at `port`: its process may listen there on all addresses.
+    /// This frontend of the file, with the backends at `found` after its own. An address that the file has already, or that is found
+    /// twice, is one backend.
+    fn with_found(&self, found: &AddressSet) -> Self {
+        let mut all = self.clone();
+        for address in found {
+            let (name, target) = (backend_name(*address), Target::Address(*address));
+            if all.backends.iter().any(|backend| backend.address == target) {
+                continue;
+            }
+            let is_taken = |name: &str| all.backends.iter().any(|backend| *backend.name == *name);
+            let name = if is_taken(&name) { format!("found-{name}") } else { name };
+            all.backends.push(Backend {
+                name: Arc::from(name),
+                address: target,
+                weight: 1,
+                max_connections: None,
+                health_address: None,
+                is_discovered: true,
+            });
+        }
+        all
+    }
+
+    /// Whether a backend of the file is on a host that has the addresses `here`, at `port`: its process may listen there on all addresses.
     pub(crate) fn has_backend_at(&self, port: u16, here: &[IpAddr]) -> bool {
-        self.backends.iter().any(|backend| match backend.address {
+        // Discovered ones come and go, and the way in which a port is served stays until a restart.
+        let own = self.backends.iter().filter(|backend| !backend.is_discovered);
+        own.into_iter().any(|backend| match backend.address {
             Target::Address(at) => at.port() == port && here.contains(&at.ip()),
             Target::Name { .. } => false,
         })
@@ -468,6 +521,8 @@ pub struct Backend {
     pub max_connections: Option<u32>,
     /// Where probes go. `None`: to `address`.
     pub health_address: Option<BackendAddr>,
+    /// Whether the frontend's discovery has found it, and the file does not have it.
+    pub is_discovered: bool,
 }
 
 /// A backend's address, or a name that is resolved again and again.
@@ -498,6 +553,25 @@ address = "10.0.0.12:6443"
 
     pub(crate) fn minimal() -> Config {
         parse(MINIMAL, Path::new("minimal.toml")).unwrap().config
+    }
+
+    #[test]
+    fn discovered_backends_come_after_those_of_the_file_and_are_none_of_the_load_balancer_s_own_addresses() {
+        let text = MINIMAL.replace("name = \"cp2\"", "name = \"10.0.0.13-6443\"");
+        let text = text.replace(
+            "[[frontend.backend]]\nname = \"cp1\"",
+            "[frontend.discover]\nkind = \"file\"\npath = \"x\"\n[[frontend.backend]]\nname = \"cp1\"",
+        );
+        let file = parse(&text, Path::new("minimal.toml")).unwrap().config;
+        let found = ["10.0.0.11:6443", "10.0.0.13:6443", "10.0.0.14:6443", "127.0.0.1:6443"];
+        let found: AddressSet = found.iter().map(|it| BackendAddr::new(it.parse().unwrap())).collect();
+        let names =
+            |config: &Config| config.frontends[0].backends.iter().map(|it| it.name.to_string()).collect::<Vec<_>>();
+        let sets = HashMap::from([(Arc::from("apiserver"), found.clone()), (Arc::from("gone"), found.clone())]);
+        let all = file.with_found(&sets);
+        assert_eq!(names(&all), ["cp1", "10.0.0.13-6443", "found-10.0.0.13-6443", "10.0.0.14-6443"]);
+        assert_eq!(all.frontends[0].backends.iter().filter(|it| it.is_discovered).count(), 2);
+        assert_eq!(minimal().with_found(&sets), minimal(), "a frontend without a source has the file's alone");
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //!                 └─ first_round      probe, DNS
 //! ```
 
+mod names;
 mod probe;
 mod resolve;
 mod succession;

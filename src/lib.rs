@@ -30,6 +30,7 @@ pub mod admin;
 pub(crate) mod app;
 pub mod cli;
 pub mod config;
+pub(crate) mod discover;
 pub mod drain;
 pub(crate) mod essential;
 pub mod fleet;

@@ -56,6 +56,19 @@ pub struct AddressLabels {
     pub address: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct FrontendLabels {
+    pub frontend: String,
+}
+
+/// The sources of discovered backends; only frontends with one have series.
+#[derive(Debug, Default)]
+pub struct DiscoveryGauges {
+    /// 1 while the last look at the source has failed.
+    pub failing: Family<FrontendLabels, Gauge>,
+    pub backends: Family<FrontendLabels, Gauge>,
+}
+
 /// Duration of probes, by backend and outcome. All series of a removed backend are removed.
 #[derive(Debug)]
 pub struct Probes {
@@ -100,6 +113,7 @@ pub struct Metrics {
     /// Unix seconds.
     pub last_reload_success_time: Gauge,
     pub upgrades: Upgrades,
+    pub discovery: DiscoveryGauges,
     /// 1 while Baton has this address of the VIP on this host.
     pub vip_held: Family<AddressLabels, Gauge>,
     /// Counts the times that this host got the VIP.
@@ -123,6 +137,7 @@ impl Default for Metrics {
             last_reload_successful: Gauge::default(),
             last_reload_success_time: Gauge::default(),
             upgrades: Upgrades::default(),
+            discovery: DiscoveryGauges::default(),
             vip_held: Family::default(),
             vip_gains: Counter::default(),
             vip_duplicate: Family::default(),
@@ -151,6 +166,7 @@ impl Default for Metrics {
                 time,
             );
             metrics.upgrades.register(registry);
+            metrics.discovery.register(registry);
             let (held, gains) = (metrics.vip_held.clone(), metrics.vip_gains.clone());
             registry.register("vip_held", "1 while Baton has this address of the built-in VIP on this host", held);
             registry.register("vip_gains", "Times that this host has got the built-in VIP", gains);
@@ -160,6 +176,15 @@ impl Default for Metrics {
             registry.register("vip_left_behind", help, left);
         });
         metrics
+    }
+}
+
+impl DiscoveryGauges {
+    fn register(&self, registry: &mut Registry) {
+        let help = "1 while the source of the frontend's backends fails, and the last valid list stays in force";
+        registry.register("discovery_failing", help, self.failing.clone());
+        let help = "Addresses in the last valid list of the frontend's source";
+        registry.register("discovery_backends", help, self.backends.clone());
     }
 }
 

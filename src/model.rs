@@ -6,6 +6,7 @@ pub(crate) mod breaker;
 pub(crate) mod budget;
 pub(crate) mod connect;
 pub(crate) mod damping;
+pub(crate) mod discover;
 pub(crate) mod duration;
 pub mod end_reason;
 pub mod ends;

@@ -39,6 +39,12 @@ pub struct Report {
     pub settings: Vec<Setting>,
 }
 
+/// The longest interval between keepalived's adverts in the file at `path`, or in its default file. `None`: there is no such
+/// file, or it moves nothing.
+pub(crate) fn advert_interval(path: Option<&Path>) -> Option<std::time::Duration> {
+    Keepalived::read(path).advert_interval()
+}
+
 /// Checks this host, in the calling thread's network namespace. `keepalived`: its file, if it is not
 /// [`keepalived::KEEPALIVED_DEFAULT`].
 pub fn look(config: &Config, keepalived: Option<&Path>) -> Report {

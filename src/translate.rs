@@ -1,21 +1,25 @@
-//! Translates the files of HAProxy and keepalived into Baton's, for `baton import`. It reads no file and asks no host: text comes in,
-//! text and a ledger of every line go out.
+//! Translates the files of HAProxy and keepalived into Baton's, for `baton import`, and those of kubeadm, k3s, RKE2 and kubespray, for
+//! `baton init`. It reads no file and asks no host: text comes in, text and the place of each value go out.
 //!
 //! ```text
 //!   haproxy.cfg ──▶ haproxy::words ──▶ sections ──▶ notes (what needs no key, or has no equal)
 //!                                         └───────▶ proxy, probe, server ──▶ toml ──▶ baton.toml
 //!   keepalived.conf ──▶ keepalived ─────────────────────────────────────────▲
 //!   each of them writes into the ledger what became of its line
+//!
+//!   options, addresses and files of the host ──▶ setup ──▶ toml ──▶ baton.toml, and facts: each value with its source
 //! ```
 
 mod haproxy;
 mod keepalived;
 mod ledger;
+mod setup;
 #[cfg(test)]
 mod tests;
 mod toml;
 
 pub(crate) use ledger::{Ledger, LineOutcome, TranslatedLine};
+pub(crate) use setup::{HostRoute, SetupHost, SetupPlan, SetupRefusal, SetupRequest, plan};
 use toml::Toml;
 
 /// A file of another program.

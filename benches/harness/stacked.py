@@ -227,16 +227,23 @@ class Baton(Balancer):
     def text(self, name):
         """The file of docs/stacked.md for this node, with the paths of this scene."""
         first, number = NODES[0], NODES.index(name)
-        text = (ROOT / "docs/stacked.md").read_text().split("```toml\n")[1].split("```")[0]
-        own, separator, common = text.partition("[failover]\n")
+        own, common = self.shipped()
         for one, other in ((first, name), (ADDRESSES[first], ADDRESSES[name])):
             if name != first:
                 own = own.replace(f'"{one}', "\0").replace(f'"{other}', f'"{one}').replace("\0", f'"{other}')
         own = replaced(own, ("slot = 0", f"slot = {number}"), ("/etc/baton/peers.key", self.scene.directory / "peers.key"))
-        common = replaced(common, ("/run/baton-vip-away", self.away(name)), ("/etc/kubernetes/pki/ca.crt", self.scene.ca),
-                          ("[cluster]\n", f'[cluster]\nlease_renew = "{EVERY_S}s"\n'))
+        common = replaced(common, ("/etc/kubernetes/pki/ca.crt", self.scene.ca), *self.changes(name))
         paths = f'[admin]\nsocket = "{self.socket(name)}"\n[offload]\nmode = "require"\npins = "{self.scene.pins(name)}"\n'
-        return paths + own + separator + common
+        return paths + own + common
+
+    def shipped(self):
+        """What differs between nodes, and what does not."""
+        built_in, keepalived = shipped_files()
+        own, _, rest = built_in.partition("[vip]")
+        return own, f"{keepalived}\n[[frontend]]{rest.partition('[[frontend]]')[2]}"
+
+    def changes(self, name):
+        return ("/run/baton-vip-away", self.away(name)), ("[cluster]\n", f'[cluster]\nlease_renew = "{EVERY_S}s"\n')
 
     def socket(self, name):
         return self.scene.directory / f"{name}.sock"
@@ -316,8 +323,17 @@ class BatonVip(Baton):
     def start_mover(self, name, number):
         pass
 
-    def text(self, name):
-        return super().text(name) + f'[vip]\naddresses = ["{VIP}/32"]\ninterface = "eth0"\n'
+    def shipped(self):
+        own, separator, rest = shipped_files()[0].partition("[vip]")
+        return own, separator + rest
+
+    def changes(self, name):
+        return ("[[frontend]]\n", f'[cluster]\nlease_renew = "{EVERY_S}s"\n\n[[frontend]]\n'), ("10.0.0.100/32", f"{VIP}/32")
+
+
+def shipped_files():
+    """The tables of docs/stacked.md: a whole file with `[vip]`, and what stands in place of `[vip]` with keepalived."""
+    return [block.split("```")[0] for block in (ROOT / "docs/stacked.md").read_text().split("```toml\n")[1:3]]
 
 
 def expect(done):

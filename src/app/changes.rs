@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::addr::VipAddr;
 use crate::admin::diff::ConfigChange;
-use crate::config::{Backend, Config, Frontend, OffloadMode, Peers, SharePort, VipSettings};
+use crate::config::{Backend, Config, Discover, Frontend, OffloadMode, Peers, SharePort, VipSettings};
 use spell::{Spell, spelled};
 
 const ANEW: &str = "it needs a restart: `baton evacuate`, then `systemctl restart baton`";
@@ -157,8 +157,16 @@ fn compare(old: &Frontend, new: &Frontend, changes: &mut Vec<ConfigChange>) {
         "allow" => allow, "deny" => deny, "rebalance.when" => rebalance.when,
         "rebalance.per_minute" => rebalance.per_minute, "rebalance.min_idle" => rebalance.min_idle,
         "rebalance.tolerance_percent" => rebalance.tolerance_percent);
+    settings.extend(discovery(old, new));
     settings.extend(health(old, new));
     place.settings(rest != *new, settings, changes);
+}
+
+fn discovery(old: &Frontend, new: &Frontend) -> Vec<(&'static str, String, String)> {
+    let [old, new] = [old, new].map(|it| it.discover.as_ref());
+    let source = |it: Option<&Discover>| it.map_or("none".to_owned(), |it| it.source.label());
+    let cache_file = |it: Option<&Discover>| it.map(|it| it.cache_file.clone()).spell();
+    vec![("discover, its source", source(old), source(new)), ("discover.cache_file", cache_file(old), cache_file(new))]
 }
 
 fn health(old: &Frontend, new: &Frontend) -> Vec<(&'static str, String, String)> {

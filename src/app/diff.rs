@@ -23,10 +23,16 @@ use crate::table::backend::BackendEntry;
 /// # Errors
 /// [`ReloadError::Invalid`], and [`ReloadError::Stopping`] while the instance ends.
 pub(super) async fn diff(core: Arc<Core>, path: PathBuf) -> Result<ReloadDiff, ReloadError> {
-    // It reads the certificate files, and looks at every flow.
+    // It reads the certificate files.
+    let read = {
+        let path = path.clone();
+        essential::aside(move || config::check(&path, config::read_file(&path))).await
+    };
+    let loaded = read.ok_or(ReloadError::Stopping)?;
+    let file = loaded.map_err(|rejected| ReloadError::Invalid(rejected.errors))?.config;
+    let new = file.with_found(&core.discovered.sets_for(&file).await);
+    // It looks at every flow.
     let work = move || {
-        let loaded = config::check(&path, config::read_file(&path));
-        let new = loaded.map_err(|rejected| ReloadError::Invalid(rejected.errors))?.config;
         let old = core.config.load_full();
         let compared = compared(&core, &old, &new);
         let affected = affected(&core, &old, &new);

@@ -1,7 +1,7 @@
 //! From a changed file to a changed instance, or to no change at all.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::doors::OpenDoors;
@@ -9,11 +9,11 @@ use super::{Core, changes};
 use crate::admin::control::{ConfigState, LastReload, ReloadRefused};
 use crate::admin::diff::ConfigChange;
 use crate::admin::doors::OpenDoorError;
-use crate::config::{self, Config, Diagnostic, FileFault};
+use crate::config::{self, Config, Diagnostic, FileFault, Log};
 use crate::drain::LifePhase;
 use crate::essential;
 use crate::metrics::{Metrics, ReloadLabels};
-use crate::proxy::ProxyError;
+use crate::proxy::{Bindings, ProxyError};
 use crate::table::journal::What;
 
 /// How long new backends may take for their first probe before flows go there.
@@ -62,6 +62,8 @@ impl From<ReloadError> for ReloadRefused {
     }
 }
 
+type ApplyLog = Box<dyn Fn(&Log) + Send + Sync>;
+
 /// Reloads one at a time.
 pub(crate) struct Reloader {
     core: Arc<Core>,
@@ -70,6 +72,7 @@ pub(crate) struct Reloader {
     doors: Weak<OpenDoors>,
     /// Locked during a whole reload.
     turn: tokio::sync::Mutex<()>,
+    log: OnceLock<ApplyLog>,
     inner: Mutex<Inner>,
 }
 
@@ -77,19 +80,28 @@ struct Inner {
     last: LastReload,
     /// The content of the file when it was last read, valid or not.
     bytes: Option<Vec<u8>>,
+    /// The running configuration as the file has it, without discovered backends.
+    file: Config,
 }
 
 impl Reloader {
-    pub(super) fn new(core: Arc<Core>, metrics: Arc<Metrics>, path: &Path, doors: Weak<OpenDoors>) -> Arc<Self> {
+    pub(super) fn new(
+        core: Arc<Core>,
+        metrics: Arc<Metrics>,
+        path: &Path,
+        file: Config,
+        doors: Weak<OpenDoors>,
+    ) -> Arc<Self> {
         metrics.last_reload_successful.set(1);
         metrics.last_reload_success_time.set(unix_ms() as i64 / 1000);
-        let inner = Inner { last: LastReload::None, bytes: config::read_file(path).ok() };
+        let inner = Inner { last: LastReload::None, bytes: config::read_file(path).ok(), file };
         Arc::new(Self {
             core,
             metrics,
             path: path.to_owned(),
             doors,
             turn: tokio::sync::Mutex::new(()),
+            log: OnceLock::new(),
             inner: Mutex::new(inner),
         })
     }
@@ -97,6 +109,12 @@ impl Reloader {
     /// Blocks every reload as long as the guard exists.
     pub(crate) async fn hold(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.turn.lock().await
+    }
+
+    /// Has `apply` called with the log's settings after each reload: once the reload is in the log, so that a quieter log
+    /// has it, and before the answer to who ordered it. Call it once; a second call has no effect.
+    pub(crate) fn set_log(&self, apply: impl Fn(&Log) + Send + Sync + 'static) {
+        let _ = self.log.set(Box::new(apply));
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -173,6 +191,9 @@ impl Reloader {
         match &outcome {
             Ok(changes) => {
                 self.core.table.journal.record(What::Reloaded { changes: changes.clone() });
+                if let Some(apply) = self.log.get() {
+                    apply(&self.core.config.load().log);
+                }
                 self.core.ports.offload.want_retry();
                 self.metrics.last_reload_success_time.set(unix_ms() as i64 / 1000);
                 self.inner().last = LastReload::Taken { at_unix_ms: unix_ms(), changes: changes.clone() };
@@ -206,7 +227,8 @@ impl Reloader {
         for warning in &loaded.warnings {
             tracing::warn!("{warning}");
         }
-        let (old, new) = (self.core.config.load_full(), Arc::new(loaded.config));
+        let found = self.core.discovered.sets_for(&loaded.config).await;
+        let (old, new) = (self.core.config.load_full(), Arc::new(loaded.config.with_found(&found)));
         let Compared { changes, refused } = compared(&self.core, &old, &new);
         if !refused.is_empty() {
             return Err(ReloadError::NotByReload(refused));
@@ -215,6 +237,37 @@ impl Reloader {
         let doors = self.doors.upgrade().unwrap_or_default();
         let prepared = doors.prepare(&new.admin)?;
         let bindings = self.core.proxy.bind(&new)?;
+        self.core.discovered.begin(&loaded.config, found);
+        self.inner().file = loaded.config;
+        self.change_over(&old, new, bindings).await;
+        prepared.map_or(Ok(()), |prepared| doors.change(prepared))?;
+        Ok(changes)
+    }
+
+    /// Applies what has been discovered. Does nothing if that is in force already.
+    ///
+    /// # Errors
+    /// As [`Reloader::reload`]; the caller tries again.
+    pub(super) async fn follow_discovered(&self) -> Result<(), ReloadError> {
+        let _turn = self.turn.lock().await;
+        if self.core.drain.watch().phase() > LifePhase::Serving {
+            return Err(ReloadError::Stopping);
+        }
+        if self.core.is_upgrading() {
+            return Err(ReloadError::Upgrading);
+        }
+        let new = Arc::new(self.inner().file.with_found(&self.core.discovered.sets()));
+        let old = self.core.config.load_full();
+        if *new != *old {
+            let bindings = self.core.proxy.bind(&new)?;
+            self.change_over(&old, new, bindings).await;
+            self.core.ports.offload.want_retry();
+        }
+        Ok(())
+    }
+
+    /// The caller has the turn.
+    async fn change_over(&self, old: &Config, new: Arc<Config>, bindings: Bindings) {
         // Nothing can fail from here on. New backends are probed before their first flow, and removed ones serve until
         // no worker can choose them any more: so even exchanging all of them fails no connect.
         self.core.checker.prepare(&new);
@@ -230,8 +283,6 @@ impl Reloader {
         self.core.offload.follow(old.offload.mode, new.offload.mode);
         self.core.config.store(new.clone());
         self.core.latest.send_replace(new);
-        prepared.map_or(Ok(()), |prepared| doors.change(prepared))?;
-        Ok(changes)
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {

@@ -1,97 +1,20 @@
-//! Notices that the configuration file has changed, also when it is reached through symbolic links that are swapped, as
-//! Kubernetes does with mounted ConfigMaps.
+//! Reloads the configuration file when its content changes.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
-
-use notify::event::{AccessKind, AccessMode};
-use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
-use tokio::sync::Notify;
 
 use super::reload::Reloader;
+use crate::config::FileWatch;
 use crate::drain::{DrainWatch, LifePhase};
-
-/// The file is read when it has not changed for so long: editors write in several steps.
-const QUIET: Duration = Duration::from_millis(200);
-
-/// But no later than this: other files in its folder may change all the time.
-const QUIET_WAIT_MAX: Duration = Duration::from_secs(2);
-
-/// The file is compared this often even without a notification: a watch is lost with its folder.
-const COMPARE_EVERY: Duration = Duration::from_secs(10);
 
 /// Reloads when the bytes behind `path` change, until the instance drains.
 pub(super) async fn run(reloader: Arc<Reloader>, path: PathBuf, mut phase: DrainWatch) {
-    let changed = Arc::new(Notify::new());
+    let mut file = FileWatch::new(path);
     loop {
-        // Made anew each time, because a swapped link leads to another folder.
-        let _watch = match watch_folders(&path, changed.clone()) {
-            Ok(watcher) => Some(watcher),
-            Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "cannot watch the configuration file with inotify; Baton compares its contents at intervals instead");
-                None
-            }
-        };
         tokio::select! {
-            () = changed.notified() => {}
-            () = tokio::time::sleep(COMPARE_EVERY) => {}
+            () = file.may_have_changed() => {}
             () = phase.reached(LifePhase::Draining) => return,
         }
-        let quiet = async { while tokio::time::timeout(QUIET, changed.notified()).await.is_ok() {} };
-        let _ = tokio::time::timeout(QUIET_WAIT_MAX, quiet).await;
         reloader.reload_if_changed().await;
-    }
-}
-
-/// Watches the folder of every link on the way from `path` to the file.
-fn watch_folders(path: &Path, changed: Arc<Notify>) -> notify::Result<RecommendedWatcher> {
-    let mut watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
-        if event.is_err() || event.is_ok_and(|event| may_change(event.kind)) {
-            changed.notify_one();
-        }
-    })?;
-    let mut step = path.to_owned();
-    for _ in 0..LINKS_MAX {
-        if let Some(folder) = step.parent() {
-            let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-            watcher.watch(folder, RecursiveMode::NonRecursive)?;
-        }
-        match std::fs::read_link(&step) {
-            Ok(target) => step = step.parent().unwrap_or(Path::new("")).join(target),
-            Err(_) => break,
-        }
-    }
-    if let Some(folder) = std::fs::canonicalize(path).ok().as_deref().and_then(Path::parent) {
-        watcher.watch(folder, RecursiveMode::NonRecursive)?;
-    }
-    Ok(watcher)
-}
-
-/// Whether the event can mean a change. Comparing the file reads it: if reads counted as changes, each would cause the
-/// next comparison.
-fn may_change(kind: EventKind) -> bool {
-    matches!(kind, EventKind::Access(AccessKind::Close(AccessMode::Write))) || !kind.is_access()
-}
-
-/// As the kernel's own bound on links in a path (path_resolution(7)).
-const LINKS_MAX: usize = 40;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Regression: an idle instance read its configuration, and made a watch, three times a second.
-    #[tokio::test]
-    async fn reading_the_file_is_not_a_change_and_writing_it_is() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("baton.toml");
-        std::fs::write(&path, "a").unwrap();
-        let changed = Arc::new(Notify::new());
-        let _watch = watch_folders(&path, changed.clone()).unwrap();
-        std::fs::read(&path).unwrap();
-        assert!(tokio::time::timeout(QUIET, changed.notified()).await.is_err());
-        std::fs::write(&path, "b").unwrap();
-        tokio::time::timeout(COMPARE_EVERY, changed.notified()).await.unwrap();
     }
 }

@@ -5,12 +5,13 @@ mod host;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use super::output::colours;
 use crate::config::{self, Backend, Cluster, Config, Frontend, ProbeKind, Target, reset_after_silence};
 use crate::model::budget::{BudgetFault, BudgetMover, BudgetTimers, Vrrp, longest_gap};
 use crate::model::duration::display;
-use crate::preflight::sysctl_file;
+use crate::preflight::{self, sysctl_file};
 
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct CheckArguments {
@@ -18,12 +19,19 @@ pub(crate) struct CheckArguments {
     #[arg(long)]
     host: bool,
     /// keepalived's configuration [default: /etc/keepalived/keepalived.conf, if it is there].
-    #[arg(long, value_name = "FILE", requires = "host")]
+    #[arg(long, value_name = "FILE")]
     keepalived: Option<PathBuf>,
     /// Writes the kernel settings for this host to a file for sysctl.d, and prints how to apply it.
     #[arg(long, value_name = "FILE", requires = "host", num_args = 0..=1, require_equals = true,
           default_missing_value = sysctl_file::DEFAULT)]
     fix: Option<PathBuf>,
+}
+
+impl CheckArguments {
+    /// Of `baton check --host`.
+    pub(super) fn of_host() -> Self {
+        Self { host: true, keepalived: None, fix: None }
+    }
 }
 
 /// Checks the file at `path`: findings to stderr, the verdict to stdout; in JSON, both to stdout. 0: it is valid; 1: it
@@ -33,13 +41,26 @@ pub(crate) fn run(path: &Path, arguments: &CheckArguments, json: bool) -> ExitCo
     let report = if json && !arguments.host {
         document(path, &mut io::stdout().lock())
     } else {
-        report(path, colours(&io::stderr()), &mut io::stdout().lock(), &mut io::stderr().lock())
+        let adverts = preflight::advert_interval(arguments.keepalived.as_deref());
+        report(path, adverts, colours(&io::stderr()), &mut io::stdout().lock(), &mut io::stderr().lock())
     };
-    let report = report.and_then(|taken| match config::load(path) {
-        Ok(loaded) if taken && arguments.host => {
-            host::report(&loaded.config, arguments, json, &mut io::stdout().lock(), &mut io::stderr().lock())
+    let report = report.and_then(|taken| {
+        if !arguments.host {
+            return Ok(taken);
         }
-        _ => Ok(taken),
+        let mut out = io::stdout().lock();
+        let config = match config::load(path) {
+            Ok(loaded) => loaded.config,
+            // The host is looked at all the same, without what depends on the file.
+            Err(_) => {
+                if !json {
+                    writeln!(out, "\nThis host, without what depends on the file:")?;
+                }
+                config::by_default(Vec::new())
+            }
+        };
+        let sound = host::report(&config, arguments, json, &mut out, &mut io::stderr().lock())?;
+        Ok(taken && sound)
     });
     match report {
         Ok(true) => ExitCode::SUCCESS,
@@ -59,15 +80,21 @@ fn document(path: &Path, out: &mut impl Write) -> io::Result<bool> {
     Ok(taken)
 }
 
-/// Writes the findings, then the verdict; returns whether the file is valid.
-fn report(path: &Path, colour: bool, verdict: &mut impl Write, findings: &mut impl Write) -> io::Result<bool> {
+/// Writes the findings, then the verdict; returns whether the file is valid. `adverts` is what keepalived's file says.
+fn report(
+    path: &Path,
+    adverts: Option<Duration>,
+    colour: bool,
+    verdict: &mut impl Write,
+    findings: &mut impl Write,
+) -> io::Result<bool> {
     match config::load(path) {
         Ok(loaded) => {
             for warning in &loaded.warnings {
                 writeln!(findings, "{}\n", warning.render(colour))?;
             }
             writeln!(verdict, "ok: {}{}", contents(&loaded.config), warned(loaded.warnings.len()))?;
-            write!(verdict, "\n{}", budget(&loaded.config))?;
+            write!(verdict, "\n{}", budget(&loaded.config, adverts))?;
             Ok(true)
         }
         Err(rejected) => {
@@ -79,11 +106,13 @@ fn report(path: &Path, colour: bool, verdict: &mut impl Write, findings: &mut im
     }
 }
 
-/// The time that each fault may cost the nodes, by the file's own timers.
-fn budget(config: &Config) -> String {
+/// The time that each fault may cost the nodes, by the file's own timers. Without an interval of adverts in the file,
+/// keepalived's own counts.
+fn budget(config: &Config, adverts: Option<Duration>) -> String {
     let Cluster { node_monitor_grace_period: grace, lease_renew, .. } = config.cluster;
     let track_time = config.cluster.vrrp_track_time;
-    let vrrp = config.cluster.vrrp_advert_interval.map(|advert_interval| Vrrp { advert_interval, track_time });
+    let vrrp =
+        config.cluster.vrrp_advert_interval.or(adverts).map(|advert_interval| Vrrp { advert_interval, track_time });
     let built_in = config.vip.as_ref().map(|_| BudgetMover::BuiltIn);
     let mover = built_in.or(vrrp.map(BudgetMover::Keepalived));
     let mut text = format!(
@@ -100,12 +129,16 @@ fn budget(config: &Config) -> String {
         };
         let is_stacked = is_stacked(config, frontend);
         let title = if config.frontends.len() > 1 { &*frontend.name } else { "" };
+        let has_no_vip = frontend.listen.iter().all(|at| at.socket_addr().ip().is_loopback());
         for fault in BudgetFault::ALL {
             let is_of_both = fault == BudgetFault::StackedHostDies;
             if is_of_both && !is_stacked {
                 continue;
             }
             let (gap, verdict) = match longest_gap(fault, &timers) {
+                _ if has_no_vip && needs_the_vip(fault) => {
+                    ("-".to_owned(), "its clients are on this host: no VIP moves")
+                }
                 None => ("?".to_owned(), "depends on how the VIP moves: set cluster.vrrp_advert_interval, or [vip]"),
                 Some(gap) if gap <= grace => (display(gap), "ok"),
                 Some(gap) if fault == BudgetFault::ApiserverHung && !timers.probes_ask_the_process => {
@@ -125,6 +158,12 @@ fn budget(config: &Config) -> String {
     text
 }
 
+/// Whether the fault lasts until another host has the VIP.
+fn needs_the_vip(fault: BudgetFault) -> bool {
+    use BudgetFault::{Evacuated, HostDies, InstanceHung, InstanceKilled};
+    matches!(fault, InstanceKilled | InstanceHung | HostDies | Evacuated)
+}
+
 /// Whether a backend is on the host of an instance, as far as their addresses tell.
 fn is_stacked(config: &Config, frontend: &Frontend) -> bool {
     let Some(fleet) = &config.peers else { return false };
@@ -135,7 +174,9 @@ fn is_stacked(config: &Config, frontend: &Frontend) -> bool {
 
 fn contents(config: &Config) -> String {
     let backends = config.frontends.iter().map(|frontend| frontend.backends.len()).sum();
-    format!("{}, {}", count(config.frontends.len(), "frontend"), count(backends, "backend"))
+    let discovering = config.frontends.iter().filter(|frontend| frontend.discover.is_some()).count();
+    let more = if discovering == 0 { "" } else { " beside those that are discovered" };
+    format!("{}, {}{more}", count(config.frontends.len(), "frontend"), count(backends, "backend"))
 }
 
 fn warned(warnings: usize) -> String {
@@ -150,12 +191,16 @@ fn count(number: usize, what: &str) -> String {
 mod tests {
     use super::*;
 
+    const FILE: &str = "[cluster]\nCLUSTER\n[[frontend]]\nname = \"f\"\nlisten = [\"LISTEN\"]\n\
+        [[frontend.backend]]\nname = \"a\"\naddress = \"10.0.0.1:1\"\n\
+        [[frontend.backend]]\nname = \"b\"\naddress = \"10.0.0.2:1\"\n";
+
     fn check(text: &str) -> (bool, String, String) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("baton.toml");
         std::fs::write(&path, text).unwrap();
         let (mut verdict, mut findings) = (Vec::new(), Vec::new());
-        let taken = report(&path, false, &mut verdict, &mut findings).unwrap();
+        let taken = report(&path, None, false, &mut verdict, &mut findings).unwrap();
         let findings = String::from_utf8(findings).unwrap().replace(&format!("{}/", directory.path().display()), "");
         (taken, String::from_utf8(verdict).unwrap(), findings)
     }
@@ -181,7 +226,7 @@ warning: frontend \"f\" has one backend only
     fn the_budget_is_computed_from_the_files_own_timers() {
         let file = |cluster: &str, health: &str| {
             format!(
-                "[cluster]\n{cluster}\n[[frontend]]\nname = \"f\"\nlisten = [\"127.0.0.1:1\"]\n[frontend.health]\n{health}\n\
+                "[cluster]\n{cluster}\n[[frontend]]\nname = \"f\"\nlisten = [\"10.0.0.100:1\"]\n[frontend.health]\n{health}\n\
                  [[frontend.backend]]\nname = \"a\"\naddress = \"10.0.0.1:1\"\n\
                  [[frontend.backend]]\nname = \"b\"\naddress = \"10.0.0.2:1\"\n"
             )
@@ -192,8 +237,37 @@ warning: frontend \"f\" has one backend only
         let (_, tuned, _) = check(&file(fast, "kind = \"http\"\ninterval = \"500ms\""));
         insta::assert_snapshot!(tuned);
         let vip = "vrrp_advert_interval = \"2s\"\n[vip]\naddresses = [\"10.0.0.100/32\"]\ninterface = \"eth0\"";
-        let (_, built_in, _) = check(&file(vip, "").replace("127.0.0.1:1", "10.0.0.100:1"));
+        let (_, built_in, _) = check(&file(vip, ""));
         assert!(built_in.contains("  Baton's host gone        11.2s  ok\n"), "{built_in}");
+    }
+
+    #[test]
+    fn the_budget_takes_keepalived_s_own_interval_unless_the_file_has_one() {
+        let keepalived = tempfile::NamedTempFile::new().unwrap();
+        let instance = |name: &str, interval: &str| format!("vrrp_instance {name} {{\n  advert_int {interval}\n}}\n");
+        std::fs::write(&keepalived, instance("a", "0.1") + &instance("b", "0.5")).unwrap();
+        let adverts = preflight::advert_interval(Some(keepalived.path()));
+        assert_eq!(adverts, Some(Duration::from_millis(500)), "the longest");
+        let row = |text: &str| {
+            let config =
+                config::parse(&FILE.replace("LISTEN", "10.0.0.100:1").replace("CLUSTER", text), Path::new("f"));
+            let budget = budget(&config.unwrap().config, adverts);
+            budget.lines().find(|line| line.contains("Baton's host gone")).unwrap().trim().to_owned()
+        };
+        assert_eq!(row(""), row("vrrp_advert_interval = \"500ms\""));
+        assert_ne!(row(""), row("vrrp_advert_interval = \"100ms\""), "the file's own comes first");
+        assert!(!row("").contains('?'), "{}", row(""));
+        std::fs::write(&keepalived, "").unwrap();
+        assert_eq!(preflight::advert_interval(Some(keepalived.path())), None);
+    }
+
+    #[test]
+    fn the_budget_does_not_ask_how_a_loopback_address_moves() {
+        let config = config::parse(&FILE.replace("LISTEN", "127.0.0.1:1").replace("CLUSTER", ""), Path::new("f"));
+        let budget = budget(&config.unwrap().config, None);
+        assert!(!budget.contains('?'), "{budget}");
+        let no_vip = budget.lines().filter(|line| line.ends_with("its clients are on this host: no VIP moves"));
+        assert_eq!(no_vip.count(), 4, "{budget}");
     }
 
     #[test]

@@ -22,7 +22,7 @@ const LIMIT: u64 = 100;
 #[derive(Debug, Args)]
 pub(super) struct FlowsArguments {
     /// Only flows of one backend: NAME or FRONTEND/NAME.
-    #[arg(long, value_name = "BACKEND")]
+    #[arg(long, value_name = "BACKEND", add = super::shell::backend_names())]
     pub backend: Option<String>,
     /// Only flows of one frontend.
     #[arg(long, value_name = "NAME")]

@@ -19,7 +19,7 @@ pub(super) struct KillArguments {
     #[arg(value_name = "FLOW", group = "target")]
     pub flow: Option<FlowId>,
     /// All flows of one backend: NAME or FRONTEND/NAME.
-    #[arg(long, value_name = "BACKEND", group = "target")]
+    #[arg(long, value_name = "BACKEND", group = "target", add = super::shell::backend_names())]
     pub backend: Option<String>,
     /// All flows from one network or address.
     #[arg(long, value_name = "CIDR", group = "target", value_parser = network::parse)]

@@ -28,6 +28,10 @@ pub(super) enum CliError {
     Output(#[from] io::Error),
     #[error("{path}: {source}", path = .path.display())]
     Path { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Setup(#[from] crate::translate::SetupRefusal),
+    #[error("{path}: this is not a key; `baton genkey` prints one", path = .0.display())]
+    NoKey(PathBuf),
     #[error("the command would reset {0}; repeat it with --yes")]
     FlowsInPath(String),
     #[error("{path}: {source}; the command would reset flows that are pinned there; repeat it with --yes", path = .path.display())]

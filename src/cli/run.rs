@@ -142,7 +142,12 @@ async fn serve(config: Config, path: &Path, origin: ListenerOrigin, logging: &Ar
         "Baton listens on the addresses of all frontends"
     );
     let manager = Arc::new(ServiceManager::find());
-    tokio::spawn(essential::task("log settings", follow_log_settings(bound.config(), Arc::downgrade(logging))));
+    let log = Arc::downgrade(logging);
+    bound.reloader().set_log(move |settings| {
+        if let Some(log) = log.upgrade() {
+            log.apply(settings);
+        }
+    });
     tokio::spawn(essential::task("service manager", tell_service_manager(bound.phase(), manager.clone())));
     if manager.is_there() {
         let open_listeners = bound.listeners_to_keep();
@@ -235,13 +240,6 @@ async fn upgrade_on(mut replace: Hook, upgrader: Arc<app::Upgrader>) {
             Ok(upgrading) => drop(upgrading.outcome.await),
             Err(refused) => tracing::error!("{refused}"),
         }
-    }
-}
-
-async fn follow_log_settings(mut config: tokio::sync::watch::Receiver<Arc<Config>>, logging: std::sync::Weak<Logging>) {
-    while config.changed().await.is_ok() {
-        let Some(logging) = logging.upgrade() else { return };
-        logging.apply(&config.borrow_and_update().log);
     }
 }
 

@@ -1,24 +1,110 @@
-//! Output for packagers: shell completions and the man page, generated from the arguments.
+//! Output for packagers and shells: the man pages and the completions, both made from the arguments.
 
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
-use clap::CommandFactory;
+use clap::{Args, CommandFactory};
 use clap_complete::Shell;
+use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
+use clap_complete::env::{CompleteEnv, Shells};
 
-/// Prints the completions for `shell`.
-pub(super) fn completion<Arguments: CommandFactory>(shell: Shell) -> ExitCode {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Arguments::command(), "baton", &mut script);
-    print(&script)
+use super::socket::{self, DEFAULT_CONFIG};
+use crate::admin::client::{Client, ClientError};
+use crate::admin::protocol::Command;
+use crate::admin::status::BackendStatus;
+
+/// The shell's completion script starts `baton` with this variable to ask for candidates.
+const ASKED_BY: &str = "BATON_COMPLETE";
+
+/// Somebody has pressed a key and waits.
+const ANSWER_LIMIT: Duration = Duration::from_millis(300);
+
+#[derive(Debug, Args)]
+pub(super) struct ManArguments {
+    /// Writes a page for each command to this directory instead.
+    #[arg(long, value_name = "PATH")]
+    directory: Option<PathBuf>,
 }
 
-/// Prints the man page in troff.
-pub(super) fn man<Arguments: CommandFactory>() -> ExitCode {
-    let mut page = Vec::new();
-    match clap_mangen::Man::new(Arguments::command()).render(&mut page) {
-        Ok(()) => print(&page),
+/// Prints the script that makes `shell` ask this program for completions.
+pub(super) fn completion(shell: Shell) -> ExitCode {
+    let mut script = Vec::new();
+    let shells = Shells::builtins();
+    let written = match shells.completer(&shell.to_string()) {
+        Some(shell) => shell.write_registration(ASKED_BY, "baton", "baton", "baton", &mut script),
+        None => return ExitCode::FAILURE,
+    };
+    match written {
+        Ok(()) => print(&script),
         Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// Answers the shell and ends the process if a completion script has started it.
+pub(super) fn complete<Arguments: CommandFactory>() {
+    CompleteEnv::with_factory(Arguments::command).var(ASKED_BY).complete();
+}
+
+/// Completes the names of backends.
+pub(super) fn backend_names() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let names = match asked() {
+            Ok(backends) => names(backends.iter().map(|it| (&*it.frontend, &*it.name))),
+            // Only root may ask the instance, everybody may read the file.
+            Err(_) => std::fs::read_to_string(Path::new(DEFAULT_CONFIG)).map_or(Vec::new(), |text| named_in(&text)),
+        };
+        names.into_iter().map(CompletionCandidate::new).collect()
+    })
+}
+
+/// The backends of the running instance.
+fn asked() -> Result<Vec<BackendStatus>, ClientError> {
+    let config = Some(Path::new(DEFAULT_CONFIG)).filter(|path| path.exists() && !socket::is_named());
+    let socket = socket::find(config).or_else(|_| socket::find(None)).map_err(|_| ClientError::Cut)?;
+    Client::connect(&socket)?.with_limit(ANSWER_LIMIT)?.ask(&Command::Backends { backend: None })
+}
+
+/// The backends in a configuration file, which may have errors.
+fn named_in(file: &str) -> Vec<String> {
+    let Ok(file) = file.parse::<toml::Table>() else { return Vec::new() };
+    let tables = |table: &toml::Table, key| {
+        let list = table.get(key).and_then(toml::Value::as_array).cloned().unwrap_or_default();
+        list.into_iter().filter_map(|it| it.as_table().cloned())
+    };
+    let name = |table: &toml::Table| table.get("name").and_then(toml::Value::as_str).unwrap_or_default().to_owned();
+    let backends: Vec<_> = tables(&file, "frontend")
+        .flat_map(|frontend| tables(&frontend, "backend").map(move |backend| (name(&frontend), name(&backend))))
+        .collect();
+    names(backends.iter().map(|(frontend, backend)| (&**frontend, &**backend)))
+}
+
+/// NAME, or FRONTEND/NAME if several frontends have a backend of this name.
+fn names<'a>(backends: impl Iterator<Item = (&'a str, &'a str)> + Clone) -> Vec<String> {
+    let is_alone = |(frontend, name)| backends.clone().all(|(other, same)| same != name || other == frontend);
+    let named = backends.clone().filter(|(_, name)| !name.is_empty());
+    let mut names: Vec<_> = named
+        .map(|(frontend, name)| if is_alone((frontend, name)) { name.to_owned() } else { format!("{frontend}/{name}") })
+        .collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// Prints the man page in troff, or writes a page for each command.
+pub(super) fn man<Arguments: CommandFactory>(arguments: &ManArguments) -> ExitCode {
+    let mut page = Vec::new();
+    let done = match &arguments.directory {
+        Some(directory) => clap_mangen::generate_to(Arguments::command(), directory),
+        None => clap_mangen::Man::new(Arguments::command()).render(&mut page),
+    };
+    match done {
+        Ok(()) => print(&page),
+        Err(error) => {
+            eprintln!("cannot write the man pages: {error}");
+            ExitCode::FAILURE
+        }
     }
 }
 
@@ -27,5 +113,25 @@ fn print(bytes: &[u8]) -> ExitCode {
     match io::stdout().write_all(bytes) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_two_frontends_have_is_completed_with_its_frontend() {
+        let both = [("a", "cp1"), ("a", "cp2"), ("b", "cp1"), ("b", "")];
+        assert_eq!(names(both.into_iter()), ["a/cp1", "b/cp1", "cp2"]);
+    }
+
+    #[test]
+    fn without_an_instance_the_file_has_the_names_and_may_have_errors() {
+        let file =
+            "x = 1\n[[frontend]]\nname = \"a\"\n[[frontend.backend]]\nname = \"cp1\"\n[[frontend.backend]]\nbad = 1\n";
+        assert_eq!(named_in(file), ["cp1"]);
+        assert_eq!(named_in("[[frontend"), [""; 0]);
+        assert_eq!(named_in("frontend = 1"), [""; 0]);
     }
 }

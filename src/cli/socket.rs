@@ -18,9 +18,19 @@ pub(super) fn find(config: Option<&Path>) -> Result<PathBuf, CliError> {
             Some(_) => Err(unusable("admin.socket is not a string".to_owned())),
         };
     }
-    Ok(std::env::var_os("BATON_SOCKET").filter(|path| !path.is_empty()).map_or(DEFAULT_SOCKET.into(), PathBuf::from))
+    Ok(from_environment().unwrap_or_else(|| DEFAULT_SOCKET.into()))
 }
 
+/// Whether the environment names a socket.
+pub(super) fn is_named() -> bool {
+    from_environment().is_some()
+}
+
+fn from_environment() -> Option<PathBuf> {
+    std::env::var_os("BATON_SOCKET").filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+pub(super) const DEFAULT_CONFIG: &str = "/etc/baton/baton.toml";
 const DEFAULT_SOCKET: &str = "/run/baton/admin.sock";
 
 #[cfg(test)]

@@ -8,9 +8,10 @@ use super::process::cap;
 use super::section::Section;
 use super::{Backend, Target};
 
-/// Reads all backends of the frontend `section`, without those in which an error was reported.
-pub(super) fn read_all(section: &Section) -> Vec<Backend> {
-    let tables = section.tables("backend");
+/// Reads all backends of the frontend `section`, without those in which an error was reported. `is_enough`: more of them are
+/// discovered, so that the file needs none.
+pub(super) fn read_all(section: &Section, is_enough: bool) -> Vec<Backend> {
+    let tables = if is_enough && !section.has("backend") { Vec::new() } else { section.tables("backend") };
     let mut names = HashMap::new();
     let mut addresses: HashMap<String, (String, u32)> = HashMap::new();
     let mut backends = Vec::new();
@@ -32,7 +33,7 @@ pub(super) fn read_all(section: &Section) -> Vec<Backend> {
         }
         backends.push(backend);
     }
-    if backends.len() == tables.len() {
+    if backends.len() == tables.len() && !section.has("discover") {
         warn_of_the_whole(section, &backends);
     }
     backends
@@ -67,7 +68,7 @@ fn read(section: &Section) -> Option<Backend> {
         }
     }
     let name = Arc::from(name?);
-    Some(Backend { name, address: address?, weight, max_connections, health_address })
+    Some(Backend { name, address: address?, weight, max_connections, health_address, is_discovered: false })
 }
 
 fn warn_of_the_whole(section: &Section, backends: &[Backend]) {

@@ -11,8 +11,8 @@ use super::kind::{Kind, Listen, Name, Network, OneOf, SourcePlace, Time, Truth, 
 use super::process::cap;
 use super::section::{Element, Section};
 use super::{
-    Backend, Frontend, Keepalive, Limits, ProxyProtocol, Rebalance, RebalanceWhen, SharePort, Source, Target, backend,
-    can_share_port, health,
+    Backend, Discover, DiscoverSource, Frontend, Keepalive, Limits, ProxyProtocol, Rebalance, RebalanceWhen, SharePort,
+    Source, Target, backend, can_share_port, discover, health,
 };
 use crate::addr::{SourceMask, VipAddr};
 use crate::model::balance::Balance;
@@ -37,6 +37,10 @@ pub(super) fn read(section: &Section, reset_within: Duration) -> Read {
         section.warn("drain_timeout", message, "set a few seconds, in which they can end by themselves");
     }
     let (connect_timeout, hedge_after, connect_attempts) = connect(section);
+    let discover = discover::read(&section.table("discover"), &name, section.has("discover"));
+    // A cluster says where its apiservers are only at one of them.
+    let is_of_cluster = |it: &Discover| matches!(it.source, DiscoverSource::Kubernetes(_));
+    let needs_backends = !section.has("discover") || discover.as_ref().is_some_and(is_of_cluster);
     let mut frontend = Frontend {
         name: Arc::from(name),
         listen: listen.iter().map(|element| element.value).collect(),
@@ -55,7 +59,8 @@ pub(super) fn read(section: &Section, reset_within: Duration) -> Read {
         deny: networks(section, "deny"),
         rebalance: rebalance(&section.table("rebalance")),
         health: health::read(&section.table("health"), reset_within),
-        backends: backend::read_all(section),
+        backends: backend::read_all(section, !needs_backends),
+        discover,
     };
     frontend.source = source(section, &frontend.backends);
     Read { frontend, listen }
@@ -225,7 +230,7 @@ fn networks(section: &Section, key: &str) -> Vec<ipnet::IpNet> {
 
 fn rebalance(section: &Section) -> Rebalance {
     Rebalance {
-        when: section.read_or("when", &REBALANCE_WHEN, RebalanceWhen::Ordered).value,
+        when: section.read_or("when", &REBALANCE_WHEN, RebalanceWhen::AfterOutage).value,
         per_minute: section.read_or("per_minute", &whole(1, 60_000), 60).value,
         min_idle: section.read_or("min_idle", &MIN_IDLE, Duration::from_secs(5)).value,
         tolerance_percent: section.read_or("tolerance_percent", &whole(1, 1000), 10).value,

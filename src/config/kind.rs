@@ -2,7 +2,9 @@
 
 mod address;
 
-pub(super) use address::{AddressKind, Host, Listen, LoneAddress, Network, ProbePlace, SourcePlace, path_text};
+pub(super) use address::{
+    AddressKind, DnsName, Host, Listen, LoneAddress, Network, ProbePlace, SourcePlace, path_text,
+};
 
 use std::time::Duration;
 

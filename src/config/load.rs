@@ -50,7 +50,6 @@ pub fn parse(text: &str, path: &Path) -> Result<Loaded, Rejected> {
 }
 
 /// The configuration of a file that has only these frontends.
-#[allow(dead_code, reason = "for tests")]
 pub fn by_default(frontends: Vec<Arc<Frontend>>) -> Config {
     let nothing = read(&Document::new(Path::new("defaults"), "")).expect("no text has no fault of syntax");
     Config { frontends, ..nothing }
@@ -90,7 +89,7 @@ fn read(document: &Document) -> Option<Config> {
     if peers.is_some() {
         warn_of_unnamed(document, &listen);
     }
-    let vip = vip::read(&root.table("vip"), peers.as_ref(), &listen);
+    let vip = vip::read(&root.table("vip"), peers.as_ref(), &listen, &frontends);
     root.refuse_unknown_keys();
     Some(Config { admin, process, log, offload, cluster, instance, peers, failover, vip, frontends })
 }

@@ -174,6 +174,11 @@ impl<'d> Section<'d> {
         self.title.name(key)
     }
 
+    /// Whether the table has `key`, which then counts as one that is known.
+    pub(super) fn table_has(&self, key: &str) -> bool {
+        self.value(key).is_some()
+    }
+
     pub(super) fn has(&self, key: &str) -> bool {
         self.table.is_some_and(|table| table.contains_key(key))
     }

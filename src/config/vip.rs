@@ -7,11 +7,16 @@ use std::sync::Arc;
 use super::kind::{CommandWord, Kind, LoneAddress, OneOf, quote, whole};
 use super::offload::InterfaceName;
 use super::section::{Element, Section};
-use super::{Peers, VipSettings};
+use super::{Backend, Frontend, Peers, Target, VipSettings};
 use crate::addr::VipAddr;
 
 /// Reads `[vip]`. `None`: Baton does not move the VIP. `listen` has the addresses of all frontends.
-pub(super) fn read(section: &Section, peers: Option<&Peers>, listen: &[Element<VipAddr>]) -> Option<VipSettings> {
+pub(super) fn read(
+    section: &Section,
+    peers: Option<&Peers>,
+    listen: &[Element<VipAddr>],
+    frontends: &[Arc<Frontend>],
+) -> Option<VipSettings> {
     let addresses = section.list("addresses", &LoneAddress);
     let is_named = !section.is_absent_or_empty("addresses");
     let mode = section.read_or("mode", &MODE, is_named);
@@ -38,6 +43,7 @@ pub(super) fn read(section: &Section, peers: Option<&Peers>, listen: &[Element<V
         return None;
     }
     check(section, &addresses, peers, listen);
+    refuse_backends(section, &addresses, frontends);
     let addresses = addresses.into_iter().map(|element| element.value).collect();
     Some(VipSettings { addresses, interface: Arc::from(interface?), priority, on_gain, on_loss })
 }
@@ -66,6 +72,26 @@ fn check(section: &Section, addresses: &[Element<IpAddr>], peers: Option<&Peers>
                 message,
                 "name it in \"listen\" of a frontend, or clients are refused there",
             );
+        }
+    }
+}
+
+/// Baton would connect to itself, or take the address from its backend's host.
+fn refuse_backends(section: &Section, addresses: &[Element<IpAddr>], frontends: &[Arc<Frontend>]) {
+    for element in addresses {
+        let is_its = |backend: &Backend| {
+            let own = matches!(backend.address, Target::Address(address) if address.ip() == element.value);
+            own || backend.health_address.is_some_and(|address| address.ip() == element.value)
+        };
+        let mut all = frontends.iter().flat_map(|frontend| frontend.backends.iter().map(move |it| (frontend, it)));
+        if let Some((frontend, backend)) = all.find(|(_, backend)| is_its(backend)) {
+            let (name, ip) = (&element.name, element.value);
+            let message = format!(
+                "{name} is \"{ip}\", the address of backend \"{}\" in frontend \"{}\"",
+                backend.name, frontend.name
+            );
+            let help = "name an address that moves: backends keep the addresses of their own hosts";
+            section.document.error(&element.place, message, help);
         }
     }
 }
@@ -116,5 +142,45 @@ mod tests {
         }
         let vip = read("10.0.0.100/32").unwrap().config.vip.unwrap();
         assert_eq!((vip.addresses, vip.priority), (vec!["10.0.0.100".parse().unwrap()], 100));
+    }
+
+    #[test]
+    fn an_address_that_no_client_reaches_or_that_a_backend_has_is_no_vip() {
+        let text = |address: &str| {
+            format!(
+                "[vip]\naddresses = [\"{address}\"]\ninterface = \"eth0\"\n[[frontend]]\nname = \"a\"\n\
+                 listen = [\"0.0.0.0:6443\", \"[::]:6443\"]\n[[frontend.backend]]\nname = \"cp-1\"\naddress = \"10.0.0.11:6443\"\n\
+                 [[frontend.backend]]\nname = \"cp-2\"\naddress = \"[fd00::12]:6443\"\nhealth_address = \"10.0.0.12:8080\"\n"
+            )
+        };
+        let read = |address: &str| config::parse(&text(address), std::path::Path::new("baton.toml"));
+        let refused = [
+            "255.255.255.255",
+            "240.0.0.1",
+            "224.0.0.18",
+            "0.0.0.0",
+            "0.1.2.3",
+            "127.0.0.1",
+            "::",
+            "::1",
+            "ff02::1",
+            "fe80::1",
+            "10.0.0.100/24",
+        ];
+        for address in refused {
+            let errors = read(address).expect_err(address).errors;
+            assert_eq!(errors.len(), 1, "{address}");
+            assert!(errors[0].message.contains("element 1 of \"addresses\" in [vip]"), "{}", errors[0].message);
+            assert!(errors[0].help.contains("one unicast address that moves between hosts"), "{}", errors[0].help);
+        }
+        for (address, name) in [("10.0.0.11", "cp-1"), ("fd00::12/128", "cp-2"), ("10.0.0.12/32", "cp-2")] {
+            let errors = read(address).expect_err(address).errors;
+            assert_eq!(errors.len(), 1, "{address}");
+            let its = format!("the address of backend \"{name}\" in frontend \"a\"");
+            assert!(errors[0].message.contains(&its), "{}", errors[0].message);
+        }
+        for address in ["10.0.0.100", "fd00::100/128", "169.254.1.1/32"] {
+            read(address).expect(address);
+        }
     }
 }

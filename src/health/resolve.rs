@@ -4,9 +4,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tokio::net::lookup_host;
 use tokio::time::timeout;
 
+use super::names::look_up;
 use super::watcher::{Running, finished, ns};
 use crate::addr::BackendAddr;
 use crate::config::Target;
@@ -125,7 +125,7 @@ impl NameLookup {
 /// The address of `host`: the first of `preferred` that is among the results, so that a rotating answer moves no flow;
 /// otherwise the first in the order of RFC 6724.
 async fn resolve(host: &str, port: u16, preferred: [Option<BackendAddr>; 2]) -> Result<BackendAddr, ResolveError> {
-    let found = timeout(LIMIT, lookup_host((host, port))).await.map_err(|_| ResolveError::TimedOut)??;
+    let found = timeout(LIMIT, look_up((host, port))).await.map_err(|_| ResolveError::TimedOut)??;
     choose(found, preferred).ok_or(ResolveError::Empty)
 }
 

@@ -21,7 +21,14 @@ pub(super) fn health() -> Health {
 }
 
 pub(super) fn backend(name: &str, to: BackendAddr) -> Backend {
-    Backend { name: name.into(), address: Target::Address(to), weight: 1, max_connections: None, health_address: None }
+    Backend {
+        name: name.into(),
+        address: Target::Address(to),
+        weight: 1,
+        max_connections: None,
+        health_address: None,
+        is_discovered: false,
+    }
 }
 
 pub(super) fn frontend(name: &str, health: Health, backends: Vec<Backend>) -> Frontend {

@@ -148,7 +148,8 @@ impl Spec {
             _ => by_default.health.clone(),
         };
         let (name, address) = (Arc::from(backend), Target::Address(address));
-        let backend = Backend { name, address, weight: 0, max_connections: None, health_address: None };
+        let backend =
+            Backend { name, address, weight: 0, max_connections: None, health_address: None, is_discovered: false };
         let spec = Self::new(config, named.map_or(&by_default, |named| &**named), &backend);
         let drain_timeout = drain_timeout.unwrap_or(spec.drain_timeout);
         Self { health, drain_timeout, ..spec }

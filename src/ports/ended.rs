@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::Poll;
 
-use crossbeam_queue::ArrayQueue;
+use crossbeam_queue::SegQueue;
 use tokio::sync::Notify;
 
 use crate::model::end_reason::EndReason;
@@ -60,13 +60,14 @@ pub struct EndedFlows {
 
 #[derive(Debug)]
 struct EndedLane {
-    queue: ArrayQueue<EndedFlow>,
+    /// Grows with what waits: room for all of it would be most of an idle process's memory.
+    queue: SegQueue<EndedFlow>,
     reported: Notify,
 }
 
 impl EndedFlows {
     pub(crate) fn new(workers: usize) -> Self {
-        let lane = |_| EndedLane { queue: ArrayQueue::new(ENDED_QUEUE), reported: Notify::new() };
+        let lane = |_| EndedLane { queue: SegQueue::new(), reported: Notify::new() };
         Self { lanes: (0..workers).map(lane).collect() }
     }
 
@@ -77,7 +78,11 @@ impl EndedFlows {
     /// Sends an ended flow of `worker` to the log; never waits. False: too many wait already, and the flow is left out.
     pub(crate) fn report(&self, worker: usize, flow: EndedFlow) -> bool {
         let lane = &self.lanes[worker];
-        let has_room = lane.queue.push(flow).is_ok();
+        // The worker alone adds to its queue, so that it never grows beyond the limit.
+        let has_room = lane.queue.len() < ENDED_QUEUE;
+        if has_room {
+            lane.queue.push(flow);
+        }
         lane.reported.notify_one();
         has_room
     }
@@ -95,5 +100,33 @@ impl EndedFlows {
             if any { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::{ClientAddr, VipAddr};
+    use crate::model::ids::FrontendId;
+
+    fn flow(id: u64) -> EndedFlow {
+        let origin = FlowOrigin {
+            accepted_at_ns: 1,
+            client: ClientAddr::new("192.0.2.1:5000".parse().unwrap()),
+            vip: VipAddr::new("192.0.2.100:6443".parse().unwrap()),
+            frontend: FrontendId(1),
+        };
+        EndedFlow::unserved(FlowId(id), origin, EndReason::ClientClosed)
+    }
+
+    #[test]
+    fn flows_above_the_limit_are_left_out_until_others_are_taken() {
+        let ended = EndedFlows::new(2);
+        assert!((0..ENDED_QUEUE as u64).all(|id| ended.report(0, flow(id))));
+        assert!(!ended.report(0, flow(1)), "there is no room");
+        assert!(ended.report(1, flow(2)), "each worker has a queue of its own");
+        assert_eq!(ended.next(0).map(|flow| flow.id), Some(FlowId(0)));
+        assert!(ended.report(0, flow(3)), "there is room for one more");
+        assert!(!ended.report(0, flow(4)));
     }
 }

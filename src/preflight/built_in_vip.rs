@@ -1,6 +1,8 @@
 //! Checks `[vip]`: whether Baton can move the VIP on this host, and whether another program moves it as well.
 
-use super::mover;
+use ipnet::IpNet;
+
+use super::{kernel, mover};
 use crate::config::{Config, VipSettings};
 use crate::model::finding::Finding;
 use crate::model::humane::list;
@@ -12,6 +14,8 @@ const TOPIC: &str = "vip";
 pub(super) fn look(config: &Config) -> Vec<Finding> {
     let Some(vip) = &config.vip else { return Vec::new() };
     let mut findings: Vec<_> = rights().into_iter().chain(interface(vip)).collect();
+    findings.extend(without_ipv6(vip));
+    findings.extend(foreign_entries(vip));
     findings.extend(keepalived(vip));
     if findings.is_empty() {
         findings.push(Finding::good(TOPIC, format!("Baton moves {} on {}", list(&vip.addresses), vip.interface)));
@@ -46,6 +50,36 @@ fn interface(vip: &VipSettings) -> Option<Finding> {
         Ok(true) => None,
         _ => fault(format!("interface {name} is down, or has no carrier"), format!("ip link set {name} up")),
     }
+}
+
+fn without_ipv6(vip: &VipSettings) -> Option<Finding> {
+    let name = &vip.interface;
+    let address = vip.addresses.iter().find(|ip| ip.is_ipv6())?;
+    let path = format!("net/ipv6/conf/{name}/disable_ipv6");
+    let is_disabled = netdev::interface(name).is_ok() && kernel::read(&path) != Some(0);
+    is_disabled.then(|| {
+        Finding::fault(
+            TOPIC,
+            format!("IPv6 is disabled on {name}"),
+            format!("the kernel refuses {address} there, and Baton has all addresses of the VIP on one host or none: this host cannot have it"),
+            format!("sysctl -w {}=0", path.replace('/', ".")),
+        )
+    })
+}
+
+/// Entries that Baton has not added: with another mask, or on another interface.
+fn foreign_entries(vip: &VipSettings) -> Option<Finding> {
+    let all = netdev::networks().unwrap_or_default().into_iter();
+    let is_foreign = |name: &str, it: &IpNet| name != &*vip.interface || it.prefix_len() != it.max_prefix_len();
+    let mut of_vip = all.filter(|(name, network)| name != "lo" && vip.addresses.contains(&network.addr()));
+    let (name, network) = of_vip.find(|(name, network)| is_foreign(name, network))?;
+    Some(Finding::fault(
+        TOPIC,
+        format!("{network} is on {name}"),
+        "Baton adds each address alone, and only to the interface of [vip]: while no Baton runs here, this host answers for the VIP, and no \
+         other host can take it",
+        format!("ip address del {network} dev {name}"),
+    ))
 }
 
 /// keepalived does not ask Baton: with both, two hosts have the address.

@@ -73,6 +73,11 @@ impl Keepalived {
         self.path.display().to_string()
     }
 
+    /// The longest of its instances.
+    pub(super) fn advert_interval(&self) -> Option<Duration> {
+        self.instances().iter().map(VrrpInstance::advert_interval).max()
+    }
+
     /// Whether it removes `vip` from a host that should not have it.
     pub(super) fn follows(&self, vip: IpAddr, track_file: Option<&Path>) -> Follows {
         let Ok(file) = &self.file else { return Follows::Unread };

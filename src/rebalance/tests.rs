@@ -113,6 +113,7 @@ fn frontend(names: Vec<Arc<str>>) -> Frontend {
         weight: 1,
         max_connections: None,
         health_address: None,
+        is_discovered: false,
     };
     let base = frontend_by_default("apiserver");
     Frontend {

@@ -51,6 +51,11 @@ impl ArpSocket {
         self.0.send(&frame(self.mac(), address))
     }
 
+    /// Whether the socket still receives what comes to the interface called `name`.
+    pub(crate) fn is_bound_to(&self, name: &str) -> bool {
+        self.0.is_bound_to(name)
+    }
+
     /// The next received claim; `None`: no more for now.
     pub(crate) fn heard(&self) -> Option<Claim> {
         self.0.heard(claim)

@@ -70,6 +70,24 @@ impl FrameSocket {
         self.mac
     }
 
+    /// Whether the socket still receives the frames of the interface called `name`: the interface may have been made anew since, or have
+    /// another Ethernet address.
+    pub(crate) fn is_bound_to(&self, name: &str) -> bool {
+        let is_same = |interface: netdev::Interface| interface.index == self.index;
+        let is_current =
+            netdev::interface(name).is_ok_and(is_same) && netdev::hardware_address(name).is_ok_and(|it| it == self.mac);
+        is_current && self.bound_index().is_ok_and(|index| index == self.index)
+    }
+
+    /// The kernel unbinds the socket for good when the interface goes, also if an interface with the same index comes back.
+    fn bound_index(&self) -> io::Result<u32> {
+        let mut at = address(0, 0);
+        let mut length = LENGTH;
+        // SAFETY: `at` and `length` are valid for writes and outlive the call, and `length` is the size of `at`.
+        let got = unsafe { libc::getsockname(self.socket.0.as_raw_fd(), (&raw mut at).cast(), &raw mut length) };
+        if got != 0 { Err(io::Error::last_os_error()) } else { Ok(at.sll_ifindex as u32) }
+    }
+
     /// Has the interface receive frames to this multicast address as long as the socket is open.
     pub(crate) fn join(&self, group: Mac) -> io::Result<()> {
         let mut address = [0; 8];

@@ -45,6 +45,11 @@ impl NdSocket {
         self.0.send(frame)
     }
 
+    /// Whether the socket still receives what comes to the interface called `name`.
+    pub(crate) fn is_bound_to(&self, name: &str) -> bool {
+        self.0.is_bound_to(name)
+    }
+
     /// The next received claim; `None`: no more for now.
     pub(crate) fn heard(&self) -> Option<Claim> {
         self.0.heard(claim)

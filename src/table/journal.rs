@@ -63,6 +63,25 @@ pub enum What {
         address: Option<SocketAddr>,
         error: Option<String>,
     },
+    /// The source of a frontend's backends has another list than before.
+    BackendsDiscovered {
+        frontend: String,
+        source: String,
+        added: Vec<SocketAddr>,
+        removed: Vec<SocketAddr>,
+    },
+    /// The source of a frontend's backends has no valid list: those of the last one stay.
+    DiscoveryFailed {
+        frontend: String,
+        source: String,
+        error: String,
+        kept: usize,
+    },
+    /// The source has a valid list again.
+    DiscoveryRecovered {
+        frontend: String,
+        source: String,
+    },
     Reloaded {
         changes: Vec<String>,
     },
@@ -110,6 +129,15 @@ pub enum What {
     /// Another program had removed the addresses from this host, and Baton has added them again.
     VipRestored {
         vip: String,
+    },
+    /// This address of the VIP was on this host with another mask, and Baton has removed that entry.
+    VipOtherMask {
+        address: String,
+    },
+    /// Baton cannot remove this address of the VIP from this host.
+    VipNotRemoved {
+        address: String,
+        error: String,
     },
     /// No instance says that it has the VIP, and yet the host `by` answers for it.
     VipAnswered {

@@ -11,8 +11,8 @@ use crate::model::duration::display;
 use crate::model::keepalived::{definition, substituted, words};
 
 /// The port of the link between instances, as the examples have it.
-const PEER_PORT: u16 = 9471;
-const KEY_FILE: &str = "/etc/baton/peers.key";
+pub(super) const PEER_PORT: u16 = 9471;
+pub(super) const KEY_FILE: &str = "/etc/baton/peers.key";
 
 /// A line, or a part of it, in the blocks around it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -364,7 +364,7 @@ fn hook(item: &KeepalivedLine, hook: &mut Option<(usize, Vec<String>)>, ledger: 
 }
 
 /// A name that every host gives to the one with this address.
-fn host_name(ip: IpAddr) -> String {
+pub(super) fn host_name(ip: IpAddr) -> String {
     let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
     format!("lb-{}", ip.to_string().chars().map(plain).collect::<String>())
 }

@@ -18,10 +18,15 @@ pub(super) struct Ears {
 }
 
 impl Ears {
-    /// Opens missing sockets and closes those that are no longer needed.
-    pub(super) fn listen(&mut self, name: &str, ipv4: bool, ipv6: bool) -> io::Result<()> {
-        want(&mut self.arp, ipv4, || ArpSocket::open(name))?;
-        want(&mut self.discovery, ipv6, || NdSocket::open(name))
+    /// Opens missing sockets and closes those that are no longer needed or belong to an interface that has gone. Returns whether it opened
+    /// any: then nobody heard the answers to earlier questions.
+    pub(super) fn listen(&mut self, name: &str, ipv4: bool, ipv6: bool) -> io::Result<bool> {
+        self.arp.take_if(|it| !ipv4 || !it.is_bound_to(name));
+        self.discovery.take_if(|it| !ipv6 || !it.is_bound_to(name));
+        self.hears_questions &= self.discovery.is_some();
+        let arp = open(&mut self.arp, ipv4, || ArpSocket::open(name))?;
+        let discovery = open(&mut self.discovery, ipv6, || NdSocket::open(name))?;
+        Ok(arp || discovery)
     }
 
     /// Has the interface receive other hosts' questions for `addresses`. ARP's go to all hosts anyway.
@@ -42,12 +47,12 @@ impl Ears {
         arp.or_else(|| self.discovery.as_ref().map(NdSocket::mac))
     }
 
-    /// Asks which other host has `address`, which is on this interface.
+    /// Asks which other host has `address`, which is on this interface. An error: nobody got the question.
     pub(super) fn ask(&self, address: IpAddr) -> io::Result<()> {
         match (address, &self.arp, &self.discovery) {
             (IpAddr::V4(address), Some(arp), _) => arp.probe(address),
             (IpAddr::V6(address), _, Some(socket)) => socket.send(&neighbour::question(address, socket.mac())),
-            _ => Ok(()),
+            _ => Err(io::ErrorKind::NotConnected.into()),
         }
     }
 
@@ -66,11 +71,11 @@ impl Ears {
     }
 }
 
-fn want<T>(socket: &mut Option<T>, wanted: bool, open: impl FnOnce() -> io::Result<T>) -> io::Result<()> {
-    match (wanted, &socket) {
-        (true, None) => *socket = Some(open()?),
-        (false, Some(_)) => *socket = None,
-        _ => {}
+/// Returns whether it opened the socket.
+fn open<T>(socket: &mut Option<T>, is_wanted: bool, open: impl FnOnce() -> io::Result<T>) -> io::Result<bool> {
+    let is_missing = is_wanted && socket.is_none();
+    if is_missing {
+        *socket = Some(open()?);
     }
-    Ok(())
+    Ok(is_missing)
 }

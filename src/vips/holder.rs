@@ -8,6 +8,7 @@
 //! The holder has a thread of its own, because it must renew an address within its lease, however busy the process is. A process that does
 //! not run renews nothing, and its kernel removes the address.
 
+mod addresses;
 mod guard;
 mod hooks;
 mod reachability;
@@ -17,6 +18,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use tokio::runtime;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
@@ -26,6 +28,7 @@ use crate::config::{Config, VipSettings};
 use crate::drain::{DrainWatch, LifePhase};
 use crate::essential;
 use crate::metrics::{AddressLabels, Metrics};
+use crate::model::balance::Preference;
 use crate::model::fleet::InstanceName;
 use crate::model::fleet::vip::{
     LEASE_NS, LEASE_SAFE_NS, PeerVip, VipBar, VipLook, VipMachine, VipNote, VipOrder, VipPresence, VipTerms,
@@ -41,7 +44,7 @@ use crate::sys::arp::Overheard;
 use crate::sys::clock::now_ns;
 use crate::sys::frame::FrameSender;
 use crate::sys::netdev;
-use crate::sys::netlink::{self, Watch};
+use crate::sys::netlink::Watch;
 use crate::table::Part;
 use crate::table::backend::Registry;
 use crate::table::beats::LoopBeats;
@@ -58,6 +61,8 @@ const IDLE_EVERY: Duration = Duration::from_millis(250);
 /// Interval between two looks at states that send no notifications.
 const CHECK_EVERY_NS: u64 = 100_000_000;
 const SHOW_EVERY_NS: u64 = 100_000_000;
+/// Interval between two attempts to remove entries with another mask.
+const TIDY_EVERY_NS: u64 = 1_000_000_000;
 /// Interval between two looks for flows of this host's own clients, and how long a peer that could take the VIP counts as such.
 const GUARD_EVERY_NS: u64 = 500_000_000;
 const HEIR_SEEN_NS: u64 = 1_000_000_000;
@@ -146,19 +151,30 @@ struct BuiltInVip {
     machine: VipMachine,
     ears: Ears,
     reachability: VipReachability,
-    here: Vec<IpAddr>,
+    /// The entries of its addresses on the interface.
+    here: Vec<IpNet>,
     has_carrier: bool,
     renewed_ns: u64,
-    refused: bool,
+    /// Why this host could not have the addresses at the last attempt.
+    refused: Option<String>,
+    /// When the holder tries again to remove entries with another mask.
+    tidy_at_ns: u64,
+    /// The latest failure to remove an entry, until the entry has gone.
+    stuck: Option<(IpNet, String)>,
 }
 
 impl BuiltInVip {
     fn presence(&self) -> VipPresence {
-        match self.here.len() {
+        let count = self.settings.addresses.iter().filter(|ip| self.here.iter().any(|it| it.addr() == **ip)).count();
+        match count {
             0 => VipPresence::Absent,
             count if count == self.settings.addresses.len() => VipPresence::Whole,
             _ => VipPresence::Partial,
         }
+    }
+
+    fn here(&self) -> Vec<IpAddr> {
+        self.here.iter().map(IpNet::addr).collect()
     }
 
     fn label(&self) -> String {
@@ -238,7 +254,9 @@ impl VipHolder {
             here: Vec::new(),
             has_carrier: false,
             renewed_ns: 0,
-            refused: false,
+            refused: None,
+            tidy_at_ns: 0,
+            stuck: None,
             settings,
         });
     }
@@ -256,7 +274,11 @@ impl VipHolder {
             return;
         }
         self.keep(&goes);
-        remove(&before.settings.interface, &goes);
+        let entries = addresses::on(&before.settings.interface, &goes).unwrap_or_default();
+        if let Err((network, error)) = addresses::remove(&before.settings.interface, &entries) {
+            let (address, error) = (network.to_string(), error.to_string());
+            self.parts.journal.record(What::VipNotRemoved { address, error });
+        }
         let why = "the configuration no longer has it".to_owned();
         let vip = before.label();
         self.parts.journal.record(What::VipGivenUp { vip, why });
@@ -279,9 +301,9 @@ impl VipHolder {
         if is_due {
             self.check_at_ns = now_ns + CHECK_EVERY_NS;
             self.is_live = (self.host.is_live)();
-            self.listen(&mut vip);
         }
         if has_changed || is_due {
+            self.listen(&mut vip);
             see(&mut vip);
         }
         match self.parts.fleet.is_succeeded() {
@@ -299,16 +321,20 @@ impl VipHolder {
         if vip.machine.holds() && vip.presence() == VipPresence::Whole && now_ns >= vip.renewed_ns + LEASE_NS / 4 {
             vip.renewed_ns = now_ns;
             vip.machine.handle_renewed(now_ns);
-            let _ = add(&vip.settings);
+            let _ = addresses::add(&vip.settings);
         }
     }
 
     fn listen(&self, vip: &mut BuiltInVip) {
         let has = |is_ipv4: bool| vip.settings.addresses.iter().any(|ip| ip.is_ipv4() == is_ipv4);
         let (ipv4, ipv6) = (has(true), has(false));
-        let open = vip.ears.listen(&vip.settings.interface, ipv4, ipv6);
-        let open = open.and_then(|()| vip.ears.hear_questions(&vip.settings.addresses));
-        if let Err(error) = open
+        let opened = vip.ears.listen(&vip.settings.interface, ipv4, ipv6);
+        if let Ok(true) = opened {
+            let error = format!("{} is new", vip.settings.interface);
+            vip.machine.handle_unasked(error, now_ns());
+        }
+        let opened = opened.and_then(|_| vip.ears.hear_questions(&vip.settings.addresses));
+        if let Err(error) = opened
             && error.kind() == io::ErrorKind::PermissionDenied
         {
             self.refuse(vip, format!("it may not ask its neighbours for the addresses (CAP_NET_RAW): {error}"));
@@ -317,7 +343,8 @@ impl VipHolder {
 
     fn refuse(&self, vip: &mut BuiltInVip, error: String) {
         vip.machine.handle_failed(error.clone(), now_ns());
-        if !std::mem::replace(&mut vip.refused, true) {
+        if vip.refused.as_ref() != Some(&error) {
+            vip.refused = Some(error.clone());
             self.parts.journal.record(What::VipRefused { error });
         }
     }
@@ -336,6 +363,7 @@ impl VipHolder {
             peers: peers.as_deref(),
             ready: (bar.is_none() || is_succession && bar == Some(VipBar::Starting)) && self.is_live,
             bar,
+            has_backend: self.parts.registry.backends().iter().any(|it| it.preference() != Preference::Never),
             synced: members.iter().all(|it| it.synced),
             heard_ns,
             has_carrier: vip.has_carrier,
@@ -356,6 +384,39 @@ impl VipHolder {
         if has_acted {
             see(vip);
         }
+        self.tidy(vip, now_ns);
+    }
+
+    /// While this instance holds the VIP: removes entries of its addresses with another mask, which would stay if this process were killed.
+    fn tidy(&self, vip: &mut BuiltInVip, now_ns: u64) {
+        vip.stuck.take_if(|(network, _)| !vip.here.contains(network));
+        let others: Vec<_> = vip.here.iter().copied().filter(|network| !addresses::is_alone(network)).collect();
+        if others.is_empty() || !vip.machine.holds() || now_ns < vip.tidy_at_ns {
+            return;
+        }
+        vip.tidy_at_ns = now_ns + TIDY_EVERY_NS;
+        // An IPv4 address stays on the host throughout. IPv6 has one entry for an address, so it is away for a moment.
+        let _ = addresses::add(&vip.settings);
+        if self.remove(vip, &others) {
+            let address = list(&others);
+            self.parts.journal.record(What::VipOtherMask { address });
+        }
+        if let Err(error) = addresses::add(&vip.settings) {
+            self.refuse(vip, error);
+        }
+        see(vip);
+    }
+
+    /// Returns whether all of them have gone. Each failure is an event once.
+    fn remove(&self, vip: &mut BuiltInVip, entries: &[IpNet]) -> bool {
+        let Err((network, error)) = addresses::remove(&vip.settings.interface, entries) else { return true };
+        let failure = Some((network, error.to_string()));
+        if vip.stuck != failure {
+            vip.stuck = failure;
+            let (address, error) = (network.to_string(), error.to_string());
+            self.parts.journal.record(What::VipNotRemoved { address, error });
+        }
+        false
     }
 
     /// Has the kernel kill this process if it hangs until its addresses go, while clients of this host use them and a peer can serve these
@@ -432,25 +493,25 @@ impl VipHolder {
         match order {
             VipOrder::Tell(standing) => self.parts.vip.tell(standing),
             VipOrder::Ask => {
-                for ip in &vip.settings.addresses {
-                    // If the interface has just gone down, the next look at its carrier shows it.
-                    let _ = vip.ears.ask(*ip);
+                let asked = vip.settings.addresses.iter().try_for_each(|ip| vip.ears.ask(*ip));
+                if let Err(error) = asked {
+                    vip.machine.handle_unasked(error.to_string(), now_ns());
                 }
                 vip.reachability.ask(&self.parts, &vip.ears, &vip.settings);
             }
-            VipOrder::Add | VipOrder::Renew => match add(&vip.settings) {
-                Ok(()) => (vip.renewed_ns, vip.refused) = (now_ns(), false),
-                Err(error) => {
-                    let interface = &vip.settings.interface;
-                    self.refuse(vip, format!("cannot add the addresses to {}: {error}", interface.clone()));
-                }
+            VipOrder::Add | VipOrder::Renew => match addresses::add(&vip.settings) {
+                Ok(()) => (vip.renewed_ns, vip.refused) = (now_ns(), None),
+                Err(error) => self.refuse(vip, error),
             },
             VipOrder::Announce => self.announce(vip),
             VipOrder::Remove { serves } => {
                 if serves && vip.has_peers {
-                    self.keep(&vip.here);
+                    self.keep(&vip.here());
                 }
-                remove(&vip.settings.interface, &vip.settings.addresses);
+                // Addresses that were added a moment ago count, too.
+                see(vip);
+                let entries = vip.here.clone();
+                self.remove(vip, &entries);
             }
             VipOrder::Note(note) => self.note(vip, note),
         }
@@ -514,24 +575,7 @@ fn see(vip: &mut BuiltInVip) {
     let interface = &*vip.settings.interface;
     vip.has_carrier = netdev::has_carrier(interface).unwrap_or(false);
     // After an error the last known addresses count.
-    if let Ok(all) = netdev::addresses() {
-        let on = all.into_iter().filter(|(name, _)| name == interface).map(|(_, ip)| ip);
-        vip.here = on.filter(|ip| vip.settings.addresses.contains(ip)).collect();
-        vip.here.sort();
-        vip.here.dedup();
-    }
-}
-
-fn add(settings: &VipSettings) -> io::Result<()> {
-    let index = netdev::interface(&settings.interface)?.index;
-    settings.addresses.iter().try_for_each(|ip| netlink::lease(index, *ip, LEASE_SECONDS))
-}
-
-fn remove(interface: &str, addresses: &[IpAddr]) {
-    let Ok(interface) = netdev::interface(interface) else { return };
-    for ip in addresses {
-        if let Err(error) = netlink::end_lease(interface.index, *ip) {
-            tracing::error!(%ip, %error, "cannot remove the address of the VIP; the kernel removes it when its lease is over");
-        }
+    if let Ok(here) = addresses::on(interface, &vip.settings.addresses) {
+        vip.here = here;
     }
 }

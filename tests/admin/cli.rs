@@ -62,6 +62,42 @@ async fn exit_codes_tell_usage_from_refusal_from_absence() {
     assert!(ran.stderr.contains("/nonexistent/admin.sock") && ran.stderr.contains("--socket"), "{}", ran.stderr);
 }
 
+/// What the completion script of bash asks: the words so far, and which of them the cursor is in.
+#[tokio::test]
+async fn the_shell_completes_backends_by_the_names_that_the_instance_has() {
+    let instance = FakeInstance::start();
+    let candidates = async |words: &[&str]| {
+        let mut asked = Command::new(env!("CARGO_BIN_EXE_baton"));
+        asked.env("BATON_COMPLETE", "bash").env("BATON_SOCKET", instance.socket()).env("_CLAP_IFS", "\n");
+        asked.env("_CLAP_COMPLETE_INDEX", (words.len() - 1).to_string()).env("_CLAP_COMPLETE_COMP_TYPE", "9");
+        let output = asked.arg("--").args(words).output().await.unwrap();
+        String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(candidates(&["baton", "drain", "cp"]).await, ["cp1", "cp2", "cp3"]);
+    assert_eq!(candidates(&["baton", "flows", "--backend", "cp3"]).await, ["cp3"]);
+    assert_eq!(candidates(&["baton", "ej"]).await, ["eject"]);
+    assert_eq!(candidates(&["baton", "s"]).await, ["status"], "no hidden command");
+    let script = baton(&instance.socket(), "completion bash").await.stdout;
+    assert!(script.contains("BATON_COMPLETE") && script.contains("_CLAP_COMPLETE_INDEX"), "{script}");
+}
+
+#[tokio::test]
+async fn each_command_has_a_man_page() {
+    let directory = tempfile::tempdir().unwrap();
+    let ran = baton(Path::new("/none"), &format!("man --directory {}", directory.path().display())).await;
+    assert_eq!((ran.code, ran.stdout.as_str()), (0, ""), "{}", ran.stderr);
+    let page = |name: &str| std::fs::read_to_string(directory.path().join(name));
+    assert!(page("baton-drain.1").unwrap().contains("baton\\-drain \\- Sends a backend no new flows"));
+    assert!(page("baton-offload-remove.1").is_ok() && page("baton-stand-in.1").is_err());
+    // Each page that the first one names is there.
+    let first = page("baton.1").unwrap();
+    let named: Vec<_> = first.lines().filter_map(|line| line.strip_suffix("(1)")).collect();
+    assert!(named.len() > 20, "{first}");
+    for name in named {
+        assert!(page(&format!("{}.1", name.replace('\\', ""))).is_ok(), "{name}");
+    }
+}
+
 #[tokio::test]
 async fn baton_ready_fails_while_readyz_fails() {
     let instance = FakeInstance::start();

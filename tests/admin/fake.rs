@@ -261,6 +261,7 @@ fn config(directory: &Path) -> Config {
         weight: 1,
         max_connections: None,
         health_address: None,
+        is_discovered: false,
     };
     let base = config::frontend_by_default("apiserver");
     let frontend = config::Frontend {

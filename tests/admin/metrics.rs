@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use baton::metrics::{AddressLabels, ProbeLabels};
+use baton::metrics::{AddressLabels, FrontendLabels, ProbeLabels};
 use baton::model::fleet::{Epoch, InstanceName, Liveness, MemberView};
 use baton::sys::clock::now_ns;
 use baton::table::offload::OffloadView;
@@ -64,6 +64,10 @@ fn everything() -> FakeInstance {
     let metrics = &instance.admin.metrics;
     let probe = ProbeLabels { frontend: "apiserver".into(), backend: "cp1".into(), outcome: "passed" };
     metrics.probe.observe(&probe, 0.003);
+    let labels = FrontendLabels { frontend: "apiserver".to_owned() };
+    for family in [&metrics.discovery.failing, &metrics.discovery.backends] {
+        family.get_or_create(&labels).set(0);
+    }
     for family in [&metrics.vip_duplicate, &metrics.vip_held, &metrics.vip_left_behind] {
         drop(family.get_or_create(&AddressLabels { address: "10.0.0.100".into() }));
     }

@@ -85,3 +85,15 @@ fn check_names_import_for_the_file_of_another_program() {
         assert!(said.contains("this looks like a configuration of ") && said.contains("baton import "), "{said}");
     }
 }
+
+#[test]
+fn check_host_looks_at_the_host_although_the_file_has_errors() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("baton.toml"), "[log]\nlevel = 5\n").unwrap();
+    let ran = baton(directory.path(), &["check", "-c", "baton.toml", "--host"]);
+    assert_eq!(ran.status.code(), Some(1));
+    let said = text(&ran.stdout);
+    let (of_file, of_host) = said.split_once("\nThis host, without what depends on the file:\n").expect(said);
+    assert!(of_file.starts_with("rejected: 2 errors"), "{said}");
+    assert!(of_host.contains("kernel") && of_host.contains(" flows on this host\n"), "{said}");
+}

@@ -32,10 +32,21 @@ const AWAY: &str = "tests/net/fleet/failover/evacuate a_host_is_emptied_by_real_
 const LINK: &str = "tests/net/fleet/link a_link_moves_to_another_port_and_is_waited_for_as_long_as_a_reload_says";
 const KEYS: &str = "tests/net/fleet/rotation a_new_key_for_the_fleet_costs_no_flow_and_fails_nobody_over";
 const VIP: &str = "tests/net/vip/built_in the_built_in_vip_follows_a_reload";
+const DISCOVERY: &str =
+    "tests/net/discovery/file discovered_backends_outlive_a_reload_an_upgrade_and_a_restart_without_their_source";
+const DNS: &str = "tests/net/discovery/dns a_reload_asks_for_another_name_of_another_server";
+const KUBERNETES: &str = "tests/net/discovery/kubernetes credentials_of_a_reload_count_for_the_next_request";
 /// A running instance has no use for these: `baton check` computes from the file.
 const CHECK: &str = "src/cli/check the_budget_is_computed_from_the_files_own_timers";
 
-const PROOFS: [(&str, &str); 29] = [
+const PROOFS: [(&str, &str); 32] = [
+    (DNS, "frontend.discover.name frontend.discover.record frontend.discover.port frontend.discover.servers"),
+    (
+        KUBERNETES,
+        "frontend.discover.ca_file frontend.discover.insecure_skip_verify frontend.discover.client_cert_file \
+         frontend.discover.client_key_file frontend.discover.server_name frontend.discover.token_file",
+    ),
+    (DISCOVERY, "frontend.discover.kind frontend.discover.path frontend.discover.cache_file"),
     (DOORS, "admin.http admin.socket"),
     (STOP, "process.shutdown_delay process.stop_timeout"),
     (PACE, "process.reset_within process.reset_rate"),

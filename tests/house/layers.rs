@@ -14,6 +14,7 @@ const LAYERS: &[&[&str]] = &[
         "proxy",
         "offload",
         "health",
+        "discover",
         "rebalance",
         "fleet/link",
         "fleet/failover",

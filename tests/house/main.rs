@@ -9,6 +9,7 @@ mod layers;
 mod parts;
 mod ports;
 mod readme;
+mod runbook;
 mod seeds;
 mod sources;
 mod told;

@@ -20,7 +20,10 @@ fn pages() -> Vec<PathBuf> {
         let entries = fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path());
         entries.filter(|path| path.extension().is_some_and(|it| it == "md")).collect::<Vec<_>>()
     };
-    [".", "docs", "docs/decisions", "benches", "benches/results"].iter().flat_map(|folder| listed(folder)).collect()
+    [".", "docs", "docs/decisions", "benches", "benches/results", "packaging"]
+        .iter()
+        .flat_map(|folder| listed(folder))
+        .collect()
 }
 
 /// The name under which a page's heading can be linked to.

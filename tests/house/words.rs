@@ -74,7 +74,7 @@ const EXEMPT: &[&str] = &[
 ];
 
 const FOLDERS: &[&str] =
-    &["src", "tests", "benches", "fuzz/fuzz_targets", "proptest-regressions", "config", "deploy", "docs"];
+    &["src", "tests", "benches", "fuzz/fuzz_targets", "proptest-regressions", "config", "deploy", "docs", "packaging"];
 const FILES: &[&str] = &["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "Cargo.toml", ".ci/run"];
 
 #[test]

@@ -120,6 +120,12 @@ impl Config {
         self.health("damping", with(table, key, value))
     }
 
+    /// `[frontend.discover]`.
+    pub fn discover(self, key: &str, value: impl Into<Value>) -> Self {
+        let table = self.frontend.get("discover").and_then(Value::as_table).cloned().unwrap_or_default();
+        self.frontend("discover", with(table, key, value))
+    }
+
     /// HTTPS probes of /readyz that trust `ca_file`.
     pub fn https(self, ca_file: &Path) -> Self {
         self.health("kind", "https").health("path", "/readyz").health("ca_file", ca_file.to_str().expect("UTF-8"))
@@ -157,7 +163,9 @@ impl Config {
     pub fn text(&self, socket: &Path) -> String {
         let mut frontend = self.frontend.clone();
         frontend.insert("health".to_owned(), self.health.clone().into());
-        frontend.insert("backend".to_owned(), self.backends.clone().into());
+        if !self.backends.is_empty() {
+            frontend.insert("backend".to_owned(), self.backends.clone().into());
+        }
         let mut file = Table::new();
         let admin = with(self.admin.clone(), "socket", socket.to_str().expect("UTF-8"));
         file.insert("admin".to_owned(), admin.into());

@@ -157,6 +157,22 @@ impl Host {
         Some(entry.split_whitespace().skip_while(|word| *word != "lladdr").nth(1)?.to_owned())
     }
 
+    /// Takes the interface away and makes it anew, with the same name, Ethernet address and addresses, as a driver's reset does.
+    pub fn make_link_anew(&self) {
+        let mac = self.mac();
+        self.namespace.ip("link del eth0\n");
+        self.switch.ip(&format!(
+            "link add {0} type veth peer name eth0 address {mac} netns {1}\nlink set {0} master br0 up\n",
+            self.name,
+            self.namespace.name()
+        ));
+        self.sysctl("net/ipv6/conf/eth0/accept_dad", "0");
+        self.namespace.ip(&format!(
+            "link set eth0 up\naddress add {}/24 dev eth0\naddress add {}/64 dev eth0 nodad\n",
+            self.v4, self.v6
+        ));
+    }
+
     /// Plugs one more interface called `interface` into the switch, without an address.
     pub fn second_link(&self, interface: &str) {
         let far = format!("{}-{interface}", self.name);

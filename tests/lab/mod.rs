@@ -9,12 +9,15 @@
 //! Everything a test makes is gone when its [`Lab`] is dropped, also after a panic; what a killed test process left
 //! behind is swept by the next one. Nothing sleeps to wait: see [`wait`].
 
+pub mod bare_host;
 pub mod baseline;
 pub mod baton;
 pub mod bytes;
 pub mod client;
+pub mod cluster;
 pub mod config;
 pub mod host;
+pub mod name_server;
 pub mod namespace;
 pub mod network;
 pub mod pinned;
@@ -26,10 +29,13 @@ pub mod systemd;
 pub mod tracer;
 pub mod wait;
 
+pub use bare_host::BareHost;
 pub use baton::Baton;
 pub use client::{Conn, End};
+pub use cluster::{ApiServer, Cluster};
 pub use config::Config;
 pub use host::Host;
+pub use name_server::{Answer, NameServer};
 pub use network::Lab;
 pub use pinned::Pinned;
 pub use process::Stranger;

@@ -37,6 +37,8 @@ impl Certificates {
         std::fs::create_dir(&directory).expect("a temporary directory");
         let mut command = vec![BINARY.to_owned(), "stand-in".to_owned(), "--make-certs".to_owned()];
         command.push(directory.display().to_string());
+        // As kubeadm's certificates.
+        command.extend(["--san".to_owned(), "kubernetes".to_owned()]);
         for host in [&lab.lb, &lab.b1, &lab.b2, &lab.b3] {
             command.extend(["--san".to_owned(), host.v4.to_string(), "--san".to_owned(), host.v6.to_string()]);
         }
@@ -64,10 +66,19 @@ impl StandIn {
     /// Starts one with the certificate called `certificate`: `server`, `expired` or `wrong-name`.
     #[track_caller]
     pub fn start_as(lab: &Lab, certificates: &Certificates, host: &Host, certificate: &str) -> Self {
+        Self::start_at(lab, certificates, host, certificate, &host.v4(6443).to_string())
+    }
+
+    /// Starts one on port 6443 of all addresses of `host`, as a real apiserver.
+    #[track_caller]
+    pub fn start_everywhere(lab: &Lab, certificates: &Certificates, host: &Host) -> Self {
+        Self::start_at(lab, certificates, host, "server", "[::]:6443")
+    }
+
+    fn start_at(lab: &Lab, certificates: &Certificates, host: &Host, certificate: &str, listen: &str) -> Self {
         let (cert, key) = (format!("{certificate}.crt"), format!("{certificate}.key"));
         let (cert, key) = (certificates.file(&cert), certificates.file(&key));
-        let listen = host.v4(6443).to_string();
-        let command = [BINARY, "stand-in", "--listen", &listen, "--name", host.name, "--cert", &cert, "--key", &key];
+        let command = [BINARY, "stand-in", "--listen", listen, "--name", host.name, "--cert", &cert, "--key", &key];
         let log = lab.directory().join(format!("{}.log", host.name));
         let said_before = std::fs::read_to_string(&log).unwrap_or_default().lines().count();
         let process = host.spawn(&command, &log);

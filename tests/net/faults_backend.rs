@@ -435,7 +435,8 @@ fn row31_a_backend_that_returns_starts_slowly_and_the_skew_can_be_seen() {
     let Some(lab) = Lab::new("row31") else { return };
     let b1 = lab.b1.serve(Behaviour::Echo);
     let _b2 = lab.b2.serve(Behaviour::Echo);
-    let baton = lab.start(&lab.config().only(&["b1", "b2"]).health("slow_start", "3s"));
+    let config = lab.config().only(&["b1", "b2"]).health("slow_start", "3s").rebalance("when", "ordered");
+    let baton = lab.start(&config);
     drop(b1);
     baton.wait_health("b1", "ejected", LONG);
     let stayed: Vec<_> = (0..30).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();

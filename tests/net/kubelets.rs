@@ -152,6 +152,60 @@ fn no_renewal_is_late_when_a_backend_says_that_it_is_not_ready() {
     cluster.ends_well();
 }
 
+/// Twenty clients with a kubelet's timing, and each apiserver restarted in turn.
+#[test]
+fn after_a_rolling_restart_kubelets_are_spread_again_and_no_renewal_was_late() {
+    const KUBELETS: u64 = 20;
+    const BACKENDS: [&str; 3] = ["b1", "b2", "b3"];
+    let Some(lab) = Lab::new("rolling restart") else { return };
+    let certificates = Certificates::make(&lab);
+    let mut stand_ins = lab.backends().map(|host| StandIn::start(&lab, &certificates, host));
+    let baton = lab.start(&lab.config().https(&certificates.ca()));
+    let started = Stopwatch::start();
+    let kubelets: Vec<_> = (0..KUBELETS)
+        .map(|n| {
+            let host = if n % 2 == 0 { &lab.client } else { &lab.client2 };
+            let timing = ["--renew-every", "10s"];
+            Kubelet::start_with(&lab, &certificates, host, &lab.lb, &format!("node-{n}"), &timing)
+        })
+        .collect();
+    let spread = || BACKENDS.map(|backend| baton.flows_of(backend));
+    eventually(LONG, "each kubelet has its connection", || spread().iter().sum::<u64>() == KUBELETS);
+    for kubelet in &kubelets {
+        kubelet.wait_renewals(stand_in::Moment::default(), 1, LONG);
+    }
+
+    for (stand_in, host) in stand_ins.iter_mut().zip(lab.backends()) {
+        stand_in.process.kill();
+        baton.wait_health(host.name, "ejected", LONG);
+        eventually(LONG, "its kubelets are connected again", || spread().iter().sum::<u64>() == KUBELETS);
+        *stand_in = StandIn::start(&lab, &certificates, host);
+        baton.wait_health(host.name, "ready", LONG);
+    }
+    let restarted = Stopwatch::start();
+    let skewed = spread();
+    // At most 1.3 times the mean.
+    let is_even =
+        |flows: [u64; 3]| flows.iter().sum::<u64>() == KUBELETS && flows.iter().all(|it| it * 3 * 10 <= KUBELETS * 13);
+    eventually(secs(120), "no backend has more than 1.3 times its share", || is_even(spread()));
+    println!("kubelets: after a rolling restart {skewed:?} of them, {:?} after {:?}", spread(), restarted.elapsed());
+    assert!(!is_even(skewed), "the restart made no skew, so this shows nothing: {skewed:?}");
+
+    // One more renewal of each, on the connection that it has now.
+    let moved: Vec<_> = kubelets.iter().map(Kubelet::now).collect();
+    for (kubelet, moved) in kubelets.iter().zip(moved) {
+        kubelet.wait_renewals(moved, 1, secs(30));
+    }
+    assert!(is_even(spread()), "it stays so: {:?}", spread());
+    let gaps = kubelets.iter().map(|kubelet| kubelet.longest_gap(stand_in::Moment::default()));
+    let longest = gaps.max().expect("there are kubelets");
+    println!("kubelets: the longest gap between two renewals of 20, in {:?}, was {longest:?}", started.elapsed());
+    // A renewal comes 10 s after the last one has been answered.
+    assert!(longest < RENEWAL + secs(3), "{longest:?}");
+    drop(kubelets);
+    baton.rests();
+}
+
 #[test]
 fn a_certificate_that_is_expired_or_of_another_name_is_an_error_that_names_it() {
     let Some(lab) = Lab::new("certificates") else { return };

@@ -118,8 +118,19 @@ fn a_host_that_cannot_have_the_built_in_vip_or_has_keepalived_too_is_told_so() {
     assert!(of(&findings, "vip").read.starts_with("interface lo is not Ethernet"), "{findings:#?}");
     let good = format!("Baton moves {VIP} on eth0");
     assert_eq!(of(&on("eth0"), "vip").read, good);
+    lab.lb.run(&format!("ip address add {VIP}/24 dev eth0"));
+    assert_eq!(of(&look(&lab.lb, &path), "vip").read, format!("{VIP}/24 is on eth0"));
+    fixed(&lab.lb, &path, "vip", Verdict::Fault);
     lab.lb.run("ip link set eth0 down");
     fixed(&lab.lb, &path, "vip", Verdict::Fault);
+    lab.lb.sysctl("net/ipv6/conf/eth0/disable_ipv6", "1");
+    let both = std::fs::read_to_string(&path)
+        .unwrap()
+        .replace(&format!("\"{VIP}/32\""), &format!("\"{VIP}/32\", \"fd77::100/128\""));
+    std::fs::write(&path, both).unwrap();
+    assert_eq!(of(&look(&lab.lb, &path), "vip").read, "IPv6 is disabled on eth0");
+    fixed(&lab.lb, &path, "vip", Verdict::Fault);
+    on("eth0");
     // Without rights.
     let check = ["check", "--host", "-c", path.to_str().unwrap()];
     let said = lab.lb.run(&format!("setpriv --bounding-set=-net_raw {BINARY} {} 2>&1 || true", check.join(" ")));

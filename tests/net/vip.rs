@@ -2,8 +2,11 @@
 
 mod built_in;
 mod faults;
+mod host;
 mod ipv6;
 mod own_clients;
+mod readiness;
+mod stranger;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};

@@ -139,6 +139,7 @@ pub fn frontend(vip: SocketAddr, backends: &[SocketAddr]) -> Frontend {
         weight: 1,
         max_connections: None,
         health_address: None,
+        is_discovered: false,
     };
     let base = frontend_by_default("test");
     Frontend {

@@ -7,7 +7,7 @@ use rustls_pki_types::ServerName;
 use toml::de::DeValue;
 
 use super::Kind;
-use crate::addr::{BackendAddr, VipAddr};
+use crate::addr::{BackendAddr, VipAddr, is_plain};
 use crate::config::{Source, Target};
 
 /// An address to listen on. Port 0 lets the kernel choose.
@@ -33,6 +33,10 @@ pub(crate) struct Network;
 /// A DNS name or an address, without a port.
 #[derive(Debug)]
 pub(crate) struct Host;
+
+/// A DNS name.
+#[derive(Debug)]
+pub(crate) struct DnsName;
 
 /// An address that moves between hosts, alone in its network.
 #[derive(Debug)]
@@ -60,7 +64,7 @@ impl Kind for ProbePlace {
     type Value = BackendAddr;
 
     fn read(&self, value: &DeValue) -> Option<BackendAddr> {
-        reachable(value.as_str()?.parse().ok()?)
+        BackendAddr::reachable(value.as_str()?.parse().ok()?)
     }
 
     fn allowed(&self) -> String {
@@ -75,7 +79,7 @@ impl Kind for AddressKind {
     fn read(&self, value: &DeValue) -> Option<Target> {
         let text = value.as_str()?;
         if let Ok(address) = text.parse() {
-            return reachable(address).map(Target::Address);
+            return BackendAddr::reachable(address).map(Target::Address);
         }
         let (host, port) = text.rsplit_once(':')?;
         let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
@@ -132,11 +136,13 @@ impl Kind for LoneAddress {
         let ip = network.addr().to_canonical();
         let is_alone = network.prefix_len() == network.max_prefix_len() && network.addr() == ip;
         let is_usable = is_plain(&SocketAddr::new(ip, 0)) && !ip.is_unspecified() && !ip.is_loopback();
-        (is_alone && is_usable).then_some(ip)
+        // The kernel adds these to an interface, and no client reaches them: 0.0.0.0/8, and 240.0.0.0/4 with the broadcast address.
+        let is_reserved = matches!(ip, IpAddr::V4(ip) if ip.octets()[0] == 0 || ip.octets()[0] >= 240);
+        (is_alone && is_usable && !is_reserved).then_some(ip)
     }
 
     fn allowed(&self) -> String {
-        "one address that moves between hosts, such as \"10.0.0.100/32\" or \"fd00::100/128\"".into()
+        "one unicast address that moves between hosts, such as \"10.0.0.100/32\" or \"fd00::100/128\"".into()
     }
 }
 
@@ -155,17 +161,15 @@ impl Kind for Host {
     }
 }
 
-fn reachable(address: SocketAddr) -> Option<BackendAddr> {
-    let plain = is_plain(&address) && address.port() != 0;
-    let address = BackendAddr::new(address);
-    (plain && !address.ip().is_unspecified()).then_some(address)
-}
+impl Kind for DnsName {
+    type Value = String;
 
-/// Neither multicast nor IPv6 link-local: the latter needs an interface, which the types of `addr` do not hold.
-fn is_plain(address: &SocketAddr) -> bool {
-    match address.ip().to_canonical() {
-        IpAddr::V4(ip) => !ip.is_multicast(),
-        IpAddr::V6(ip) => !ip.is_multicast() && !ip.is_unicast_link_local(),
+    fn read(&self, value: &DeValue) -> Option<String> {
+        value.as_str().filter(|text| is_dns_name(text)).map(str::to_ascii_lowercase)
+    }
+
+    fn allowed(&self) -> String {
+        "a whole DNS name, such as \"api.example.com\"".into()
     }
 }
 

@@ -155,7 +155,7 @@ fn health_style(health_state: Option<HealthState>) -> Style {
     }
 }
 
-fn gap_style(gap: Duration) -> Style {
+pub(super) fn gap_style(gap: Duration) -> Style {
     let color = match gap {
         gap if gap > BUDGET => Color::Red,
         gap if gap > NOTICEABLE => Color::Yellow,

@@ -1,6 +1,6 @@
 //! A limited tour without user input: each fault, how Baton handles it, and what its clients notice.
 
-mod table;
+pub(super) mod table;
 
 use std::time::Duration;
 

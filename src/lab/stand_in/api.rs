@@ -61,7 +61,7 @@ impl StandIn {
         self.stopping.subscribe()
     }
 
-    /// Answers one request. GET /readyz, /livez and /whoami; GET, PUT, PATCH and DELETE of a lease, and POST of one to
+    /// Answers one request. GET /readyz, /livez, /healthz, /ping and /whoami; GET, PUT, PATCH and DELETE of a lease, and POST of one to
     /// its namespace; GET of any path under /api/v1/ with watch=true; POST /standin/readyz?ready=false or true. All
     /// other requests get 404.
     pub(crate) async fn answer<B>(&self, request: Request<B>) -> ApiReply
@@ -75,7 +75,9 @@ impl StandIn {
             (&Method::GET, "/readyz") if !self.ready.load(Relaxed) => {
                 text(StatusCode::INTERNAL_SERVER_ERROR, "[-]shutdown failed: reason withheld\nreadyz check failed\n")
             }
-            (&Method::GET, "/readyz" | "/livez") => text(StatusCode::OK, "ok"),
+            (&Method::GET, "/readyz" | "/livez" | "/healthz") => text(StatusCode::OK, "ok"),
+            // As k3s's servers answer anybody.
+            (&Method::GET, "/ping") => text(StatusCode::OK, "pong"),
             (&Method::GET, "/whoami") => text(StatusCode::OK, format!("{}\n", self.name)),
             (&Method::POST, "/standin/readyz") => self.switch(&query),
             (&Method::GET, path) if path.starts_with("/api/v1/") && has(&query, "watch=true") => self.watch(),

@@ -341,9 +341,9 @@ impl Evacuation {
             // A client of this host has come again.
             return self.go_to(EvacuateStep::Emptying, look.now_ns);
         }
-        // If no peer is heard, none has confirmed anything.
+        // If no peer is heard, none has confirmed anything. One that is just starting may have the VIP, and is told when it is linked.
         let is_heard = living(look.peers).next().is_some();
-        let asked = look.peers.iter().filter(|peer| !is_heard || lives(peer));
+        let asked = look.peers.iter().filter(|it| !is_heard || lives(it) || it.liveness == Liveness::Unlinked);
         let untold = asked.filter(|peer| !self.is_told(peer, look.now_ns));
         self.unconfirmed = untold.map(|peer| peer.name.clone()).collect();
         if self.unconfirmed.is_empty() || look.now_ns.saturating_sub(self.since_ns) > TELL_MAX_NS {

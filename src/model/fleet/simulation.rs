@@ -10,6 +10,7 @@
 //! - no offloaded flow is reset while a reachable instance holds it, and all instances with the flow keep it;
 //! - where the instances move the VIP themselves, none takes it while a host has it that answers, two that hear each other
 //!   do not both keep it, and some host has it within a bound while an instance could;
+//! - where each host has an apiserver of its own, a host's death costs no offloaded flow whose apiserver lives;
 //! - once the network no longer changes, whole or not, no packet of a client or its backend waits longer than a bound;
 //! - once everything is repaired and quiet, each client whose flow no instance has was told, if any instance knew it;
 //!   exactly one instance lists and serves each other flow; all instances know all flows of each other; new flows begin;
@@ -136,6 +137,7 @@ impl World {
             self.run(node);
         }
         self.operate();
+        self.end_doomed();
         self.find_out();
         self.move_what_must();
         self.come_back(false);

@@ -14,6 +14,7 @@
 //! kernel of a living host answers a question for its address, and the kernel removes an address that the holder's process does not renew
 //! ([`LEASE_NS`]). docs/decisions/016-vip.md gives the reasons.
 
+mod host;
 #[cfg(test)]
 mod simulation;
 mod standing;
@@ -28,6 +29,7 @@ use super::InstanceName;
 use crate::addr::Mac;
 use crate::model::damping::{DampingPolicy, Penalty};
 
+use host::LeftOver;
 pub(crate) use standing::{PeerVip, VipPart, VipStanding, address_set};
 pub(crate) use view::{VipPeerView, VipView};
 pub(crate) use why::{VipBar, VipGain, VipLoss, VipWhy};
@@ -61,6 +63,9 @@ const TAKES_MAX_NS: u64 = 600_000_000;
 const GAVE_UP_NS: u64 = 500_000_000;
 /// Least time between two times that an unready instance gives the VIP up to a ready peer, because that peer may fail to take it.
 const UNREADY_AGAIN_NS: u64 = 5_000_000_000;
+/// An instance without a usable backend gives the VIP up to a peer with one after this time: when all backends go or return, the instances
+/// notice it one after the other, and the VIP must not move for that.
+const NO_BACKEND_NS: u64 = 1_500_000_000;
 /// After this time without a carrier the host is cut off, and another host has taken the VIP.
 const NO_CARRIER_NS: u64 = 250_000_000;
 /// An instance hears others if it heard its gateway, a backend or a client within this time.
@@ -99,6 +104,8 @@ pub(crate) struct VipLook<'a> {
     pub peers: Option<&'a [PeerVip]>,
     pub bar: Option<VipBar>,
     pub ready: bool,
+    /// This instance could send a new flow to a backend.
+    pub has_backend: bool,
     /// This instance knows all flows of all peers.
     pub synced: bool,
     /// When this host last heard its gateway, a backend or a client; 0: never.
@@ -112,7 +119,8 @@ pub(crate) struct VipLook<'a> {
 pub(crate) enum VipOrder {
     /// Send this standing to the peers.
     Tell(VipStanding),
-    /// Ask the network for the addresses, and make the gateway and the backends answer something.
+    /// Ask the network for the addresses, and make the gateway and the backends answer something; call [`VipMachine::handle_unasked`] if
+    /// the question could not be sent.
     Ask,
     /// Add the missing addresses, each for [`LEASE_NS`]; call [`VipMachine::handle_failed`] if that fails.
     Add,
@@ -174,7 +182,10 @@ pub(crate) struct VipMachine {
     answered: Option<(Mac, u64)>,
     no_carrier_ns: Option<u64>,
     unready_ns: Option<u64>,
+    /// Since when no backend can be used here and a peer that could take the VIP has one.
+    no_backend_ns: Option<u64>,
     failed: Option<(String, u64)>,
+    left_over: Option<LeftOver>,
     /// Another instance holds the VIP at the same time, by an earlier claim.
     is_contested: bool,
     penalty: Penalty,
@@ -203,7 +214,9 @@ impl VipMachine {
             answered: None,
             no_carrier_ns: None,
             unready_ns: None,
+            no_backend_ns: None,
             failed: None,
+            left_over: None,
             is_contested: false,
             penalty: Penalty::default(),
             damped: false,
@@ -276,14 +289,6 @@ impl VipMachine {
         }
     }
 
-    /// The caller could not add the addresses.
-    pub(crate) fn handle_failed(&mut self, error: String, now_ns: u64) {
-        self.failed = Some((error.clone(), now_ns + FAILED_NS));
-        if self.holds() {
-            self.give_up(VipLoss::Barred(VipBar::Failed { error }), now_ns);
-        }
-    }
-
     fn hold(&mut self, look: &VipLook<'_>, peers: &[PeerVip]) {
         let now_ns = look.now_ns;
         let VipStage::Holds { renewed_ns, .. } = self.stage else { return };
@@ -314,7 +319,8 @@ impl VipMachine {
         }
         if let Some(heir) = self.heir(look, peers) {
             self.unready_ns = Some(now_ns);
-            return self.give_up(VipLoss::NotReady { heir }, now_ns);
+            let loss = if look.ready { VipLoss::NoBackend { heir } } else { VipLoss::NotReady { heir } };
+            return self.give_up(loss, now_ns);
         }
         let is_contested = peers.iter().any(|peer| self.holds_too(peer));
         let was_contested = std::mem::replace(&mut self.is_contested, is_contested);
@@ -340,19 +346,6 @@ impl VipMachine {
             *announced += 1;
             self.orders.push_back(VipOrder::Announce);
         }
-    }
-
-    /// The ready peer that this instance, which is not ready, gives the VIP up to.
-    fn heir(&self, look: &VipLook<'_>, peers: &[PeerVip]) -> Option<InstanceName> {
-        let is_soon = self.unready_ns.is_some_and(|at_ns| look.now_ns.saturating_sub(at_ns) < UNREADY_AGAIN_NS);
-        if look.ready || is_soon {
-            return None;
-        }
-        let able = peers.iter().filter(|peer| peer.is_heard()).filter_map(|peer| Some((peer, self.says(peer)?)));
-        let able = able.filter(|(_, its)| its.ready && its.is_able());
-        let heirs = self.heirs(peers);
-        able.max_by(|(one, its), (other, theirs)| its.rank(&one.name, &heirs).cmp(&theirs.rank(&other.name, &heirs)))
-            .map(|(peer, _)| peer.name.clone())
     }
 
     fn stand(&mut self, look: &VipLook<'_>, peers: &[PeerVip]) {
@@ -389,21 +382,6 @@ impl VipMachine {
                 self.set_why(VipWhy::Taking, now_ns);
                 self.orders.push_back(VipOrder::Ask);
             }
-        }
-    }
-
-    /// The addresses are on this host, and this machine has not added them.
-    fn find(&mut self, look: &VipLook<'_>, peers: &[PeerVip]) {
-        let now_ns = look.now_ns;
-        let holder = peers.iter().find(|peer| self.holds_too(peer)).map(|peer| peer.name.clone());
-        let bar = look.bar.clone().filter(|bar| *bar != VipBar::Starting);
-        let loss = bar.map(VipLoss::Barred).or(holder.map(|holder| VipLoss::LeftOver { holder }));
-        match loss {
-            Some(loss) => {
-                self.orders.extend([VipOrder::Remove { serves: true }, VipOrder::Note(VipNote::Lost(loss))]);
-                self.pause(VipWhy::GaveUp, now_ns, now_ns);
-            }
-            None => self.gain(VipGain::Found, 0, now_ns),
         }
     }
 
@@ -542,7 +520,7 @@ impl VipMachine {
         self.claim = 0;
         self.orders.extend([VipOrder::Remove { serves }, VipOrder::Note(VipNote::Lost(loss))]);
         (self.stage, self.why, self.again_ns) = (VipStage::Stands, VipWhy::GaveUp, now_ns + GAVE_UP_NS);
-        (self.vacant_ns, self.changed_ns) = (None, now_ns);
+        (self.vacant_ns, self.no_backend_ns, self.changed_ns) = (None, None, now_ns);
     }
 
     /// Stops asking for a while.
@@ -574,7 +552,7 @@ impl VipMachine {
         VipStanding {
             part,
             claim: self.claim,
-            ready: look.ready,
+            ready: look.ready && look.has_backend,
             synced: look.synced,
             hears: look.heard_ns > 0 && look.now_ns.saturating_sub(look.heard_ns) < HEARD_NS,
             damped: self.damped,

@@ -4,6 +4,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
+use ipnet::IpNet;
 use netlink_packet_core::{Emitable, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REPLACE, Parseable};
 use netlink_packet_route::address::{AddressAttribute, AddressHeader, AddressHeaderFlags, AddressProtocol, CacheInfo};
 
@@ -69,14 +70,31 @@ pub(crate) fn lease(interface: u32, ip: IpAddr, seconds: u32) -> io::Result<()> 
     ask(None, libc::RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE, request, |_| {})
 }
 
-/// Removes the address; true if the interface had it.
-pub(crate) fn end_lease(interface: u32, ip: IpAddr) -> io::Result<bool> {
-    let (mut header, attributes) = alone(ip);
-    header.index = interface;
+/// Removes the address with this length of its prefix; true if the interface had it.
+pub(crate) fn end_lease(interface: u32, network: IpNet) -> io::Result<bool> {
+    let (mut header, attributes) = alone(network.addr());
+    (header.index, header.prefix_len) = (interface, network.prefix_len());
     match ask(None, libc::RTM_DELADDR, NLM_F_ACK, &[&header, &attributes.as_slice()], |_| {}) {
         Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(false),
         removed => removed.map(|()| true),
     }
+}
+
+/// The other IPv4 addresses of the interface that the kernel removes together with this one, unless `promote_secondaries` is set: the
+/// secondary addresses of its network.
+pub(crate) fn secondaries(interface: u32, network: IpNet) -> io::Result<Vec<IpAddr>> {
+    let (mut others, mut is_primary) = (Vec::new(), false);
+    ask(None, libc::RTM_GETADDR, NLM_F_DUMP, &[&AddressHeader::default()], |message| {
+        let (Ok(header), Some((index, all))) = (AddressHeader::parse(message), read(message)) else { return };
+        let ip = all.iter().find_map(|it| if let AddressAttribute::Local(ip) = it { Some(*ip) } else { None });
+        let Some(ip) = ip.filter(|ip| ip.is_ipv4() && index == interface && network.contains(ip)) else { return };
+        let is_secondary = header.flags.contains(AddressHeaderFlags::Secondary);
+        if header.prefix_len == network.prefix_len() {
+            is_primary |= ip == network.addr() && !is_secondary;
+            others.extend(Some(ip).filter(|ip| *ip != network.addr() && is_secondary));
+        }
+    })?;
+    Ok(if is_primary { others } else { Vec::new() })
 }
 
 /// Interface and attributes of an address.

@@ -1,6 +1,8 @@
 //! The words of each event, in one place: its level, the fields of its log line and its sentence. The log, `baton
 //! events`, the status and the page all use them.
 
+use std::net::SocketAddr;
+
 use tracing::Level;
 
 use super::What;
@@ -93,6 +95,23 @@ impl What {
             Self::BackendResolved { frontend, backend, address: None, error: None } => {
                 say!(Plain, { frontend, backend }, "{frontend}/{backend}: its name resolves to no address")
             }
+            Self::BackendsDiscovered { frontend, source, added, removed } => {
+                let signed = |sign: &'static str| move |address: &SocketAddr| format!("{sign}{address}");
+                let all = added.iter().map(signed("+")).chain(removed.iter().map(signed("-")));
+                let all = all.collect::<Vec<_>>().join(" ");
+                say!(Plain, { frontend, source }, "{frontend}: {source} lists other backends: {all}")
+            }
+            Self::DiscoveryFailed { frontend, source, error, kept } => {
+                let number = plural(*kept as u64, "discovered backend");
+                say!(
+                    Notice,
+                    { frontend, source, kept },
+                    "{frontend}: Baton keeps {number}, because {source} gives no valid list: {error}"
+                )
+            }
+            Self::DiscoveryRecovered { frontend, source } => {
+                say!(Good, { frontend, source }, "{frontend}: {source} gives a valid list of backends again")
+            }
             Self::Reloaded { changes } if changes.is_empty() => {
                 say!(Plain, {}, "Baton reloaded the configuration: nothing changed")
             }
@@ -132,6 +151,20 @@ impl What {
                     Notice,
                     { vip },
                     "another program had removed the VIP {vip} from this host; Baton has added it again"
+                )
+            }
+            Self::VipOtherMask { address } => {
+                say!(
+                    Notice,
+                    { address },
+                    "another program had added {address} to this host; Baton has removed it, because the VIP is on it alone"
+                )
+            }
+            Self::VipNotRemoved { address, error } => {
+                say!(
+                    Bad,
+                    { address },
+                    "cannot remove {address} from this host: {error}; remove it by hand, because this host answers for it"
                 )
             }
             Self::VipAnswered { by } => {

@@ -1,11 +1,12 @@
-//! Runs the operator's programs when this host gets the VIP or gives it up: one at a time, in the order of the events.
+//! Runs the operator's programs when this host gets the VIP or gives it up: one at a time, and the last event always has its run. While a
+//! program runs, only the newest event waits, so a VIP that moves to and fro leaves no queue of programs behind.
 
 use std::net::IpAddr;
 use std::process::Stdio;
 use std::time::Duration;
 
 use tokio::process::Command;
-use tokio::sync::mpsc;
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::essential;
@@ -13,34 +14,34 @@ use crate::model::duration::display;
 use crate::table::Part;
 use crate::table::journal::{Journal, What};
 
-/// The queue of programs to run.
+/// The program to run next.
 #[derive(Debug)]
 pub(super) struct Hooks {
-    waiting: mpsc::UnboundedSender<Vec<String>>,
+    next: watch::Sender<Vec<String>>,
 }
 
 impl Hooks {
     /// Starts the task that runs them, each for no longer than `limit`. Needs a tokio runtime.
     pub(super) fn start(journal: Part<Journal>, limit: Duration) -> Self {
-        let (waiting, mut commands) = mpsc::unbounded_channel::<Vec<String>>();
+        let (next, mut commands) = watch::channel(Vec::new());
         let run = async move {
-            while let Some(words) = commands.recv().await {
+            while commands.changed().await.is_ok() {
+                let words: Vec<String> = commands.borrow_and_update().clone();
                 if let Err(error) = run(&words, limit).await {
                     journal.record(What::VipHookFailed { command: words.join(" "), error });
                 }
             }
         };
         tokio::spawn(essential::task("vip hooks", run));
-        Self { waiting }
+        Self { next }
     }
 
-    /// Queues `command`, unless it is empty. Its own arguments come first, then the event and the addresses.
+    /// Runs `command` next, instead of one that still waits; an empty one only takes that one's place. Its own arguments come first, then
+    /// the event and the addresses.
     pub(super) fn run(&self, command: &[String], happened: &str, addresses: &[IpAddr]) {
-        if command.is_empty() {
-            return;
-        }
-        let all = command.iter().cloned().chain([happened.to_owned()]);
-        let _ = self.waiting.send(all.chain(addresses.iter().map(ToString::to_string)).collect());
+        let more = [happened.to_owned()].into_iter().chain(addresses.iter().map(ToString::to_string));
+        let words = if command.is_empty() { Vec::new() } else { command.iter().cloned().chain(more).collect() };
+        self.next.send_replace(words);
     }
 }
 
@@ -69,14 +70,24 @@ mod tests {
         let hooks = Hooks::start(table.part(), Duration::from_secs(1));
         let script = |text: &str| ["/bin/sh", "-c", text, "hook"].map(str::to_owned).to_vec();
         let vip: IpAddr = "10.0.0.100".parse().unwrap();
-        hooks.run(&[], "gain", &[vip]);
-        hooks.run(&script(&format!("echo $$ > {0}; exec sleep 1000", said.display())), "gain", &[vip]);
-        hooks.run(&script("exit 3"), "loss", &[vip]);
-        hooks.run(&["/nowhere".to_owned()], "gain", &[vip]);
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+        let failures = || table.journal.since(0, false).len();
+        for (count, (script, happened)) in [
+            (script(&format!("echo $$ > {0}; exec sleep 1000", said.display())), "gain"),
+            (script("exit 3"), "loss"),
+            (vec!["/nowhere".to_owned()], "gain"),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            hooks.run(&script, happened, &[vip]);
+            while failures() <= count && tokio::time::Instant::now() < deadline {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
         hooks.run(&script(&format!("echo $1 $2 >> {}", said.display())), "loss", &[vip]);
         let lines =
             || std::fs::read_to_string(&said).unwrap_or_default().lines().map(str::to_owned).collect::<Vec<_>>();
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
         while lines().len() < 2 && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -94,5 +105,43 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         assert!(!hung.exists(), "it still runs");
+    }
+
+    /// Regression: each event queued a run, so hundreds ran one after the other, long after the VIP had come to rest.
+    #[tokio::test]
+    async fn while_a_program_runs_only_the_newest_event_waits() {
+        let directory = tempfile::tempdir().unwrap();
+        let [said, gate] = ["said", "gate"].map(|name| directory.path().join(name));
+        let hooks = Hooks::start(Table::new(1).part(), Duration::from_secs(20));
+        let text = format!("echo $1 >> {}; while [ ! -e {} ]; do sleep 0.01; done", said.display(), gate.display());
+        let command = ["/bin/sh", "-c", &text, "hook"].map(str::to_owned);
+        let lines = || std::fs::read_to_string(&said).unwrap_or_default();
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+        hooks.run(&command, "gain", &[]);
+        while lines().is_empty() && tokio::time::Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        for _ in 0..100 {
+            hooks.run(&command, "loss", &[]);
+            hooks.run(&command, "gain", &[]);
+        }
+        hooks.run(&command, "loss", &[]);
+        std::fs::write(&gate, "").unwrap();
+        while lines().lines().count() < 2 && tokio::time::Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(lines(), "gain\nloss\n");
+        // An event without a program of its own also takes the place of one that waits.
+        std::fs::remove_file(&gate).unwrap();
+        hooks.run(&command, "gain", &[]);
+        while lines().lines().count() < 3 && tokio::time::Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        hooks.run(&command, "gain again", &[]);
+        hooks.run(&[], "loss", &[]);
+        std::fs::write(&gate, "").unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(lines(), "gain\nloss\ngain\n");
     }
 }

@@ -307,3 +307,45 @@ fn the_host_whose_apiserver_has_the_fewest_of_a_dead_holder_s_flows_takes_the_bu
     others.iter_mut().for_each(|conn| conn.echo(7, 3000));
     assert!(!fleet.all[1].host.has_address(VIP));
 }
+
+/// Three control-plane nodes with the built-in VIP, and clients that stay: of 30 connections 20 go on.
+#[test]
+fn an_evacuated_host_of_three_costs_at_the_deadline_the_flows_of_its_own_apiserver_alone() {
+    let test = "an_evacuated_host_of_three_costs_at_the_deadline";
+    let own = |config: Config| config.vip("addresses", vec![format!("{VIP}/32")]).vip("interface", "eth0");
+    let Some(cluster) = Cluster::new(test, 3, Flows::Offload, own) else { return };
+    let cluster = Cluster { fleet: cluster.fleet.with_holder_first(), ..cluster };
+    let fleet = &cluster.fleet;
+    for (one, other) in [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)] {
+        fleet.all[one].wait_synced(fleet.all[other].name);
+        BACKENDS.iter().for_each(|name| _ = fleet.all[one].baton.wait_health(name, "ready", LONG));
+    }
+    let mut by_backend = cluster.clients(30);
+    let host = NAMES.iter().position(|name| *name == fleet.owner().name).unwrap();
+    let mut ending = std::mem::take(&mut by_backend[host]);
+    let mut others: Vec<_> = by_backend.into_iter().flatten().collect();
+    assert_eq!((ending.len(), others.len()), (10, 20));
+    fleet.owner().baton.wait_offloaded(30);
+    fleet.wait_known(30, 20);
+    let watch = Stopwatch::start();
+    std::thread::scope(|scope| {
+        let evacuation = scope.spawn(|| fleet.owner().baton.cli(&["evacuate", "--deadline", "8s", "--json"]));
+        let others_host = || fleet.all[1..].iter().any(|it| it.host.has_address(VIP));
+        eventually(LONG, "another has the VIP", || others_host() && !fleet.owner().host.has_address(VIP));
+        // By the new owner, and from there to the host that is emptied.
+        while watch.elapsed() < secs(5) {
+            ending.iter_mut().chain(&mut others).for_each(|conn| conn.echo(6, 3000));
+        }
+        failover::all_reset(&mut ending);
+        assert!(watch.elapsed() > secs(8), "nobody is reset before");
+        let output = evacuation.join().unwrap();
+        let report = Instance::report(&output);
+        println!("{report}");
+        assert_eq!(output.status.code(), Some(1), "{report}");
+        assert_eq!((&report["flows"]["reset"], &report["outcome"]), (&10.into(), &"away".into()), "{report}");
+    });
+    fleet.owner().baton.wait_ended("evacuation_deadline", 10);
+    others.iter_mut().for_each(|conn| conn.echo(7, 3000));
+    fleet.owner().host.link_down();
+    others.iter_mut().for_each(|conn| conn.echo(8, 3000));
+}

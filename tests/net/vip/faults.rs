@@ -17,14 +17,14 @@ fn vip() -> SocketAddr {
     (VIP.parse::<IpAddr>().unwrap(), 6443).into()
 }
 
-/// New connections to the VIP are served or refused for `time`, and none is left waiting.
+/// New connections to the VIP are served or refused for `time`, and until some are served; none is left waiting.
 #[track_caller]
 fn nobody_waits(lab: &Lab, time: std::time::Duration) {
     let watch = Stopwatch::start();
     let (mut served, mut reset) = (0, 0);
-    while watch.elapsed() < time {
-        let mut conn = lab.client.try_connect(vip(), secs(1)).expect("a connection within a second");
-        match conn.try_echo(1, 1000) {
+    while watch.elapsed() < time || (served <= 10 && watch.elapsed() < LONG) {
+        // A reset may come before the client has seen that it was connected.
+        match lab.client.try_connect(vip(), secs(5)).and_then(|mut conn| conn.try_echo(1, 1000)) {
             Ok(()) => served += 1,
             Err(error) => {
                 assert!(matches!(End::of_error(&error), End::Rst | End::Fin), "left waiting: {error}");
@@ -91,25 +91,27 @@ fn a_keepalived_that_stood_still_is_noticed_and_one_owner_is_left_when_it_goes_o
     wait::throughout(secs(2), "it stays with that owner", || a.has_vip() != b.has_vip());
 }
 
-/// A partition of the pair, with both reaching the clients; how long after its end the client's ARP entry is right, if it is
-/// within three seconds.
-fn arp_after_a_partition(lab: &Lab, left_out: &[&str]) -> Option<std::time::Duration> {
-    let _servers = lab.echo_everywhere();
-    let [a, b] = pair(lab, left_out);
+/// Clients would ask anew by themselves only after 20 s at least (neigh/default: base_reachable_time, delay_first_probe_time).
+const ARP_LIMIT: std::time::Duration = secs(8);
+
+/// A partition of the pair, with both reaching the clients for `held`; how long after its end the client's ARP entry is right, if it is
+/// within [`ARP_LIMIT`] of the end of the second ownership.
+fn arp_after_a_partition(lab: &Lab, [a, b]: &[Node<'_>; 2], held: std::time::Duration) -> Option<std::time::Duration> {
     let vip: IpAddr = VIP.parse().unwrap();
     [a.host, b.host].iter().for_each(|host| host.isolate(true));
     eventually(LONG, "both have the VIP", || a.has_vip() && b.has_vip());
     // It came last, so that its announcement is what clients know.
     eventually(LONG, "the client has learnt the second owner", || lab.client.neighbour(vip) == Some(b.host.mac()));
-    nobody_waits(lab, secs(1));
+    nobody_waits(lab, held);
     let watch = Stopwatch::start();
     [a.host, b.host].iter().for_each(|host| host.isolate(false));
     eventually(LONG, "one has the VIP", || a.has_vip() != b.has_vip());
-    let owner = if a.has_vip() { &a } else { &b };
-    while watch.elapsed() < secs(3) {
+    let settled = Stopwatch::start();
+    while settled.elapsed() < ARP_LIMIT {
+        let owner = if a.has_vip() { a } else { b };
         if lab.client.neighbour(vip) == Some(owner.host.mac()) {
             let right = watch.elapsed();
-            nobody_waits(lab, secs(1));
+            nobody_waits(lab, ms(300));
             return Some(right);
         }
         std::thread::sleep(ms(5));
@@ -117,21 +119,43 @@ fn arp_after_a_partition(lab: &Lab, left_out: &[&str]) -> Option<std::time::Dura
     None
 }
 
-#[test]
-fn after_a_partition_the_arp_is_right_without_waiting() {
-    let Some(lab) = Lab::new("partition") else { return };
-    let right = arp_after_a_partition(&lab, &[]);
-    println!("row 21: the pair partitioned and healed: the client's ARP is right {right:?} after");
-    assert!(right.is_some(), "still wrong after three seconds");
+/// The host says nothing in VRRP before it has heard somebody: of two owners it is then the second one that hears the other first.
+fn speaks_when_spoken_to(host: &Host) {
+    host.nft(
+        "table ip order {
+            set heard { type ipv4_addr; flags dynamic; timeout 250ms; }
+            chain input { type filter hook input priority 0; ip protocol 112 update @heard { ip saddr }; }
+            chain output { type filter hook output priority 0; ip protocol 112 ip daddr != @heard drop; }
+        }\n",
+    );
 }
 
 #[test]
-fn without_the_healing_lines_the_arp_may_stay_wrong() {
+fn after_a_partition_the_arp_is_right_without_waiting() {
+    let Some(lab) = Lab::new("partition") else { return };
+    let _servers = lab.echo_everywhere();
+    let pair = pair(&lab, &[]);
+    // More than once: it is a matter of chance which of the two hears the other first.
+    for round in 0..6 {
+        if round == 3 {
+            speaks_when_spoken_to(pair[1].host);
+        }
+        let right = arp_after_a_partition(&lab, &pair, ms(1000 + round * 37));
+        println!("row 21: the pair partitioned and healed: the client's ARP is right {right:?} after");
+        assert!(right.is_some(), "still wrong after {ARP_LIMIT:?}");
+    }
+}
+
+#[test]
+fn without_the_healing_lines_the_arp_stays_wrong_if_the_second_owner_hears_the_first_one_before() {
     let lines = ["vrrp_higher_prio_send_advert", "vrrp_garp_lower_prio_repeat", "vrrp_garp_master_refresh"];
-    // Without them it is a matter of chance who announced itself last.
+    let Some(lab) = Lab::new("partition control") else { return };
+    let _servers = lab.echo_everywhere();
+    let pair = pair(&lab, &lines);
+    speaks_when_spoken_to(pair[1].host);
+    // It may be about to speak at the moment in which it hears.
     for _ in 0..5 {
-        let Some(lab) = Lab::new("partition control") else { return };
-        let right = arp_after_a_partition(&lab, &lines);
+        let right = arp_after_a_partition(&lab, &pair, ms(300));
         println!("row 21, control: without these lines the client's ARP is right after {right:?}");
         if right.is_none() {
             return;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
-use ratatui::style::{Color, Style, Stylize};
+use ratatui::style::{Style, Stylize};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
 
@@ -13,7 +13,7 @@ use super::layout::{PORT, VIP};
 use super::view::{BatonState, FleetPicture, HostRow, Losses};
 use crate::lab::demo::BUDGET;
 use crate::lab::demo::process::Condition;
-use crate::lab::demo::screen::seconds;
+use crate::lab::demo::screen::{gap_style, seconds};
 use crate::lab::kubelet::Summary;
 
 /// Fills the frame.
@@ -186,15 +186,6 @@ fn bad() -> Style {
     Style::new().red()
 }
 
-fn gap_style(gap: Duration) -> Style {
-    let color = match gap {
-        gap if gap > BUDGET => Color::Red,
-        gap if gap > NOTICEABLE => Color::Yellow,
-        _ => Color::Green,
-    };
-    Style::new().fg(color)
-}
-
 const DIGITS: [[&str; 3]; 10] = [
     ["█▀▀█", "█  █", "█▄▄█"],
     ["▄█  ", " █  ", "▄█▄ "],
@@ -212,8 +203,6 @@ const KUBELET_CELLS: u16 = 13;
 const KUBELET_ROWS_MAX: usize = 4;
 /// Of a line's time and of the one who says it.
 const PREFIX_CELLS: usize = 17;
-/// Twice the interval of renewals: less is not a gap.
-const NOTICEABLE: Duration = Duration::from_secs(2);
 /// At most 80 columns.
 pub(super) const KEYS: &str = "k kill apiserver│b kill Baton│p plug│e evacuate│u upgrade│f firewall│r repair│q";
 

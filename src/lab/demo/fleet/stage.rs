@@ -510,7 +510,7 @@ impl FleetFiles {
         Ok(Self { key, ca: ca.to_owned(), hosts: layout.hosts() })
     }
 
-    /// The file of docs/stacked.md with `[vip]` instead of keepalived.
+    /// The file of docs/stacked.md for this host.
     fn configuration(&self, host: &HostPlan, space: &NetSpace, stem: &Path) -> String {
         let text = |path: &Path| toml::Value::from(path.display().to_string()).to_string();
         let balancers = || self.hosts.iter().filter(|host| host.balances);
@@ -552,6 +552,9 @@ name = "apiserver"
 listen = ["{VIP}:{PORT}"]
 balance = "least_conn"
 {share_port}
+[frontend.rebalance]
+when = "ordered"
+
 [frontend.health]
 kind = "https"
 path = "/readyz"

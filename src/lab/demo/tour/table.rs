@@ -17,19 +17,27 @@ pub(super) fn lines(outcomes: &[StepOutcome], longest: Duration) -> Vec<String> 
             outcome.why.clone(),
         ]
     });
-    let table: Vec<[String; 6]> = std::iter::once(HEADER.map(str::to_owned)).chain(rows).collect();
-    let widths: [usize; 6] =
-        std::array::from_fn(|column| table.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
     let mut lines = vec![String::new()];
-    for row in &table {
-        let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        lines.push(cells.join("  ").trim_end().to_owned());
-    }
+    lines.extend(in_columns(HEADER, rows));
     lines.push(String::new());
     lines.push("Each client renews its lease every second, so 1.0 s is no gap at all.".to_owned());
     let verdict = if longest <= BUDGET { "No client waited on a dead connection" } else { "A client waited too long" };
     lines.push(format!("{verdict}: the longest gap was {}, {} are allowed.", seconds(longest), seconds(BUDGET)));
     lines
+}
+
+/// The header and the rows, each column as wide as its widest cell.
+pub(in crate::lab::demo) fn in_columns<const COLUMNS: usize>(
+    header: [&str; COLUMNS],
+    rows: impl Iterator<Item = [String; COLUMNS]>,
+) -> impl Iterator<Item = String> {
+    let table: Vec<[String; COLUMNS]> = std::iter::once(header.map(str::to_owned)).chain(rows).collect();
+    let widths: [usize; COLUMNS] =
+        std::array::from_fn(|column| table.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
+    table.into_iter().map(move |row| {
+        let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        cells.join("  ").trim_end().to_owned()
+    })
 }
 
 const HEADER: [&str; 6] = ["fault", "on", "Baton found it", "connections lost", "longest gap", "why"];

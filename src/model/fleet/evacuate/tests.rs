@@ -224,6 +224,19 @@ fn a_host_is_not_empty_while_it_hears_no_peer() {
     assert_eq!(scene.pass(300), (vec![EvacuateOrder::Release], EvacuateStep::Away));
 }
 
+/// Regression: the instance with the VIP started again just then, and the one that knew all died.
+#[test]
+fn a_host_is_not_empty_while_one_of_its_peers_is_starting_again() {
+    let mut scene = Scene::emptying();
+    let other = MemberView { name: name("c"), ..scene.peers[0].clone() };
+    scene.peers.push(other);
+    scene.ending_here = 0;
+    scene.peers[0].liveness = Liveness::Unlinked;
+    assert_eq!(scene.pass(1900), (vec![], EvacuateStep::Confirming));
+    scene.peers[0].liveness = Liveness::Alive;
+    assert_eq!(scene.pass(300), (vec![EvacuateOrder::Release], EvacuateStep::Away));
+}
+
 #[test]
 fn an_address_that_nobody_has_any_more_comes_back() {
     for done in [false, true] {

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use super::dice::Kind;
 use super::node::{NAMES, vip};
 use super::packets::Packet;
 use super::{
-    BackendAddr, ClientAddr, Ends, FlowDirection, FlowId, FlowRecord, IpAddr, Keeping, Local, LocalAddr, SECOND_NS,
+    BackendAddr, ClientAddr, Ends, FlowDirection, FlowId, FlowRecord, IpAddr, Keeping, Local, LocalAddr, MS, SECOND_NS,
     World, passage, port_range,
 };
 use crate::model::fleet::InstanceName;
@@ -40,6 +41,10 @@ pub(super) struct Client {
     pub changed_ns: u64,
     /// Whether its backend knows the connection.
     pub backend_lives: bool,
+    /// The host of its apiserver, if each host has one.
+    pub apiserver: Option<usize>,
+    /// When the instances notice that its apiserver's host is dead.
+    pub doomed_ns: Option<u64>,
     /// Its owner is gone or has closed its connection, and the client was not told.
     pub orphaned: Option<Orphaned>,
     /// Whether any holder may drop it: the instances that could have known of it do not.
@@ -70,6 +75,11 @@ impl World {
             return;
         }
         self.born = client;
+        let apiserver = self.kinds.contains(&Kind::Stacked).then(|| {
+            let up: Vec<_> = (0..self.nodes.len()).filter(|node| self.nodes[*node].up).collect();
+            self.dice.pick(&up)
+        });
+        let apiserver = apiserver.flatten();
         let ports = port_range(32768..=60999, node as u8).expect("there are eight of them");
         let port = ports.first + (client % u64::from(ports.last - ports.first)) as u16;
         let from = ClientAddr::new((IpAddr::from([10, 0, 1, 7]), PORTS as u16 + client as u16).into());
@@ -101,6 +111,8 @@ impl World {
             since_ns: self.now_ns,
             changed_ns: self.now_ns,
             backend_lives: true,
+            apiserver,
+            doomed_ns: None,
             orphaned: None,
             may_be_lost: false,
             challenged_in_vain: false,
@@ -174,6 +186,25 @@ impl World {
             let engine = &mut self.nodes[node].engine;
             let own = engine.flows.values().find(|own| own.ends == client.record.ends).map(|own| own.id);
             own.into_iter().for_each(|id| engine.end_own(id));
+        }
+    }
+
+    /// The host of these clients' apiserver dies, and the instances notice it within a few probes.
+    pub(super) fn doom(&mut self, host: usize) {
+        let now_ns = self.now_ns;
+        for client in self.clients.values_mut().filter(|client| client.apiserver == Some(host)) {
+            client.doomed_ns = Some(now_ns + self.dice.roll(2500) * MS);
+        }
+    }
+
+    /// Instances reset the flows of an apiserver that they found dead, and no others.
+    pub(super) fn end_doomed(&mut self) {
+        let now_ns = self.now_ns;
+        let is_due = |client: &&Client| client.doomed_ns.is_some_and(|at_ns| now_ns >= at_ns);
+        let due: Vec<_> = self.clients.values().filter(is_due).map(|client| client.number).collect();
+        for number in due {
+            self.note(|| format!("client {number} hears that its apiserver is dead"));
+            self.is_over(number);
         }
     }
 

@@ -61,10 +61,12 @@ pub(super) enum Kind {
     Evacuation,
     /// The instances move the VIP themselves.
     BuiltIn,
+    /// Each host has an apiserver of its own, which dies with it.
+    Stacked,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 16] = [
+    pub(super) const ALL: [Self; 17] = [
         Self::Die,
         Self::Kill,
         Self::Move,
@@ -81,5 +83,6 @@ impl Kind {
         Self::Stop,
         Self::Evacuation,
         Self::BuiltIn,
+        Self::Stacked,
     ];
 }

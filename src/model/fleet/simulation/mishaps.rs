@@ -146,6 +146,7 @@ impl World {
         self.orphan(node, true, false);
         self.forgets(node);
         self.forget_wires(node);
+        self.doom(node);
         let it = &mut self.nodes[node];
         (it.up, it.died_ns, it.process, it.isolated) = (false, self.now_ns, None, false);
         it.engine = Engine { carries: it.engine.carries, room: it.engine.room, ..Engine::default() };

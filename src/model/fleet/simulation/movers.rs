@@ -192,6 +192,7 @@ impl World {
             now_ns,
             peers: Some(&peers),
             ready: bar.is_none(),
+            has_backend: true,
             bar,
             synced: process.exchange.members(now_ns).iter().all(|it| it.synced),
             heard_ns: own.heard_ns,

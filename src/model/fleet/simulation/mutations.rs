@@ -58,3 +58,9 @@ fn flows_that_a_full_map_counts_as_held_are_found() {
     let faults = Faults { full_is_standby: true, ..Faults::default() };
     is_found(faults, &[Kind::Die, Kind::Move, Kind::Full], 150..300, "was not told that its flow is gone");
 }
+
+#[test]
+fn a_built_in_vip_that_nobody_takes_when_a_stacked_host_dies_is_found() {
+    let faults = Faults { gateway_unheard: true, ..Faults::default() };
+    is_found(faults, &[Kind::Stacked, Kind::BuiltIn, Kind::Die], 0..300, "nobody has the VIP");
+}

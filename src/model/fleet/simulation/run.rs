@@ -9,7 +9,7 @@ impl World {
     pub(super) fn new(seed: u64, allowed: &[Kind], faults: Faults) -> Self {
         let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9));
         // Half of the allowed kinds, so that simple worlds are among them.
-        let kinds: Vec<_> = allowed.iter().copied().filter(|_| dice.one_in(2)).collect();
+        let kinds: Vec<_> = allowed.iter().copied().filter(|kind| *kind == Kind::Stacked || dice.one_in(2)).collect();
         let has = |kind| kinds.contains(&kind);
         let count = if dice.one_in(12) { 4 + dice.roll(5) } else { 2 + dice.roll(3).min(1) } as usize;
         let spare = usize::from(has(Kind::Members)) * (count < node::NAMES.len()) as usize;
@@ -165,6 +165,9 @@ const WITHSTOOD: [Kind; 5] = [Kind::Die, Kind::Kill, Kind::Move, Kind::Split, Ki
 /// The instances move the VIP themselves in all worlds of these seeds.
 const BUILT_IN: [Kind; 4] = [Kind::Die, Kind::Kill, Kind::Evacuation, Kind::BuiltIn];
 
+/// A host's death takes its apiserver with it, and the instances move the VIP themselves.
+const STACKED: [Kind; 5] = [Kind::Stacked, Kind::Die, Kind::Kill, Kind::Evacuation, Kind::BuiltIn];
+
 fn run(seeds: std::ops::Range<u64>, kinds: &[Kind]) {
     for seed in seeds {
         if let Err((fault, log)) = play(seed, kinds, Faults::default()) {
@@ -197,6 +200,8 @@ parts! {
     nor_do_instances_that_move_the_vip_themselves: 0..100, &BUILT_IN;
     nor_do_any_hundred_others_of_these: 100..200, &BUILT_IN;
     nor_do_they_when_one_direction_of_a_link_is_cut: 0..60, &[Kind::OneWay, Kind::Cut, Kind::BuiltIn];
+    nor_do_stacked_hosts_that_die_with_their_apiservers: 0..80, &STACKED;
+    nor_do_other_stacked_hosts: 80..160, &STACKED;
     nor_do_two_that_still_look_after_a_flow_of_a_third: 247..248, &[Kind::Isolate];
 }
 

@@ -9,6 +9,7 @@
 //! - after a host's death another host has the VIP within half a second, and after any other fault within a stated time;
 //! - of peers that are alike, the one with the highest priority, then the one with the fewest of the holder's flows takes the VIP; and an
 //!   evacuation's heir before all others;
+//! - an instance that is not ready gives the VIP up at once, and one without a usable backend within a stated time, if a peer could serve;
 //! - without a fault the VIP does not move.
 
 mod world;
@@ -31,6 +32,10 @@ const AT_ONCE_NS: u64 = 50 * MS;
 /// Limit for two holders that can hear each other again: a beat and a look.
 const BOTH_MAX_NS: u64 = 200 * MS;
 /// Two hosts must have been able to exchange packets for this long, the time of the questions and of beats, before a rule counts for them.
+/// Limit for a holder that is not ready while a peer is: a beat and a look.
+const UNREADY_MAX_NS: u64 = 100 * MS;
+/// The same for one without a usable backend.
+const NO_BACKEND_MAX_NS: u64 = NO_BACKEND_NS + UNREADY_MAX_NS;
 const STEADY_NS: u64 = 700 * MS;
 const GRACE_NS: u64 = 250 * MS;
 
@@ -59,6 +64,10 @@ struct Wrongs {
     counts_untold: bool,
     /// An evacuated instance does not tell its heir.
     heirs_untold: bool,
+    /// The machine does not learn that no backend can be used.
+    backends_unseen: bool,
+    /// The machine does not learn that its instance is not ready.
+    unready_unseen: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,12 +82,13 @@ enum Mishap {
     OneWay,
     CutLink,
     Unready,
+    NoBackend,
     Evacuate,
     Remove,
     Lose,
 }
 
-const ALL: [Mishap; 13] = [
+const ALL: [Mishap; 14] = [
     Mishap::Die,
     Mishap::Kill,
     Mishap::Hang,
@@ -89,6 +99,7 @@ const ALL: [Mishap; 13] = [
     Mishap::OneWay,
     Mishap::CutLink,
     Mishap::Unready,
+    Mishap::NoBackend,
     Mishap::Evacuate,
     Mishap::Remove,
     Mishap::Lose,
@@ -243,6 +254,16 @@ fn counts_of_flows_that_are_not_told_are_found() {
 #[test]
 fn an_heir_that_is_not_told_is_found() {
     is_found(Wrongs { heirs_untold: true, ..Wrongs::default() }, &[Mishap::Evacuate], "is better");
+}
+
+#[test]
+fn a_lack_of_backends_that_is_not_seen_is_found() {
+    is_found(Wrongs { backends_unseen: true, ..Wrongs::default() }, &[Mishap::NoBackend], "has no backend");
+}
+
+#[test]
+fn a_failed_readiness_that_is_not_seen_is_found() {
+    is_found(Wrongs { unready_unseen: true, ..Wrongs::default() }, &[Mishap::Unready], "is not ready and keeps");
 }
 
 #[test]

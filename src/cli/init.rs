@@ -1,0 +1,278 @@
+//! `baton init`: this host's files, from what is on it.
+
+mod files;
+mod service;
+
+use std::io::{self, Read};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::json;
+
+use super::check::{self, CheckArguments};
+use super::output::{CliError, Output};
+use crate::config::{self, PeerKey};
+use crate::sys::{netdev, netlink, random};
+use crate::translate::{ForeignFile, HostRoute, SetupHost, SetupPlan, SetupRequest, plan};
+use files::{SetupFile, SetupFileError, SetupOutcome};
+
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "\
+Example, on each of three control-plane hosts:
+  baton init --vip 10.0.0.100 --hosts 10.0.0.11,10.0.0.12,10.0.0.13
+
+It reads the files of kubeadm, k3s, RKE2, HAProxy and keepalived that it finds, prints each value with its source, and
+overwrites no file. Exit code: 0 Baton can start with the file, 1 it cannot")]
+pub(super) struct InitArguments {
+    /// The address that clients know [default: that of kubeadm's admin.conf, of tls-san, or of keepalived.conf].
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    vip: Vec<IpAddr>,
+    /// The other hosts with an instance.
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    peers: Vec<IpAddr>,
+    /// All hosts with an instance, this one among them: the same on each.
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', conflicts_with = "peers")]
+    hosts: Vec<IpAddr>,
+    /// The apiservers, each with or without a port [default: those of the files, else one on each host].
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    backends: Vec<String>,
+    /// kubespray's inventory, hosts.yaml or an INI file: its control plane are the apiservers.
+    #[arg(long, value_name = "FILE", conflicts_with = "backends")]
+    inventory: Option<PathBuf>,
+    /// The interface for the VIP [default: the one whose network has the VIP, else the one of the route to it].
+    #[arg(long, value_name = "NAME")]
+    interface: Option<String>,
+    /// The port that clients connect to [default: the apiservers'].
+    #[arg(long)]
+    port: Option<u16>,
+    /// The CA of the apiservers' certificates, for the probes [default: the cluster's, if it is here].
+    #[arg(long, value_name = "FILE")]
+    ca_file: Option<PathBuf>,
+    /// The fleet's key, from a file or from standard input (-) [default: the one that is there, else a new one].
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// Serves the clients of this host alone, on 127.0.0.1, without a VIP and without peers.
+    #[arg(long, conflicts_with_all = ["vip", "hosts", "interface", "key"])]
+    node_local: bool,
+    /// Writes a static pod for the kubelet instead of a unit for systemd. It works before `kubeadm init`.
+    #[arg(long, requires = "image")]
+    static_pod: bool,
+    /// The image of the static pod.
+    #[arg(long, requires = "static_pod")]
+    image: Option<String>,
+    /// Writes no file, and prints all but the key.
+    #[arg(long)]
+    print: bool,
+    /// Replaces files that differ, and keeps a copy of each.
+    #[arg(long)]
+    force: bool,
+    /// Reads and writes files below DIR instead of /.
+    #[arg(long, value_name = "DIR", default_value = "/", hide_default_value = true)]
+    root: PathBuf,
+}
+
+pub(super) fn run(arguments: &InitArguments, config: &Path, output: &Output) -> Result<ExitCode, CliError> {
+    let place = HostFiles { root: &arguments.root };
+    let request = request(arguments)?;
+    let plan = plan(&request, &host(&place)?)?;
+    let mut all = vec![SetupFile { path: place.of(config), text: plan.toml.clone(), mode: 0o644 }];
+    all.push(starter(arguments, &place, config, &plan));
+    if arguments.print {
+        return print(&plan, &all, output);
+    }
+    let key_path = place.of(config).with_file_name("peers.key");
+    let key = (!plan.peers.is_empty()).then(|| key(arguments, &key_path)).transpose()?;
+    all.extend(key.iter().map(|(key, _)| SetupFile { path: key_path.clone(), text: key.spell() + "\n", mode: 0o600 }));
+    // A key with other white space is the same key.
+    all.retain(|file| file.path != key_path || read_key(&key_path).ok().as_ref() != key.as_ref().map(|(key, _)| key));
+    let fault = |error: SetupFileError| CliError::path(&error.path, error.source);
+    files::refuse_overwriting(&all, arguments.force).map_err(fault)?;
+    let mut outcomes = Vec::new();
+    // The key first: a configuration without it is none.
+    for file in all.iter().rev() {
+        outcomes.push((file, files::write(file).map_err(fault)?));
+    }
+    let steps = steps(&plan, key.as_ref().is_some_and(|(_, is_new)| *is_new), &key_path, arguments.static_pod);
+    if output.json {
+        let files =
+            |(file, outcome): &(&SetupFile, SetupOutcome)| json!({ "path": file.path, "outcome": told(outcome) });
+        let files: Vec<_> = outcomes.iter().map(files).collect();
+        output.document(&json!({ "facts": plan.facts, "files": files, "steps": steps }))?;
+    } else {
+        output.text(&facts(&plan))?;
+        for (file, outcome) in &outcomes {
+            output.line(format!("{}: {}", file.path.display(), told(outcome)))?;
+        }
+        output.line("")?;
+        check::run(&place.of(config), &CheckArguments::of_host(), false);
+        output.line("")?;
+        for step in &steps {
+            output.line(format!("next: {step}"))?;
+        }
+    }
+    Ok(match config::load(&place.of(config)) {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    })
+}
+
+/// Paths of the host below `--root`.
+struct HostFiles<'a> {
+    root: &'a Path,
+}
+
+impl HostFiles<'_> {
+    /// What the host calls `path`.
+    fn named(&self, path: &Path) -> PathBuf {
+        path.strip_prefix(self.root).map_or_else(|_| path.to_owned(), |inside| Path::new("/").join(inside))
+    }
+
+    fn of(&self, path: &Path) -> PathBuf {
+        self.root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// `None`: there is none.
+    fn read(&self, path: &str) -> Result<Option<ForeignFile>, CliError> {
+        match read(&self.of(Path::new(path))) {
+            Ok(text) => Ok(Some(ForeignFile { name: path.to_owned(), text })),
+            Err(CliError::Path { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn request(arguments: &InitArguments) -> Result<SetupRequest, CliError> {
+    let inventory = |path: &PathBuf| {
+        let name = path.display().to_string();
+        read(path).map(|text| ForeignFile { name, text })
+    };
+    Ok(SetupRequest {
+        vips: arguments.vip.clone(),
+        peers: arguments.peers.clone(),
+        hosts: arguments.hosts.clone(),
+        backends: arguments.backends.clone(),
+        interface: arguments.interface.clone(),
+        port: arguments.port,
+        ca_file: arguments.ca_file.as_ref().map(|path| path.display().to_string()),
+        inventory: arguments.inventory.as_ref().map(inventory).transpose()?,
+        is_node_local: arguments.node_local,
+    })
+}
+
+fn host(place: &HostFiles) -> Result<SetupHost, CliError> {
+    let mut found = Vec::new();
+    for path in SetupHost::FILES {
+        found.extend(place.read(path)?);
+    }
+    let authorities = SetupHost::AUTHORITIES.iter().filter(|path| place.of(Path::new(path)).exists());
+    let route = |to: IpAddr| {
+        let route = netlink::route(to).ok()?;
+        let interface = netdev::name(route.interface).ok()?;
+        Some(HostRoute { interface, source: netdev::source_towards(to)? })
+    };
+    Ok(SetupHost {
+        networks: netdev::networks().map_err(|error| CliError::path(Path::new("the addresses of this host"), error))?,
+        route: Box::new(route),
+        files: found,
+        authorities: authorities.map(|path| (*path).to_owned()).collect(),
+    })
+}
+
+/// The unit, or the static pod.
+fn starter(arguments: &InitArguments, place: &HostFiles, config: &Path, plan: &SetupPlan) -> SetupFile {
+    let (path, text, mode) = match (&arguments.image, arguments.static_pod) {
+        (Some(image), true) => {
+            let text = service::static_pod(image, config, plan.ca_file.as_deref());
+            (STATIC_POD, text, 0o600)
+        }
+        _ => {
+            let binary = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("/usr/bin/baton"));
+            let text = service::unit(&place.named(&binary), config);
+            // A package has its own, which another one would hide. It is for one path of the file and of the binary.
+            let is_same = |path: &Path| std::fs::read_to_string(place.of(path)).is_ok_and(|own| own == text);
+            let own = UNITS.iter().copied().find(|path| is_same(Path::new(path)));
+            (own.unwrap_or(UNIT), text, 0o644)
+        }
+    };
+    SetupFile { path: place.of(Path::new(path)), text, mode }
+}
+
+/// The key, and whether it is new. One that is there is kept, unless --key has another.
+fn key(arguments: &InitArguments, path: &Path) -> Result<(PeerKey, bool), CliError> {
+    match &arguments.key {
+        Some(given) => Ok((read_key(given)?, false)),
+        None => match read_key(path) {
+            Err(CliError::Path { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Ok((PeerKey(random::secret().map_err(|error| CliError::path(path, error))?), true))
+            }
+            read => read.map(|key| (key, false)),
+        },
+    }
+}
+
+fn read_key(path: &Path) -> Result<PeerKey, CliError> {
+    let text = match path == Path::new("-") {
+        true => io::read_to_string(io::stdin().take(FILE_BYTES_MAX)).map_err(|error| CliError::path(path, error))?,
+        false => read(path)?,
+    };
+    PeerKey::parse(text.trim()).ok_or_else(|| CliError::NoKey(path.to_owned()))
+}
+
+fn read(path: &Path) -> Result<String, CliError> {
+    let mut bytes = Vec::new();
+    let fault = |source| CliError::path(path, source);
+    std::fs::File::open(path).and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes)).map_err(fault)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn print(plan: &SetupPlan, all: &[SetupFile], output: &Output) -> Result<ExitCode, CliError> {
+    if output.json {
+        let files: Vec<_> = all.iter().map(|file| json!({ "path": file.path, "text": file.text })).collect();
+        output.document(&json!({ "facts": plan.facts, "files": files }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprint!("{}", facts(plan));
+    for file in all {
+        output.line(format!("# {}", file.path.display()))?;
+        output.text(&file.text)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Each value with its source.
+fn facts(plan: &SetupPlan) -> String {
+    let width = plan.facts.iter().map(|fact| fact.key.len()).max().unwrap_or_default();
+    let line = |key: &str, value: &str, place: &str| format!("{key:<width$}  {value}  ({place})\n");
+    plan.facts.iter().map(|fact| line(fact.key, &fact.value, &fact.place)).collect()
+}
+
+fn told(outcome: &SetupOutcome) -> String {
+    match outcome {
+        SetupOutcome::New => "written".to_owned(),
+        SetupOutcome::Same => "needs no change".to_owned(),
+        SetupOutcome::Replaced(copy) => format!("replaced; {} has the text before", copy.display()),
+    }
+}
+
+fn steps(plan: &SetupPlan, is_new_key: bool, key: &Path, is_pod: bool) -> Vec<String> {
+    let mut steps = plan.steps.clone();
+    if is_new_key {
+        let key = key.display();
+        let copy = |peer: &IpAddr| format!("ssh root@{peer} install -D -m 600 /dev/stdin {key} < {key}");
+        steps.extend(plan.peers.iter().map(copy));
+    }
+    steps.push(match is_pod {
+        true => "the kubelet starts the pod by itself, also before `kubeadm init`".to_owned(),
+        false => "systemctl enable --now baton".to_owned(),
+    });
+    steps
+}
+
+const UNIT: &str = "/etc/systemd/system/baton.service";
+/// Where packages have theirs.
+const UNITS: [&str; 2] = ["/usr/lib/systemd/system/baton.service", "/lib/systemd/system/baton.service"];
+const STATIC_POD: &str = "/etc/kubernetes/manifests/baton.yaml";
+/// A file that is no configuration must not fill the memory.
+const FILE_BYTES_MAX: u64 = 8 << 20;

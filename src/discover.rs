@@ -1,0 +1,101 @@
+//! Finds the backends of frontends that name a source for them: a task per frontend, whose results go to `app`.
+//!
+//! ```text
+//!   [frontend.discover] ──▶ run ──▶ follow (one per frontend) ── a look: addresses, or an error ──▶ app
+//!                                   first: what is known before the first look ◀── the last set, on disk
+//! ```
+//! A look decides nothing: `model::discover` says what it changes.
+
+mod cache;
+mod dns;
+mod file;
+mod kubernetes;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+
+pub(crate) use cache::write as write_cache;
+
+use crate::config::{Config, Discover, DiscoverSource, read_list};
+use crate::essential::{Tasks, aside};
+use crate::model::discover::{AddressSet, valid};
+use crate::part::Part;
+use crate::table::backend::Registry;
+
+/// The result of one look at a frontend's source.
+#[derive(Debug)]
+pub(crate) struct SourceLook {
+    pub frontend: Arc<str>,
+    /// The source's name for events.
+    pub source: String,
+    pub found: Result<AddressSet, String>,
+}
+
+/// The end of a task's channel.
+#[derive(Clone, Debug)]
+struct LookSender {
+    frontend: Arc<str>,
+    source: String,
+    looks: mpsc::Sender<SourceLook>,
+}
+
+impl LookSender {
+    async fn send(&self, found: Result<AddressSet, String>) {
+        let (frontend, source) = (self.frontend.clone(), self.source.clone());
+        // An error means that the instance ends.
+        let _ = self.looks.send(SourceLook { frontend, source, found }).await;
+    }
+}
+
+/// Looks at the source of each frontend of `config`, now and after each reload, until it is dropped.
+pub(crate) async fn run(
+    registry: Part<Registry>,
+    mut config: watch::Receiver<Arc<Config>>,
+    looks: mpsc::Sender<SourceLook>,
+) {
+    let mut running: HashMap<Arc<str>, (DiscoverSource, Tasks)> = HashMap::new();
+    loop {
+        let now = config.borrow_and_update().clone();
+        let sources = now.frontends.iter().filter_map(|it| Some((&it.name, &it.discover.as_ref()?.source)));
+        let sources: HashMap<_, _> = sources.collect();
+        running.retain(|name, (source, _)| sources.get(name).is_some_and(|wanted| *wanted == source));
+        for (name, source) in sources {
+            if running.contains_key(name) {
+                continue;
+            }
+            let sender = LookSender { frontend: name.clone(), source: source.label(), looks: looks.clone() };
+            let tasks = Tasks::default();
+            tasks.spawn("discovery", follow(source.clone(), registry.clone(), sender));
+            running.insert(name.clone(), (source.clone(), tasks));
+        }
+        if config.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn follow(source: DiscoverSource, registry: Part<Registry>, looks: LookSender) {
+    match source {
+        DiscoverSource::File { path } => file::follow(path, looks).await,
+        DiscoverSource::Dns(source) => dns::follow(source, looks).await,
+        DiscoverSource::Kubernetes(source) => kubernetes::follow(source, registry, looks).await,
+    }
+}
+
+/// The set that a frontend begins with: that of the source if it answers at once, else the last one that was kept.
+pub(crate) async fn first(discover: &Discover) -> Option<AddressSet> {
+    let (source, cache_file) = (discover.source.clone(), discover.cache_file.clone());
+    let known = move || {
+        let listed = match &source {
+            DiscoverSource::File { path } => read_list(path).and_then(valid).ok(),
+            DiscoverSource::Dns(_) | DiscoverSource::Kubernetes(_) => None,
+        };
+        listed.or_else(|| cache::read(&cache_file, &source.label()))
+    };
+    match (aside(known).await.flatten(), &discover.source) {
+        (None, DiscoverSource::Dns(source)) => dns::first(source).await,
+        (known, _) => known,
+    }
+}

@@ -1,0 +1,476 @@
+//! `baton init`: from what the operator asks for and what the host has to Baton's file. Each value says its source.
+
+mod backends;
+mod health;
+mod sources;
+#[cfg(test)]
+mod tests;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use ipnet::IpNet;
+use serde::Serialize;
+
+use super::keepalived::{KEY_FILE, PEER_PORT, host_name};
+use super::toml::{Toml, array, quoted};
+use super::{ForeignFile, translate};
+use crate::model::fleet::SLOTS;
+use backends::{SetupBackend, addressed, backends, spelled, with_port};
+use health::HealthSource;
+use sources::{K3S_CONFIG, KUBEADM_CONFIG, KUBEADM_MANIFEST, LocalApiserver, RKE2_CONFIG};
+
+/// The options of the command line.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SetupRequest {
+    pub vips: Vec<IpAddr>,
+    pub peers: Vec<IpAddr>,
+    /// All instances, this one among them.
+    pub hosts: Vec<IpAddr>,
+    /// Each an address, or an address or a name with a port.
+    pub backends: Vec<String>,
+    pub interface: Option<String>,
+    pub port: Option<u16>,
+    pub ca_file: Option<String>,
+    pub inventory: Option<ForeignFile>,
+    pub is_node_local: bool,
+}
+
+/// The way of a packet from this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HostRoute {
+    pub interface: String,
+    pub source: IpAddr,
+}
+
+/// What this host has.
+pub(crate) struct SetupHost {
+    pub networks: Vec<(String, IpNet)>,
+    pub route: Box<dyn Fn(IpAddr) -> Option<HostRoute>>,
+    /// Those of [`SetupHost::FILES`] that exist; the name is the path.
+    pub files: Vec<ForeignFile>,
+    /// Those of [`SetupHost::AUTHORITIES`] that exist.
+    pub authorities: Vec<String>,
+}
+
+impl SetupHost {
+    pub(crate) const FILES: [&str; 6] =
+        [KUBEADM_MANIFEST, KUBEADM_CONFIG, K3S_CONFIG, RKE2_CONFIG, HAPROXY_CONFIG, KEEPALIVED_CONFIG];
+    pub(crate) const AUTHORITIES: [&str; 3] = [KUBEADM_CA, K3S_CA, RKE2_CA];
+
+    fn file(&self, path: &str) -> Option<&ForeignFile> {
+        self.files.iter().find(|file| file.name == path)
+    }
+
+    fn is_own(&self, ip: IpAddr) -> bool {
+        self.networks.iter().any(|(_, network)| network.addr() == ip)
+    }
+
+    /// Whether `ip` is an address that stays on this host. A VIP is a /32 or /128 and may be here now.
+    fn is_fixed(&self, ip: IpAddr) -> bool {
+        self.networks.iter().any(|(_, network)| network.addr() == ip && !is_single(network))
+    }
+
+    /// The network of an interface that has `ip` in it.
+    fn network_of(&self, ip: IpAddr) -> Option<(&str, IpAddr)> {
+        let mut all = self.networks.iter().filter(|(name, network)| name != "lo" && !is_single(network));
+        all.find(|(_, network)| network.contains(&ip)).map(|(name, network)| (&**name, network.addr()))
+    }
+}
+
+fn is_single(network: &IpNet) -> bool {
+    network.prefix_len() == network.max_prefix_len()
+}
+
+/// A value, and where it is from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct SetupFact {
+    pub key: &'static str,
+    pub value: String,
+    pub place: String,
+}
+
+/// The files to write, and the reasons.
+#[derive(Clone, Debug)]
+pub(crate) struct SetupPlan {
+    pub toml: String,
+    pub facts: Vec<SetupFact>,
+    /// The CA that the probes use.
+    pub ca_file: Option<String>,
+    /// Hosts of the other instances, which need the same key.
+    pub peers: Vec<IpAddr>,
+    /// Steps that remain.
+    pub steps: Vec<String>,
+}
+
+/// Why there is nothing to write.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SetupRefusal {
+    #[error("no file of this host says which address clients know: name it with --vip")]
+    NoVip,
+    #[error("--vip {0} is this host's own address: choose one that no host has")]
+    OwnVip(IpAddr),
+    #[error("--vip {0} is no address that can move between hosts")]
+    BadVip(IpAddr),
+    #[error(
+        "{0} has {1}, an address of this host: --peers names the other hosts only; --hosts names all, the same on each"
+    )]
+    OwnPeer(&'static str, IpAddr),
+    #[error("--hosts has no address of this host")]
+    NotAmongHosts,
+    #[error("--hosts has {0} and {1}, and both are addresses of this host: name each host once")]
+    TwiceAmongHosts(IpAddr, IpAddr),
+    #[error("{0} is the VIP and a host's own address as well")]
+    VipIsHost(IpAddr),
+    #[error("{0} instances: a fleet has at most {SLOTS}")]
+    TooMany(usize),
+    #[error("no network of this host has {0} in it, and no route leads there: name the interface with --interface")]
+    NoInterface(IpAddr),
+    #[error("this host has no interface {0}")]
+    UnknownInterface(String),
+    #[error("this host has no route to {0}")]
+    NoRoute(IpAddr),
+    #[error("no file of this host names an apiserver: name them with --backends or --inventory")]
+    NoBackends,
+    #[error("backend {0:?}: expected an address, or a host with a port")]
+    BadBackend(String),
+    #[error("{0} has no host in the group kube_control_plane")]
+    EmptyInventory(String),
+    #[error("{0}: host {1} has no address: set ip or ansible_host")]
+    NoHostAddress(String, String),
+    #[error("{0} is not YAML: {1}")]
+    NoYaml(String, yaml_rust2::ScanError),
+}
+
+/// Baton's file for this host.
+pub(crate) fn plan(request: &SetupRequest, host: &SetupHost) -> Result<SetupPlan, SetupRefusal> {
+    let of_host = Apiserver::find(host)?;
+    if request.is_node_local {
+        return node_local(request, host, of_host.as_ref());
+    }
+    if request.vips.is_empty()
+        && let Some(haproxy) = host.file(HAPROXY_CONFIG)
+    {
+        return Ok(translated(haproxy, host.file(KEEPALIVED_CONFIG)));
+    }
+    with_vip(request, host, of_host.as_ref())
+}
+
+/// The apiserver of this host, and which distribution's it is.
+struct Apiserver {
+    local: LocalApiserver,
+    kind: Distribution,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Distribution {
+    Kubeadm,
+    K3s,
+    Rke2,
+}
+
+impl Apiserver {
+    fn find(host: &SetupHost) -> Result<Option<Self>, SetupRefusal> {
+        if let Some(file) = host.file(KUBEADM_MANIFEST)
+            && let Some(local) = sources::kubeadm(file)?
+        {
+            return Ok(Some(Self { local, kind: Distribution::Kubeadm }));
+        }
+        for (path, kind) in [(K3S_CONFIG, Distribution::K3s), (RKE2_CONFIG, Distribution::Rke2)] {
+            if let Some(file) = host.file(path) {
+                return Ok(Some(Self { local: sources::rancher(file)?, kind }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn with_vip(request: &SetupRequest, host: &SetupHost, local: Option<&Apiserver>) -> Result<SetupPlan, SetupRefusal> {
+    let mut facts = Facts::default();
+    let vips = vips(request, host, local, &mut facts)?;
+    let first = vips[0];
+    let (interface, place) = interface(request, host, first)?;
+    facts.add("interface", interface.clone(), place);
+    let (own, peers) = instances(request, host, &vips, &mut facts)?;
+    let mut all: Vec<_> = peers.iter().copied().chain([own]).collect();
+    all.sort_unstable();
+    let slot = all.iter().position(|ip| *ip == own).unwrap_or_default();
+    let backends = match backends(request, host, local, &mut facts)? {
+        Some(backends) => backends,
+        None => {
+            let port = request.port.or(local.map(|it| it.local.port)).unwrap_or(PORT);
+            let of_own = local.and_then(|it| it.local.ip).unwrap_or(own);
+            let at = |ip: &IpAddr| if *ip == own { of_own } else { *ip };
+            let place = local.map_or_else(
+                || "no file here names an apiserver: one is expected on each host; --backends names others".to_owned(),
+                |it| format!("{}; the peers alike", it.local.place),
+            );
+            let backends = addressed(all.iter().map(at), port);
+            facts.add("backends", spelled(&backends), place);
+            backends
+        }
+    };
+    let port = match (request.port, local) {
+        (Some(port), _) => facts.port(port, "--port"),
+        (None, Some(it)) => facts.port(it.local.port, &it.local.place),
+        (None, None) => facts.port(PORT, "Kubernetes' default"),
+    };
+    let mut toml = head();
+    toml.table("[instance]");
+    toml.key("name", &quoted(&host_name(own)), &facts.place("own address"));
+    toml.bare_key("slot", &slot.to_string());
+    facts.add("name", host_name(own), "the own address".to_owned());
+    facts.add("slot", slot.to_string(), "the position of the own address among those of all instances".to_owned());
+    if !peers.is_empty() {
+        toml.table("[peers]");
+        toml.key("listen", &quoted(&SocketAddr::new(own, PEER_PORT).to_string()), &facts.place("own address"));
+        toml.key("key_file", &quoted(KEY_NAME), "the same key on each host");
+        for peer in &peers {
+            toml.table("[[peers.peer]]");
+            toml.key("name", &quoted(&host_name(*peer)), "its address");
+            toml.key("address", &quoted(&SocketAddr::new(*peer, PEER_PORT).to_string()), &facts.place("peers"));
+        }
+    }
+    toml.table("[vip]");
+    let single = |ip: &IpAddr| IpNet::from(*ip).to_string();
+    toml.key("addresses", &array(&vips.iter().map(single).collect::<Vec<_>>()), &facts.place("vip"));
+    toml.key("interface", &quoted(&interface), &facts.place("interface"));
+    let listen: Vec<_> = vips.iter().map(|ip| SocketAddr::new(*ip, port).to_string()).collect();
+    frontend("apiserver", &listen, &mut toml, &facts);
+    let health = HealthSource::choose(request, host, local);
+    health.write(&mut toml, &mut facts);
+    write_backends(&backends, &mut toml, &facts);
+    if local.is_some_and(|it| it.kind == Distribution::Rke2) {
+        let listen: Vec<_> = vips.iter().map(|ip| SocketAddr::new(*ip, RKE2_SUPERVISOR).to_string()).collect();
+        frontend("rke2-supervisor", &listen, &mut toml, &facts);
+        health.write_again(&mut toml);
+        write_backends(&with_port(&backends, RKE2_SUPERVISOR), &mut toml, &facts);
+        let place = "RKE2: further servers and agents join there".to_owned();
+        facts.add("supervisor", listen.join(", "), place);
+    }
+    let mut steps = Vec::new();
+    if peers.is_empty() {
+        steps.push("one instance only: if another host serves this VIP, name it with --peers".to_owned());
+    }
+    Ok(SetupPlan { toml: toml.text(), facts: facts.all, ca_file: health.ca_file, peers, steps })
+}
+
+/// The control plane on 127.0.0.1, for the clients of this host alone.
+fn node_local(request: &SetupRequest, host: &SetupHost, local: Option<&Apiserver>) -> Result<SetupPlan, SetupRefusal> {
+    let mut facts = Facts::default();
+    let backends = match (backends(request, host, local, &mut facts)?, local) {
+        (Some(backends), _) => backends,
+        (None, Some(it)) => {
+            let own = it.local.ip.or_else(|| (host.route)(*request.peers.first()?).map(|route| route.source));
+            let all: Vec<_> = own.into_iter().chain(request.peers.iter().copied()).collect();
+            if all.is_empty() {
+                return Err(SetupRefusal::NoBackends);
+            }
+            let backends = addressed(all.iter().copied(), it.local.port);
+            facts.add("backends", spelled(&backends), format!("{}; --peers", it.local.place));
+            backends
+        }
+        (None, None) => return Err(SetupRefusal::NoBackends),
+    };
+    let port = match (request.port, local) {
+        (Some(port), _) => facts.port(port, "--port"),
+        // A port on loopback cannot be shared.
+        (None, Some(it)) if it.local.port == PORT => {
+            facts.port(BESIDE_APISERVER, &format!("the apiserver of this host has {PORT}, by {}", it.local.place))
+        }
+        (None, _) => facts.port(PORT, "--node-local"),
+    };
+    let mut toml = head();
+    toml.table("[process]");
+    toml.key("workers", "1", "--node-local: the clients of one host");
+    toml.table("[offload]");
+    toml.key("mode", "\"off\"", "--node-local: no flow of a client on the own host is offloaded");
+    let listen = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string()];
+    frontend("apiserver", &listen, &mut toml, &facts);
+    let health = HealthSource::choose(request, host, local);
+    health.write(&mut toml, &mut facts);
+    write_backends(&backends, &mut toml, &facts);
+    let steps = vec![format!("give the clients of this host https://127.0.0.1:{port} as server")];
+    Ok(SetupPlan { toml: toml.text(), facts: facts.all, ca_file: health.ca_file, peers: Vec::new(), steps })
+}
+
+/// What `baton import` writes.
+fn translated(haproxy: &ForeignFile, keepalived: Option<&ForeignFile>) -> SetupPlan {
+    let translation = translate(haproxy, keepalived);
+    let mut facts = Facts::default();
+    for ledger in &translation.ledgers {
+        let lines = ledger.lines();
+        let lost = lines.iter().filter(|line| line.changes_behaviour()).count();
+        let value = format!("{} lines, {lost} without an equal", lines.len());
+        facts.add("imported", value, ledger.name.clone());
+    }
+    let steps = vec!["`baton import` says what became of each line".to_owned()];
+    let document = translation.toml.parse::<toml::Table>().unwrap_or_default();
+    let peers = document.get("peers").and_then(|peers| peers.get("peer")).and_then(toml::Value::as_array);
+    let peers = peers.into_iter().flatten().filter_map(|peer| peer.get("address")?.as_str());
+    let peers = peers.filter_map(|address| address.parse::<SocketAddr>().ok()).map(|it| it.ip()).collect();
+    // Beside the file, wherever that is.
+    let toml = translation.toml.replace(&quoted(KEY_FILE), &quoted(KEY_NAME));
+    SetupPlan { toml, facts: facts.all, ca_file: None, peers, steps }
+}
+
+fn vips(
+    request: &SetupRequest,
+    host: &SetupHost,
+    local: Option<&Apiserver>,
+    facts: &mut Facts,
+) -> Result<Vec<IpAddr>, SetupRefusal> {
+    let (vips, place) = match &request.vips[..] {
+        [] => found_vip(host, local)?,
+        given => (given.to_vec(), "--vip".to_owned()),
+    };
+    for ip in &vips {
+        let is_link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || is_link_local {
+            return Err(SetupRefusal::BadVip(*ip));
+        }
+        if host.is_fixed(*ip) {
+            return Err(SetupRefusal::OwnVip(*ip));
+        }
+    }
+    facts.add("vip", spelled_ips(&vips), place);
+    Ok(vips)
+}
+
+/// An address in the cluster's own files that is none of this host's, but of its networks.
+fn found_vip(host: &SetupHost, local: Option<&Apiserver>) -> Result<(Vec<IpAddr>, String), SetupRefusal> {
+    let is_vip = |ip: &IpAddr| !host.is_fixed(*ip) && host.network_of(*ip).is_some();
+    if let Some(file) = host.file(KUBEADM_CONFIG)
+        && let Some(ip) = sources::endpoint(file)?.filter(is_vip)
+    {
+        return Ok((vec![ip], format!("{}: server", file.name)));
+    }
+    let names = local.into_iter().flat_map(|it| &it.local.names).copied().find(is_vip);
+    match (names, local) {
+        (Some(ip), Some(it)) => {
+            let file = it.local.place.split(": ").next().unwrap_or_default();
+            Ok((vec![ip], format!("{file}: tls-san")))
+        }
+        _ => Err(SetupRefusal::NoVip),
+    }
+}
+
+fn interface(request: &SetupRequest, host: &SetupHost, vip: IpAddr) -> Result<(String, String), SetupRefusal> {
+    if let Some(name) = &request.interface {
+        let is_there = host.networks.iter().any(|(other, _)| other == name);
+        return match is_there {
+            true => Ok((name.clone(), "--interface".to_owned())),
+            false => Err(SetupRefusal::UnknownInterface(name.clone())),
+        };
+    }
+    if let Some((name, own)) = host.network_of(vip) {
+        return Ok((name.to_owned(), format!("its network, of {own}, has {vip} in it")));
+    }
+    match (host.route)(vip).filter(|route| route.interface != "lo") {
+        Some(route) => {
+            let place = format!("the route to {vip}");
+            Ok((route.interface, place))
+        }
+        None => Err(SetupRefusal::NoInterface(vip)),
+    }
+}
+
+/// This instance's address, and those of the others.
+fn instances(
+    request: &SetupRequest,
+    host: &SetupHost,
+    vips: &[IpAddr],
+    facts: &mut Facts,
+) -> Result<(IpAddr, Vec<IpAddr>), SetupRefusal> {
+    let (own, place, mut peers, of_peers) = if !request.hosts.is_empty() {
+        let mut owned = request.hosts.iter().copied().filter(|ip| host.is_own(*ip));
+        let own = owned.next().ok_or(SetupRefusal::NotAmongHosts)?;
+        if let Some(other) = owned.find(|other| *other != own) {
+            return Err(SetupRefusal::TwiceAmongHosts(own, other));
+        }
+        let peers = request.hosts.iter().copied().filter(|ip| *ip != own).collect::<Vec<_>>();
+        (own, "--hosts: this host has it".to_owned(), peers, "--hosts")
+    } else if let Some(first) = request.peers.first() {
+        if let Some(ip) = request.peers.iter().find(|ip| host.is_own(**ip)) {
+            return Err(SetupRefusal::OwnPeer("--peers", *ip));
+        }
+        let route = (host.route)(*first).ok_or(SetupRefusal::NoRoute(*first))?;
+        (route.source, format!("the route to {first}"), request.peers.clone(), "--peers")
+    } else {
+        let in_network = host.network_of(vips[0]).map(|(_, own)| own);
+        let own = in_network.or_else(|| (host.route)(vips[0]).map(|route| route.source));
+        let own = own.ok_or(SetupRefusal::NoRoute(vips[0]))?;
+        (own, format!("the route to {}", vips[0]), Vec::new(), "")
+    };
+    peers.sort_unstable();
+    peers.dedup();
+    if let Some(ip) = peers.iter().chain([&own]).find(|ip| vips.contains(ip)) {
+        return Err(SetupRefusal::VipIsHost(*ip));
+    }
+    if peers.len() >= usize::from(SLOTS) {
+        return Err(SetupRefusal::TooMany(peers.len() + 1));
+    }
+    facts.add("own address", own.to_string(), place);
+    if !peers.is_empty() {
+        facts.add("peers", spelled_ips(&peers), of_peers.to_owned());
+    }
+    Ok((own, peers))
+}
+
+fn spelled_ips(all: &[IpAddr]) -> String {
+    all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// The facts so far, in the order in which they are told.
+#[derive(Debug, Default)]
+struct Facts {
+    all: Vec<SetupFact>,
+}
+
+impl Facts {
+    fn add(&mut self, key: &'static str, value: String, place: String) {
+        self.all.push(SetupFact { key, value, place });
+    }
+
+    fn port(&mut self, port: u16, place: &str) -> u16 {
+        self.add("port", port.to_string(), place.to_owned());
+        port
+    }
+
+    fn place(&self, key: &str) -> String {
+        self.all.iter().find(|fact| fact.key == key).map(|fact| fact.place.clone()).unwrap_or_default()
+    }
+}
+
+fn head() -> Toml {
+    let mut toml = Toml::default();
+    toml.comment("Written by `baton init`; each key names the source of its value.");
+    toml.comment("A key that is not here is at its default: config/baton.toml explains every key.");
+    toml
+}
+
+fn frontend(name: &str, listen: &[String], toml: &mut Toml, facts: &Facts) {
+    toml.table("[[frontend]]");
+    toml.bare_key("name", &quoted(name));
+    toml.key("listen", &array(listen), &format!("port: {}", facts.place("port")));
+}
+
+fn write_backends(backends: &[SetupBackend], toml: &mut Toml, facts: &Facts) {
+    for (name, address) in backends {
+        toml.table("[[frontend.backend]]");
+        toml.bare_key("name", &quoted(name));
+        toml.key("address", &quoted(address), &facts.place("backends"));
+    }
+}
+
+const HAPROXY_CONFIG: &str = "/etc/haproxy/haproxy.cfg";
+const KEEPALIVED_CONFIG: &str = "/etc/keepalived/keepalived.conf";
+const KUBEADM_CA: &str = "/etc/kubernetes/pki/ca.crt";
+const K3S_CA: &str = "/var/lib/rancher/k3s/server/tls/server-ca.crt";
+const RKE2_CA: &str = "/var/lib/rancher/rke2/server/tls/server-ca.crt";
+/// The apiserver's.
+const PORT: u16 = 6443;
+/// As Talos' KubePrism has it.
+const BESIDE_APISERVER: u16 = 7445;
+const RKE2_SUPERVISOR: u16 = 9345;
+/// Beside the configuration file.
+const KEY_NAME: &str = "peers.key";

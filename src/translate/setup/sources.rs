@@ -1,0 +1,214 @@
+//! Reads the files of a Kubernetes host: kubeadm's, those of k3s and RKE2, and kubespray's inventory.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use yaml_rust2::{Yaml, YamlLoader};
+
+use super::{SetupFact, SetupRefusal};
+use crate::translate::ForeignFile;
+
+/// The apiserver's static pod.
+pub(super) const KUBEADM_MANIFEST: &str = "/etc/kubernetes/manifests/kube-apiserver.yaml";
+/// An administrator's kubeconfig, with the address that kubeadm got by --control-plane-endpoint.
+pub(super) const KUBEADM_CONFIG: &str = "/etc/kubernetes/admin.conf";
+pub(super) const K3S_CONFIG: &str = "/etc/rancher/k3s/config.yaml";
+pub(super) const RKE2_CONFIG: &str = "/etc/rancher/rke2/config.yaml";
+
+/// An apiserver of this host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct LocalApiserver {
+    /// `None`: the file names none, and the host's own address counts.
+    pub ip: Option<IpAddr>,
+    pub port: u16,
+    /// The file and its keys.
+    pub place: String,
+    /// Addresses that the certificates have besides.
+    pub names: Vec<IpAddr>,
+}
+
+/// `--advertise-address` and `--secure-port` of kube-apiserver.yaml. `None`: it is no such manifest.
+pub(super) fn kubeadm(file: &ForeignFile) -> Result<Option<LocalApiserver>, SetupRefusal> {
+    let Some(pod) = document(file)? else { return Ok(None) };
+    let containers = pod["spec"]["containers"].as_vec().into_iter().flatten();
+    let words = containers.flat_map(|it| [&it["command"], &it["args"]]).filter_map(Yaml::as_vec).flatten();
+    let words: Vec<_> = words.filter_map(Yaml::as_str).collect();
+    let flag = |name: &str| words.iter().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+    let ip = flag("--advertise-address").and_then(|value| value.parse().ok());
+    let port = flag("--secure-port").and_then(|value| value.parse().ok());
+    let flags = match (ip, port) {
+        (None, None) if words.is_empty() => return Ok(None),
+        (Some(_), Some(_)) => "--advertise-address, --secure-port",
+        (Some(_), None) => "--advertise-address",
+        _ => "--secure-port",
+    };
+    let place = format!("{}: {flags}", file.name);
+    Ok(Some(LocalApiserver { ip, port: port.unwrap_or(6443), place, names: Vec::new() }))
+}
+
+/// The address in `server` of a kubeconfig, if it is no name.
+pub(super) fn endpoint(file: &ForeignFile) -> Result<Option<IpAddr>, SetupRefusal> {
+    let Some(config) = document(file)? else { return Ok(None) };
+    let server = config["clusters"][0]["cluster"]["server"].as_str().unwrap_or_default();
+    Ok(authority(server))
+}
+
+/// config.yaml of k3s or RKE2.
+pub(super) fn rancher(file: &ForeignFile) -> Result<LocalApiserver, SetupRefusal> {
+    let config = document(file)?.unwrap_or(Yaml::Null);
+    let addresses = |key: &str| -> Vec<IpAddr> {
+        let value = &config[key];
+        let all = value.as_str().into_iter().chain(value.as_vec().into_iter().flatten().filter_map(Yaml::as_str));
+        all.flat_map(|text| text.split(',')).filter_map(|text| text.trim().parse().ok()).collect()
+    };
+    let ip = addresses("advertise-address").into_iter().chain(addresses("node-ip")).next();
+    let port = config["https-listen-port"].as_i64().and_then(|port| u16::try_from(port).ok());
+    let key = if ip.is_some() { "node-ip" } else { "it is there" };
+    let place = format!("{}: {key}", file.name);
+    Ok(LocalApiserver { ip, port: port.unwrap_or(6443), place, names: addresses("tls-san") })
+}
+
+/// The hosts of the group kube_control_plane, in the order of the file: name and address. Both forms of Ansible's inventories.
+pub(super) fn inventory(file: &ForeignFile) -> Result<Vec<(String, IpAddr)>, SetupRefusal> {
+    let is_ini = file.text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with(['#', ';']));
+    let is_ini = is_ini.is_some_and(|line| line.starts_with('[') || line.contains("ansible_host="));
+    let (group, hosts) = if is_ini { inventory_ini(&file.text) } else { inventory_yaml(file)? };
+    let address = |name: &String| {
+        let of_host = hosts.get(name);
+        let keys = ["access_ip", "ip", "ansible_host"].into_iter();
+        let mut given = keys.filter_map(|key| of_host?.get(key)).map(String::as_str).chain([&**name]);
+        given.find_map(|text| text.parse().ok()).map(|ip| (name.clone(), ip))
+    };
+    group
+        .iter()
+        .map(|name| address(name).ok_or_else(|| SetupRefusal::NoHostAddress(file.name.clone(), name.clone())))
+        .collect()
+}
+
+/// The control plane's names, and the variables of each host.
+type InventoryHosts = (Vec<String>, BTreeMap<String, BTreeMap<String, String>>);
+
+/// Former names of the group stand in older inventories.
+const GROUPS: [&str; 3] = ["kube_control_plane", "kube-master", "kube_master"];
+
+fn inventory_ini(text: &str) -> InventoryHosts {
+    let (mut group, mut hosts) = (Vec::new(), BTreeMap::<String, BTreeMap<String, String>>::new());
+    let mut section = "";
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with(['#', ';'])) {
+        if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.split(']').next()) {
+            section = name;
+            continue;
+        }
+        // [group:vars] and [group:children] list no hosts.
+        if section.contains(':') {
+            continue;
+        }
+        let mut words = line.split_whitespace();
+        let name = words.next().unwrap_or_default().to_owned();
+        let variables = words.take_while(|word| !word.starts_with('#')).filter_map(|word| word.split_once('='));
+        let variables = variables.map(|(key, value)| (key.to_owned(), value.trim_matches(['"', '\'']).to_owned()));
+        hosts.entry(name.clone()).or_default().extend(variables);
+        if GROUPS.contains(&section) {
+            group.push(name);
+        }
+    }
+    (group, hosts)
+}
+
+fn inventory_yaml(file: &ForeignFile) -> Result<InventoryHosts, SetupRefusal> {
+    let (mut group, mut hosts) = (Vec::new(), BTreeMap::<String, BTreeMap<String, String>>::new());
+    let document = document(file)?.unwrap_or(Yaml::Null);
+    let mut pending: Vec<(String, &Yaml)> = named(&document);
+    while let Some((name, content)) = pending.pop() {
+        for (host, variables) in named(&content["hosts"]) {
+            let variables = named(variables).into_iter();
+            let variables = variables.filter_map(|(key, value)| Some((key, value.as_str()?.to_owned())));
+            hosts.entry(host.clone()).or_default().extend(variables);
+            if GROUPS.contains(&&*name) {
+                group.push(host);
+            }
+        }
+        pending.extend(named(&content["children"]));
+    }
+    Ok((group, hosts))
+}
+
+/// The keys of a table, in its order.
+fn named(yaml: &Yaml) -> Vec<(String, &Yaml)> {
+    let all = yaml.as_hash().into_iter().flatten();
+    all.filter_map(|(key, value)| Some((key.as_str()?.to_owned(), value))).collect()
+}
+
+/// The address in `https://10.0.0.100:6443`.
+fn authority(url: &str) -> Option<IpAddr> {
+    let place = url.split_once("://")?.1.split('/').next()?;
+    let bare = place.trim_start_matches('[').trim_end_matches(']');
+    place.parse::<SocketAddr>().map(|it| it.ip()).ok().or_else(|| bare.parse().ok())
+}
+
+/// The first document of the file.
+fn document(file: &ForeignFile) -> Result<Option<Yaml>, SetupRefusal> {
+    let documents =
+        YamlLoader::load_from_str(&file.text).map_err(|error| SetupRefusal::NoYaml(file.name.clone(), error))?;
+    Ok(documents.into_iter().next())
+}
+
+/// Backends of the inventory, and where they are from.
+pub(super) fn inventory_fact(file: &ForeignFile, all: &[(String, IpAddr)]) -> SetupFact {
+    let value = all.iter().map(|(name, ip)| format!("{name} {ip}")).collect::<Vec<_>>().join(", ");
+    SetupFact { key: "inventory", value, place: format!("{}: group kube_control_plane", file.name) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(name: &str, text: &str) -> ForeignFile {
+        ForeignFile { name: name.to_owned(), text: text.to_owned() }
+    }
+
+    #[test]
+    fn the_apiservers_flags_are_read_from_command_and_args() {
+        let text = "spec:\n  containers:\n  - command:\n    - kube-apiserver\n    - --advertise-address=10.0.0.11\n    args: [--secure-port=7443]\n";
+        let read = kubeadm(&file("m.yaml", text)).unwrap().unwrap();
+        assert_eq!((read.ip, read.port), (Some("10.0.0.11".parse().unwrap()), 7443));
+        assert_eq!(read.place, "m.yaml: --advertise-address, --secure-port");
+        assert_eq!(kubeadm(&file("m.yaml", "kind: Pod\n")).unwrap(), None);
+        let error = kubeadm(&file("m.yaml", "a: [\n")).unwrap_err().to_string();
+        assert!(error.starts_with("m.yaml is not YAML: "), "{error}");
+    }
+
+    #[test]
+    fn the_endpoint_of_a_kubeconfig_is_an_address_or_none() {
+        let server = |url: &str| endpoint(&file("c", &format!("clusters:\n- cluster:\n    server: {url}\n"))).unwrap();
+        assert_eq!(server("https://10.0.0.100:6443"), Some("10.0.0.100".parse().unwrap()));
+        assert_eq!(server("https://[fd00::1]:6443"), Some("fd00::1".parse().unwrap()));
+        assert_eq!(server("https://10.0.0.100"), Some("10.0.0.100".parse().unwrap()));
+        assert_eq!(server("https://api.example.com:6443"), None);
+    }
+
+    #[test]
+    fn k3s_names_its_address_as_text_or_as_a_list() {
+        let read =
+            rancher(&file("c", "node-ip: 10.0.0.11,fd00::11\nhttps-listen-port: 7443\ntls-san: [10.0.0.100, a.b]\n"));
+        let read = read.unwrap();
+        assert_eq!((read.ip, read.port), (Some("10.0.0.11".parse().unwrap()), 7443));
+        assert_eq!(read.names, ["10.0.0.100".parse::<IpAddr>().unwrap()]);
+        assert_eq!(rancher(&file("c", "")).unwrap().port, 6443);
+    }
+
+    #[test]
+    fn both_forms_of_an_inventory_name_the_same_hosts() {
+        let ini = "# hosts\n[all]\ncp1 ansible_host=192.0.2.11 ip=10.0.0.11\ncp2 ansible_host=10.0.0.12\nw1 ansible_host=10.0.0.21\n\n\
+                   [kube_control_plane]\ncp1\ncp2\n[kube_control_plane:vars]\na=b\n[kube_node]\nw1\n";
+        let yaml = "all:\n  hosts:\n    cp1: {ansible_host: 192.0.2.11, ip: 10.0.0.11}\n    cp2: {ansible_host: 10.0.0.12}\n    \
+                    w1: {ansible_host: 10.0.0.21}\n  children:\n    kube_control_plane:\n      hosts:\n        cp1:\n        cp2:\n    \
+                    k8s_cluster:\n      children:\n        kube_node:\n          hosts:\n            w1:\n";
+        let expected =
+            [("cp1", "10.0.0.11"), ("cp2", "10.0.0.12")].map(|(name, ip)| (name.to_owned(), ip.parse().unwrap()));
+        assert_eq!(inventory(&file("hosts.ini", ini)).unwrap(), expected);
+        assert_eq!(inventory(&file("hosts.yaml", yaml)).unwrap(), expected);
+        let without = inventory(&file("hosts.ini", "[kube_control_plane]\ncp1\n")).unwrap_err().to_string();
+        assert_eq!(without, "hosts.ini: host cp1 has no address: set ip or ansible_host");
+    }
+}

@@ -1,0 +1,237 @@
+use std::path::Path;
+
+use super::*;
+use crate::config;
+
+const HOST: &[(&str, &str)] = &[("lo", "127.0.0.1/8"), ("eth0", "10.0.0.11/24"), ("eth1", "192.168.1.11/24")];
+const MANIFEST: &str = "spec:\n  containers:\n  - command:\n    - kube-apiserver\n    - --advertise-address=10.0.0.11\n    - --secure-port=6443\n";
+
+/// A host with these files, whose routes lead to its networks only.
+fn host(files: &[(&str, &str)], authorities: &[&str]) -> SetupHost {
+    host_of(HOST, files, authorities)
+}
+
+fn host_of(networks: &[(&str, &str)], files: &[(&str, &str)], authorities: &[&str]) -> SetupHost {
+    let networks: Vec<(String, IpNet)> =
+        networks.iter().map(|(name, network)| ((*name).to_owned(), network.parse().unwrap())).collect();
+    let known = networks.clone();
+    let route = move |to: IpAddr| {
+        let (name, network) = known.iter().find(|(_, network)| network.contains(&to))?;
+        Some(HostRoute { interface: name.clone(), source: network.addr() })
+    };
+    let file = |(name, text): &(&str, &str)| ForeignFile { name: (*name).to_owned(), text: (*text).to_owned() };
+    SetupHost {
+        networks,
+        route: Box::new(route),
+        files: files.iter().map(file).collect(),
+        authorities: authorities.iter().map(|path| (*path).to_owned()).collect(),
+    }
+}
+
+fn ips(all: &[&str]) -> Vec<IpAddr> {
+    all.iter().map(|ip| ip.parse().unwrap()).collect()
+}
+
+fn request(vips: &[&str], peers: &[&str]) -> SetupRequest {
+    SetupRequest { vips: ips(vips), peers: ips(peers), ..SetupRequest::default() }
+}
+
+/// The plan's file by the daemon's own loader, with a key beside it and a CA that it need not read.
+fn loaded(plan: &SetupPlan) -> config::Config {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("peers.key"), config::PeerKey([7; 32]).spell()).unwrap();
+    let text: String = plan
+        .toml
+        .lines()
+        .map(|line| if line.starts_with("ca_file") { "insecure_skip_verify = true" } else { line })
+        .flat_map(|line| [line, "\n"])
+        .collect();
+    let loaded = config::parse(&text, &directory.path().join("baton.toml"));
+    loaded.unwrap_or_else(|rejected| panic!("{}\n{text}", rejected.render(false))).config
+}
+
+fn said(plan: &SetupPlan) -> Vec<String> {
+    plan.facts.iter().map(|fact| format!("{}: {} ({})", fact.key, fact.value, fact.place)).collect()
+}
+
+#[test]
+fn three_kubeadm_hosts_get_the_same_fleet_each_with_its_own_place() {
+    let all = ["10.0.0.11", "10.0.0.12", "10.0.0.13"];
+    let mut fleets = Vec::new();
+    for (slot, own) in all.iter().enumerate() {
+        let networks = [("lo", "127.0.0.1/8".to_owned()), ("eth0", format!("{own}/24"))];
+        let networks: Vec<_> = networks.iter().map(|(name, network)| (*name, &**network)).collect();
+        let manifest = MANIFEST.replace("10.0.0.11", own);
+        let host = host_of(&networks, &[(KUBEADM_MANIFEST, &manifest)], &[KUBEADM_CA]);
+        let others: Vec<_> = all.iter().copied().filter(|ip| ip != own).collect();
+        let by_peers = plan(&request(&["10.0.0.100"], &others), &host).unwrap();
+        let by_hosts = SetupRequest { hosts: ips(&all), ..request(&["10.0.0.100"], &[]) };
+        let strip =
+            |toml: &str| toml.lines().map(|line| line.split("  #").next().unwrap().to_owned()).collect::<Vec<_>>();
+        assert_eq!(strip(&by_peers.toml), strip(&plan(&by_hosts, &host).unwrap().toml));
+        let config = loaded(&by_peers);
+        assert_eq!(config.instance.slot, Some(slot as u8));
+        let peers = config.peers.unwrap();
+        let mut names: Vec<_> =
+            peers.peers.iter().map(|peer| peer.name.to_string()).chain([peers.name.to_string()]).collect();
+        names.sort_unstable();
+        fleets.push((
+            names,
+            strip(&by_peers.toml).split_off(strip(&by_peers.toml).iter().position(|it| it == "[vip]").unwrap()),
+        ));
+    }
+    assert!(fleets.windows(2).all(|two| two[0] == two[1]), "{fleets:?}");
+    assert_eq!(fleets[0].0, ["lb-10-0-0-11", "lb-10-0-0-12", "lb-10-0-0-13"]);
+}
+
+#[test]
+fn each_value_says_its_source() {
+    let host = host(&[(KUBEADM_MANIFEST, MANIFEST)], &[KUBEADM_CA]);
+    let plan = plan(&request(&["10.0.0.100"], &["10.0.0.12"]), &host).unwrap();
+    assert_eq!(
+        said(&plan),
+        [
+            "vip: 10.0.0.100 (--vip)",
+            "interface: eth0 (its network, of 10.0.0.11, has 10.0.0.100 in it)",
+            "own address: 10.0.0.11 (the route to 10.0.0.12)",
+            "peers: 10.0.0.12 (--peers)",
+            "backends: 10.0.0.11:6443, 10.0.0.12:6443 (/etc/kubernetes/manifests/kube-apiserver.yaml: --advertise-address, --secure-port; \
+             the peers alike)",
+            "port: 6443 (/etc/kubernetes/manifests/kube-apiserver.yaml: --advertise-address, --secure-port)",
+            "name: lb-10-0-0-11 (the own address)",
+            "slot: 0 (the position of the own address among those of all instances)",
+            "health: https /readyz (/etc/kubernetes/pki/ca.crt is there)",
+        ]
+    );
+    assert!(plan.toml.contains("address = \"10.0.0.12:6443\"  # /etc/kubernetes/manifests/"), "{}", plan.toml);
+    assert_eq!((plan.ca_file.as_deref(), plan.peers), (Some(KUBEADM_CA), ips(&["10.0.0.12"])));
+}
+
+#[test]
+fn a_bare_host_expects_an_apiserver_on_each_and_says_that_a_probe_asks_the_kernel_only() {
+    let plan = plan(&request(&["10.0.0.100"], &["10.0.0.12"]), &host(&[], &[])).unwrap();
+    let config = loaded(&plan);
+    assert_eq!(config.frontends[0].backends.len(), 2);
+    assert_eq!(config.frontends[0].health.kind, config::ProbeKind::Tcp);
+    let health = said(&plan).into_iter().find(|fact| fact.starts_with("health")).unwrap();
+    assert!(health.starts_with("health: tcp (no CA is here yet, so a probe asks the kernel only"), "{health}");
+}
+
+#[test]
+fn a_wrong_address_is_refused_by_its_name() {
+    let refused = |request: &SetupRequest| plan(request, &host(&[], &[])).unwrap_err().to_string();
+    assert_eq!(
+        refused(&request(&["10.0.0.11"], &["10.0.0.12"])),
+        "--vip 10.0.0.11 is this host's own address: choose one that no host has"
+    );
+    assert_eq!(refused(&request(&["127.0.0.9"], &[])), "--vip 127.0.0.9 is no address that can move between hosts");
+    assert_eq!(
+        refused(&request(&["10.0.0.100"], &["10.0.0.12", "10.0.0.11"])),
+        "--peers has 10.0.0.11, an address of this host: --peers names the other hosts only; --hosts names all, the same on each"
+    );
+    assert_eq!(
+        refused(&request(&["10.0.0.100"], &["10.0.0.100"])),
+        "10.0.0.100 is the VIP and a host's own address as well"
+    );
+    assert_eq!(refused(&request(&["10.0.0.100"], &["172.16.0.1"])), "this host has no route to 172.16.0.1");
+    assert_eq!(
+        refused(&request(&["172.16.0.100"], &["10.0.0.12"])),
+        "no network of this host has 172.16.0.100 in it, and no route leads there: name the interface with --interface"
+    );
+    let other = SetupRequest { interface: Some("eth9".to_owned()), ..request(&["10.0.0.100"], &[]) };
+    assert_eq!(refused(&other), "this host has no interface eth9");
+    let not_own = SetupRequest { hosts: ips(&["10.0.0.12"]), ..request(&["10.0.0.100"], &[]) };
+    assert_eq!(refused(&not_own), "--hosts has no address of this host");
+    assert_eq!(refused(&request(&[], &[])), "no file of this host says which address clients know: name it with --vip");
+    let bad = SetupRequest { backends: vec!["cp1".to_owned()], ..request(&["10.0.0.100"], &[]) };
+    assert_eq!(refused(&bad), "backend \"cp1\": expected an address, or a host with a port");
+    let many: Vec<_> = (20..28).map(|last| format!("10.0.0.{last}")).collect();
+    let many: Vec<_> = many.iter().map(String::as_str).collect();
+    assert_eq!(refused(&request(&["10.0.0.100"], &many)), "9 instances: a fleet has at most 8");
+}
+
+/// The file of a host is the same whether it has the VIP or not.
+#[test]
+fn a_host_that_has_the_vip_now_is_no_reason_to_refuse_it() {
+    let with = [HOST, &[("eth0", "10.0.0.100/32")]].concat();
+    let request = request(&["10.0.0.100"], &["10.0.0.12"]);
+    let now = plan(&request, &host_of(&with, &[], &[])).unwrap();
+    assert_eq!(now.toml, plan(&request, &host(&[], &[])).unwrap().toml);
+}
+
+#[test]
+fn the_vip_is_found_in_the_clusters_own_files() {
+    let kubeconfig = "clusters:\n- cluster:\n    server: https://10.0.0.100:6443\n";
+    let files = [(KUBEADM_MANIFEST, MANIFEST), (KUBEADM_CONFIG, kubeconfig)];
+    let found = plan(&request(&[], &["10.0.0.12"]), &host(&files, &[])).unwrap();
+    assert_eq!(said(&found)[0], "vip: 10.0.0.100 (/etc/kubernetes/admin.conf: server)");
+    let k3s = [(K3S_CONFIG, "node-ip: 10.0.0.11\ntls-san:\n  - 10.0.0.11\n  - 10.0.0.100\n")];
+    let found = plan(&request(&[], &["10.0.0.12"]), &host(&k3s, &[K3S_CA])).unwrap();
+    assert_eq!(said(&found)[0], "vip: 10.0.0.100 (/etc/rancher/k3s/config.yaml: tls-san)");
+    assert!(said(&found).contains(&format!("health: https /ping ({K3S_CA} is there)")), "{:?}", said(&found));
+    loaded(&found);
+    // The endpoint of a cluster without a balancer is an apiserver.
+    let own = [(KUBEADM_CONFIG, "clusters:\n- cluster:\n    server: https://10.0.0.11:6443\n")];
+    assert!(matches!(plan(&request(&[], &[]), &host(&own, &[])), Err(SetupRefusal::NoVip)));
+}
+
+#[test]
+fn rke2_gets_a_frontend_for_its_supervisor() {
+    let files = [(RKE2_CONFIG, "node-ip: 10.0.0.11\n")];
+    let plan = plan(&request(&["10.0.0.100"], &["10.0.0.12"]), &host(&files, &[RKE2_CA])).unwrap();
+    let config = loaded(&plan);
+    let listens: Vec<_> = config.frontends.iter().map(|it| it.listen[0].socket_addr().port()).collect();
+    assert_eq!(listens, [6443, 9345]);
+    assert!(config.frontends.iter().all(|it| it.health.kind == config::ProbeKind::Tls));
+    assert!(plan.toml.contains("address = \"10.0.0.12:9345\""), "{}", plan.toml);
+}
+
+#[test]
+fn without_a_vip_haproxys_files_are_imported_and_with_one_its_servers_are_the_backends() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/migration");
+    let text = |name: &str| std::fs::read_to_string(root.join(name)).unwrap();
+    let (haproxy, keepalived) = (text("kubeadm.cfg"), text("unicast-keepalived.conf"));
+    let files = [(HAPROXY_CONFIG, &*haproxy), (KEEPALIVED_CONFIG, &*keepalived)];
+    let imported = plan(&request(&[], &[]), &host(&files, &[])).unwrap();
+    assert!(imported.toml.contains("key_file = \"peers.key\""), "{}", imported.toml);
+    assert!(!imported.peers.is_empty());
+    assert!(said(&imported)[0].ends_with("without an equal (/etc/haproxy/haproxy.cfg)"), "{:?}", said(&imported));
+    loaded(&imported);
+    let named = plan(&request(&["10.0.0.100"], &["10.0.0.12"]), &host(&files, &[])).unwrap();
+    assert!(said(&named).iter().any(|fact| fact.ends_with("(/etc/haproxy/haproxy.cfg: server)")), "{:?}", said(&named));
+    loaded(&named);
+}
+
+#[test]
+fn an_inventory_names_the_backends() {
+    let text = "[kube_control_plane]\ncp1 ansible_host=10.0.0.11\ncp2 ansible_host=10.0.0.12\n";
+    let file = |text: &str| Some(ForeignFile { name: "hosts.ini".to_owned(), text: text.to_owned() });
+    let asked = SetupRequest { inventory: file(text), ..request(&["10.0.0.100"], &[]) };
+    let planned = plan(&asked, &host(&[], &[])).unwrap();
+    let backends: Vec<_> = loaded(&planned).frontends[0].backends.iter().map(|it| it.name.to_string()).collect();
+    assert_eq!(backends, ["cp1", "cp2"]);
+    let empty = SetupRequest { inventory: file("[kube_node]\nw1\n"), ..asked };
+    let refused = plan(&empty, &host(&[], &[])).unwrap_err().to_string();
+    assert_eq!(refused, "hosts.ini has no host in the group kube_control_plane");
+}
+
+#[test]
+fn a_node_local_instance_listens_on_loopback_beside_an_apiserver_on_another_port() {
+    let asked = |backends: &[&str]| SetupRequest {
+        is_node_local: true,
+        backends: backends.iter().map(|text| (*text).to_owned()).collect(),
+        ..SetupRequest::default()
+    };
+    let local = |files: &[(&str, &str)]| {
+        let config =
+            loaded(&plan(&asked(&["10.0.0.11", "10.0.0.12:7443", "cp3.example.com:6443"]), &host(files, &[])).unwrap());
+        assert!(config.vip.is_none() && config.peers.is_none());
+        assert_eq!((config.process.workers, config.offload.mode), (Some(1), config::OffloadMode::Off));
+        assert_eq!(config.frontends[0].backends.len(), 3);
+        config.frontends[0].listen[0].socket_addr().to_string()
+    };
+    assert_eq!(local(&[]), "127.0.0.1:6443");
+    assert_eq!(local(&[(KUBEADM_MANIFEST, MANIFEST)]), "127.0.0.1:7445");
+    let refused = plan(&asked(&[]), &host(&[], &[])).unwrap_err().to_string();
+    assert_eq!(refused, "no file of this host names an apiserver: name them with --backends or --inventory");
+}

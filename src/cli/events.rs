@@ -38,5 +38,5 @@ pub(super) fn list(client: Client, arguments: &EventsArguments, output: &Output)
 fn in_words(event: &Event, output: &Output) -> String {
     let (date, time) = date_and_time(event.at_unix_ms);
     let what = output.paint(event.what.weight(), &event.what.sentence());
-    format!("{}  {what}", output.faint(&format!("{:>6}  {date} {time}", event.number)))
+    format!("{}  {what}", output.faint(&format!("{:>6}  {date} {time}Z", event.number)))
 }

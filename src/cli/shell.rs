@@ -10,6 +10,7 @@ use clap_complete::Shell;
 use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use clap_complete::env::{CompleteEnv, Shells};
 
+use super::help;
 use super::socket::{self, DEFAULT_CONFIG};
 use crate::admin::client::{Client, ClientError};
 use crate::admin::protocol::Command;
@@ -95,9 +96,10 @@ fn names<'a>(backends: impl Iterator<Item = (&'a str, &'a str)> + Clone) -> Vec<
 /// Prints the man page in troff, or writes a page for each command.
 pub(super) fn man<Arguments: CommandFactory>(arguments: &ManArguments) -> ExitCode {
     let mut page = Vec::new();
+    let command = help::grouped(Arguments::command());
     let done = match &arguments.directory {
-        Some(directory) => clap_mangen::generate_to(Arguments::command(), directory),
-        None => clap_mangen::Man::new(Arguments::command()).render(&mut page),
+        Some(directory) => clap_mangen::generate_to(command, directory),
+        None => clap_mangen::Man::new(command).render(&mut page),
     };
     match done {
         Ok(()) => print(&page),

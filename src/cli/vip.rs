@@ -70,7 +70,7 @@ fn reasons(report: &VipReport, view: &VipView) -> String {
     text += "the VIP moved for these reasons:\n";
     for event in &report.moves {
         let (date, time) = date_and_time(event.at_unix_ms);
-        text += &format!("  {date} {time}  {}\n", event.what.sentence());
+        text += &format!("  {date} {time}Z  {}\n", event.what.sentence());
     }
     text
 }

@@ -60,12 +60,20 @@ fn a_host_that_dies_with_its_apiserver_costs_only_what_was_proxied_there() {
 
 #[test]
 fn a_host_that_checks_its_sources_carries_the_flows_of_its_own_apiserver_on() {
-    dies("a_host_that_checks_its_sources_carries_the_flows_of_its_own_apiserver_on", |host| {
-        for interface in ["all", "lo", "eth0"] {
-            host.sysctl(&format!("net/ipv4/conf/{interface}/rp_filter"), "1");
-            host.sysctl(&format!("net/ipv4/conf/{interface}/accept_local"), "0");
-        }
-    });
+    dies("a_host_that_checks_its_sources_carries_the_flows_of_its_own_apiserver_on", |host| checks_sources(host, "1"));
+}
+
+#[test]
+fn a_host_that_checks_its_sources_loosely_carries_the_flows_of_its_own_apiserver_on() {
+    dies("a_host_that_checks_its_sources_loosely", |host| checks_sources(host, "2"));
+}
+
+/// `how`: 1 is strict, 2 loose (RFC 3704).
+fn checks_sources(host: &Host, how: &str) {
+    for interface in ["all", "lo", "eth0"] {
+        host.sysctl(&format!("net/ipv4/conf/{interface}/rp_filter"), how);
+        host.sysctl(&format!("net/ipv4/conf/{interface}/accept_local"), "0");
+    }
 }
 
 /// The kernel of the new owner's host keeps the routes of connected sockets, without Baton for 3 s.

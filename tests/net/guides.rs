@@ -95,14 +95,16 @@ fn from_haproxy_and_keepalived_without_a_connection_that_is_not_served() {
     old_pair(&player, "lb1", 101);
     eventually(LONG, "lb1 has the VIP", || lb1.has_address(VIP));
     old_pair(&player, "lb2", 100);
-    let served = "curl -sk --max-time 3 https://10.77.0.100:6443/readyz || true";
-    eventually(LONG, "HAProxy serves", || lab.client2.run(served) == "ok");
+    let served = "curl -sk --max-time 15 -w ' %{errormsg}' https://10.77.0.100:6443/readyz || true";
+    eventually(LONG, "HAProxy serves", || lab.client2.run(served).starts_with("ok"));
     let (over, connects) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let storm = scope.spawn(|| {
+            let watch = Stopwatch::start();
             while !over.load(Relaxed) {
-                assert_eq!(lab.client2.run(served), "ok", "after {} connections", connects.load(Relaxed));
-                connects.fetch_add(1, Relaxed);
+                let said = lab.client2.run(served);
+                let count = connects.fetch_add(1, Relaxed);
+                assert!(said.starts_with("ok"), "after {count} connections and {:?}: {said}", watch.elapsed());
             }
         });
         let ends = Ends(&over);
@@ -112,7 +114,8 @@ fn from_haproxy_and_keepalived_without_a_connection_that_is_not_served() {
     });
     println!("{} connections, one after the other, were all served", connects.load(Relaxed));
     assert!(connects.load(Relaxed) > 20);
-    assert!(lb1.has_address(VIP) && !lb2.has_address(VIP));
+    let why = |host| player.command(host, "baton vip --why");
+    assert!(lb1.has_address(VIP) && !lb2.has_address(VIP), "lb1: {}\nlb2: {}", why("lb1"), why("lb2"));
 }
 
 /// The commands of README's chapter Install, as a reader types them on two control-plane nodes.

@@ -63,6 +63,9 @@ const TAKES_MAX_NS: u64 = 600_000_000;
 const GAVE_UP_NS: u64 = 500_000_000;
 /// Least time between two times that an unready instance gives the VIP up to a ready peer, because that peer may fail to take it.
 const UNREADY_AGAIN_NS: u64 = 5_000_000_000;
+/// An instance that found the VIP on its host as it began keeps it for so long although it is not ready yet: linking and what peers tell take
+/// milliseconds. A link that takes longer may never come about, and a ready peer serves new connections meanwhile.
+const LINKING_NS: u64 = 2_000_000_000;
 /// An instance without a usable backend gives the VIP up to a peer with one after this time: when all backends go or return, the instances
 /// notice it one after the other, and the VIP must not move for that.
 const NO_BACKEND_NS: u64 = 1_500_000_000;

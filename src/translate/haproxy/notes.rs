@@ -147,7 +147,9 @@ const PROXIES: &[(&str, Meaning)] = &[
     ("use-server", Missing("Baton chooses the backend by \"balance\" alone")),
     (
         "server-template",
-        Missing("Baton has no set of servers by DNS: write each as a [[frontend.backend]], by name if need be"),
+        Missing(
+            "follow the name with [frontend.discover] and kind = \"dns\", which adds and removes backends as its answers change",
+        ),
     ),
     ("dispatch", Missing("Baton connects to the frontend's backends only")),
     ("stick-table", NoEqual(STICK)),

@@ -2,8 +2,8 @@
 //! machine has not added, and an instance that has the VIP and cannot serve.
 
 use super::{
-    AGAIN_LATER_NS, AGAIN_NS, FAILED_NS, NO_BACKEND_NS, PeerVip, SOON_NS, UNREADY_AGAIN_NS, VipBar, VipGain, VipLook,
-    VipLoss, VipMachine, VipNote, VipOrder, VipStage, VipWhy,
+    AGAIN_LATER_NS, AGAIN_NS, FAILED_NS, LINKING_NS, NO_BACKEND_NS, PeerVip, SOON_NS, UNREADY_AGAIN_NS, VipBar,
+    VipGain, VipLook, VipLoss, VipMachine, VipNote, VipOrder, VipStage, VipWhy,
 };
 use crate::model::fleet::InstanceName;
 
@@ -76,6 +76,9 @@ impl VipMachine {
 
     /// The ready peer that this instance, which is not ready, gives the VIP up to.
     pub(super) fn heir(&mut self, look: &VipLook<'_>, peers: &[PeerVip]) -> Option<InstanceName> {
+        if self.is_linking(look) {
+            return None;
+        }
         if look.ready && look.has_backend {
             self.no_backend_ns = None;
             return None;
@@ -94,6 +97,12 @@ impl VipMachine {
         }
         let is_soon = self.unready_ns.is_some_and(|at_ns| look.now_ns.saturating_sub(at_ns) < UNREADY_AGAIN_NS);
         heir.filter(|_| !is_soon)
+    }
+
+    /// Whether this instance began a moment ago with the VIP on its host, and is ready as soon as its peers have told it what they know.
+    fn is_linking(&self, look: &VipLook<'_>) -> bool {
+        let VipStage::Holds { since_ns, gain: VipGain::Found, .. } = &self.stage else { return false };
+        look.bar == Some(VipBar::Starting) && look.now_ns.saturating_sub(*since_ns) < LINKING_NS
     }
 
     /// The best of the ready peers that could take the VIP.

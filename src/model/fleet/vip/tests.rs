@@ -190,6 +190,25 @@ fn an_instance_that_is_not_ready_gives_it_up_only_to_one_that_is() {
     assert_eq!(bench.lost(), Some(&VipLoss::NotReady { heir: named("lb-a") }));
 }
 
+/// Regression: Baton came to the host that had the VIP, linked with its peer, and gave it the VIP a moment before it was ready itself.
+#[test]
+fn a_vip_that_a_starting_instance_finds_stays_there_while_it_links_with_its_ready_peers() {
+    let mut bench = Bench::new(Vec::new());
+    bench.machine = VipMachine::new(VipTerms { has_peers: true, ..bench.machine.settings.clone() });
+    (bench.here, bench.bar, bench.ready) = (VipPresence::Whole, Some(VipBar::Starting), false);
+    bench.run(100);
+    assert_eq!(bench.view().why, "its addresses were on this host already");
+    bench.peers = vec![peer("lb-a", VipPart::Stands)];
+    bench.run(1500);
+    assert_eq!((bench.machine.holds(), bench.lost()), (true, None));
+    (bench.bar, bench.ready) = (None, true);
+    bench.run(100);
+    assert!(bench.machine.holds(), "it has become ready");
+    (bench.bar, bench.ready) = (Some(VipBar::Starting), false);
+    bench.run(1000);
+    assert_eq!(bench.lost(), Some(&VipLoss::NotReady { heir: named("lb-a") }), "it has started for too long");
+}
+
 /// Regression: the VIP stayed, and new connections were reset there for as long as the host reached no backend.
 #[test]
 fn a_holder_without_a_backend_gives_it_up_to_a_peer_that_has_had_one_for_a_while() {

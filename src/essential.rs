@@ -9,6 +9,7 @@ use std::future::Future;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
+use std::sync::OnceLock;
 use std::task::Poll;
 use std::thread;
 
@@ -114,9 +115,29 @@ pub(crate) fn thread<T: Send + 'static>(
     thread::Builder::new().name(name).spawn(run)
 }
 
+/// `work` runs before this process aborts itself: it writes what the log still holds. Only the first call has an effect.
+pub(crate) fn before_abort(work: impl Fn() + Send + Sync + 'static) {
+    let _ = BEFORE_ABORT.set(Box::new(work));
+}
+
+static BEFORE_ABORT: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
+
+/// Ends the process at once, like a panic in an essential task: its sockets close, so that the clients of its proxied flows have an end.
+pub(crate) fn abort(why: &str) -> ! {
+    tracing::error!("{why}; the process aborts, and the supervisor should restart it");
+    end()
+}
+
 /// The panic hook has printed the message and the place.
 fn give_up(name: &str) -> ! {
     tracing::error!(name, "an essential task panicked; the process aborts, and the supervisor should restart it");
+    end()
+}
+
+fn end() -> ! {
+    if let Some(work) = BEFORE_ABORT.get() {
+        work();
+    }
     std::process::abort()
 }
 
@@ -144,6 +165,12 @@ mod tests {
 
     fn runtime() -> tokio::runtime::Runtime {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap()
+    }
+
+    #[test]
+    fn an_abort_ends_the_process() {
+        let signal = ends_by("an_abort_ends_the_process", || abort("worker 0 has been stuck"));
+        assert_eq!(signal, Some(libc::SIGABRT));
     }
 
     #[test]

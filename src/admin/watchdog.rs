@@ -1,8 +1,10 @@
-//! Notices a worker whose event loop hangs, and reports it in the log, the events, `/livez` and the metrics.
+//! Notices a worker whose event loop hangs, reports it in the log, the events, `/livez` and the metrics, and ends the process if the loop does not
+//! return: nobody else serves that worker's flows, and their clients would wait for their own timeouts.
 
 use std::time::Duration;
 
 use crate::drain::LifePhase;
+use crate::essential;
 use crate::model::humane::duration_ms;
 use crate::sys::clock::now_ns;
 use crate::table::Part;
@@ -47,40 +49,54 @@ pub(crate) async fn run(workers: Part<[WorkerState]>, journal: Part<Journal>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        watchdog.look(&workers, &journal, now_ns());
-    }
-}
-
-/// Keeps the workers that hang, so that each fault is reported once.
-#[derive(Debug)]
-struct Watchdog {
-    stuck: Vec<bool>,
-}
-
-impl Watchdog {
-    fn new(workers: usize) -> Self {
-        Self { stuck: vec![false; workers] }
-    }
-
-    fn look(&mut self, workers: &[WorkerState], journal: &Journal, now_ns: u64) {
-        for (worker, (state, was_stuck)) in workers.iter().zip(&mut self.stuck).enumerate() {
-            match stuck_for(state, now_ns) {
-                Some(stuck) if !*was_stuck => {
-                    let for_ms = stuck.as_millis() as u64;
-                    journal.record(What::WorkerStuck { worker, for_ms });
-                    *was_stuck = true;
-                }
-                None if *was_stuck => {
-                    journal.record(What::WorkerMoves { worker });
-                    *was_stuck = false;
-                }
-                _ => {}
-            }
+        if let Some(worker) = watchdog.look(&workers, &journal, now_ns()) {
+            let stuck = stuck_for(&workers[worker], now_ns()).unwrap_or_default();
+            let stuck = duration_ms(stuck.as_millis() as u64);
+            essential::abort(&format!(
+                "worker {worker} has been stuck for {stuck}, and its clients would wait in vain"
+            ));
         }
     }
 }
 
+/// Keeps for how many looks in a row each worker has hung, so that each fault is reported once.
+#[derive(Debug)]
+struct Watchdog {
+    stuck: Vec<u32>,
+}
+
+impl Watchdog {
+    fn new(workers: usize) -> Self {
+        Self { stuck: vec![0; workers] }
+    }
+
+    /// Returns a worker that was stuck at each of the last [`STUCK_LOOKS_MAX`] looks. Looks count, not the clock: if the whole process or the
+    /// machine pauses, the watchdog does not look either.
+    fn look(&mut self, workers: &[WorkerState], journal: &Journal, now_ns: u64) -> Option<usize> {
+        for (worker, (state, looks)) in workers.iter().zip(&mut self.stuck).enumerate() {
+            match stuck_for(state, now_ns) {
+                Some(stuck) => {
+                    if *looks == 0 {
+                        let for_ms = stuck.as_millis() as u64;
+                        journal.record(What::WorkerStuck { worker, for_ms });
+                    }
+                    *looks += 1;
+                }
+                None if *looks > 0 => {
+                    journal.record(What::WorkerMoves { worker });
+                    *looks = 0;
+                }
+                None => {}
+            }
+        }
+        self.stuck.iter().position(|looks| *looks >= STUCK_LOOKS_MAX)
+    }
+}
+
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Five seconds in all with [`STUCK_AFTER`]: a kubelet's heartbeat bears that, and no turn of a worker that moves takes as long.
+const STUCK_LOOKS_MAX: u32 = 16;
 
 #[cfg(test)]
 mod tests {
@@ -93,7 +109,9 @@ mod tests {
     fn a_stuck_worker_is_said_once_and_so_is_its_return() {
         let table = Table::new(2);
         let mut watchdog = Watchdog::new(2);
-        let look = |watchdog: &mut Watchdog, now_ns| watchdog.look(&table.workers, &table.journal, now_ns);
+        let look = |watchdog: &mut Watchdog, now_ns| {
+            assert_eq!(watchdog.look(&table.workers, &table.journal, now_ns), None);
+        };
         table.workers[1].mark_busy(10 * S);
         look(&mut watchdog, 10 * S + S / 2);
         assert!(table.journal.since(0, false).is_empty());
@@ -107,6 +125,24 @@ mod tests {
             matches!(events[..], [What::WorkerStuck { worker: 1, for_ms: 2000 }, What::WorkerMoves { worker: 1 }]),
             "{events:?}"
         );
+    }
+
+    #[test]
+    fn a_worker_that_does_not_return_ends_the_process_but_a_pause_of_the_process_does_not() {
+        let table = Table::new(2);
+        let mut watchdog = Watchdog::new(2);
+        let mut look = |now_ns| watchdog.look(&table.workers, &table.journal, now_ns);
+        table.workers[0].mark_busy(10 * S);
+        // The process paused for a minute.
+        assert_eq!(look(70 * S), None);
+        assert_eq!(look(70 * S + S / 4), None);
+        table.workers[0].mark_waiting();
+        assert_eq!(look(70 * S + S / 2), None);
+        table.workers[1].mark_busy(80 * S);
+        let looks = (0..40).map(|number| 80 * S + number * S / 4);
+        let ended = looks.map(&mut look).position(|worker| worker == Some(1)).expect("it is ended");
+        let after = Duration::from_millis(250) * ended as u32;
+        assert!((Duration::from_secs(4)..Duration::from_secs(6)).contains(&after), "{after:?}");
     }
 
     #[test]

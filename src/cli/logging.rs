@@ -34,6 +34,8 @@ pub(crate) struct Logging {
 pub(crate) fn start(log: &Log) -> io::Result<Logging> {
     let (logging, subscriber) = build(log, io::stderr())?;
     let _ = tracing::subscriber::set_global_default(subscriber);
+    let lines = logging.lines.clone();
+    essential::before_abort(move || lines.wait_written());
     Ok(logging)
 }
 
@@ -94,6 +96,8 @@ fn targets(level: LogLevel) -> Targets {
 
 enum LogLine {
     Text(Vec<u8>),
+    /// Asks for an answer once all lines before this one are written.
+    Written(SyncSender<()>),
     End,
 }
 
@@ -102,6 +106,16 @@ enum LogLine {
 struct LogLines {
     sender: SyncSender<LogLine>,
     lost: Arc<AtomicU64>,
+}
+
+impl LogLines {
+    /// Returns once the lines so far are written, or after a second: a log that nobody reads must not keep the process from ending.
+    fn wait_written(&self) {
+        let (sender, written) = sync_channel(1);
+        if self.sender.try_send(LogLine::Written(sender)).is_ok() {
+            let _ = written.recv_timeout(WRITTEN_MAX);
+        }
+    }
 }
 
 impl<'a> MakeWriter<'a> for LogLines {
@@ -127,7 +141,16 @@ impl Write for LogLines {
 }
 
 fn write(lines: &Receiver<LogLine>, lost: &AtomicU64, json: &AtomicBool, mut to: impl Write) {
-    while let Ok(LogLine::Text(line)) = lines.recv() {
+    while let Ok(line) = lines.recv() {
+        let line = match line {
+            LogLine::Text(line) => line,
+            LogLine::Written(answer) => {
+                let _ = to.flush();
+                let _ = answer.send(());
+                continue;
+            }
+            LogLine::End => break,
+        };
         // If the log cannot be written, that cannot be logged either.
         let _ = to.write_all(&line);
         let lost = lost.swap(0, Relaxed);
@@ -164,6 +187,7 @@ where
 }
 
 const LINES_WAITING: usize = 16 * 1024;
+const WRITTEN_MAX: Duration = Duration::from_secs(1);
 const END_TRIES: u32 = 200;
 const END_PAUSE: Duration = Duration::from_millis(5);
 

@@ -7,6 +7,7 @@ mod ipv6;
 mod own_clients;
 mod readiness;
 mod stranger;
+mod worker;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};

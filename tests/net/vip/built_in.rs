@@ -18,7 +18,7 @@ const SERVED_AFTER_LEASE: Duration = ms(4000);
 const LOOK_EVERY: Duration = ms(20);
 
 /// The configuration of instance `number`.
-fn config(scene: &Scene, number: usize) -> Config {
+pub fn config(scene: &Scene, number: usize) -> Config {
     let config = scene.config(number).peers("sync_deadline", "2s").process("shutdown_delay", "300ms");
     let config = config.frontend("listen", vec![format!("{VIP}:6443"), format!("[{VIP6}]:6443")]);
     let config = config.health("interval", "1s").process("stop_timeout", "500ms");

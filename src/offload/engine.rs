@@ -299,10 +299,10 @@ impl Engine {
     }
 
     fn wait(&self, limit: Duration) -> io::Result<()> {
-        let wake = self.outside.table.offload.wake_fd();
+        let (wake, links) = (self.outside.table.offload.wake_fd(), self.outside.interfaces.links());
         match self.takes_events() {
-            true => wait_readable_any(&[wake, self.events.as_fd()], limit),
-            false => wait_readable(wake, limit).map(drop),
+            true => wait_readable_any(&[wake, links, self.events.as_fd()], limit),
+            false => wait_readable_any(&[wake, links], limit),
         }
     }
 

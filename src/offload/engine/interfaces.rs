@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use super::Outside;
 use super::enter::LOOPBACK;
@@ -21,13 +22,24 @@ use crate::sys::{netdev, netlink};
 #[derive(Debug)]
 pub(super) struct Interfaces {
     routes: Watch,
+    links: Watch,
     /// Whether the engine attaches the program as needed.
     on_demand: bool,
 }
 
 impl Interfaces {
     pub(super) fn open(on_demand: bool) -> io::Result<Self> {
-        Ok(Self { routes: Watch::open()?, on_demand })
+        Ok(Self { routes: Watch::open()?, links: Watch::open_for_links()?, on_demand })
+    }
+
+    /// Readable when an interface has come, gone or changed.
+    pub(super) fn links(&self) -> BorrowedFd<'_> {
+        self.links.as_fd()
+    }
+
+    /// Whether an interface has come, gone or changed since the last time.
+    pub(super) fn links_changed(&self) -> bool {
+        self.links.has_changed()
     }
 
     /// Packets of a flow may arrive on any interface with an address as soon as a route says so, and the kernel answers

@@ -44,8 +44,14 @@ impl Engine {
         let now_ns = now_ns();
         see_backends(&self.outside, now_ns);
         say_unread(&self.outside, &mut self.flows, now_ns);
+        let links_changed = self.outside.interfaces.links_changed();
         if self.outside.is_frozen() {
             return self.scan.begin_anew();
+        }
+        if links_changed {
+            // An interface that is made anew lacks the program, and the kernel answers the first packet of a flow there with RST: be
+            // there before the interface has an address.
+            fix(&mut self.outside);
         }
         read_again(&mut self.outside, &mut self.flows, now_ns);
         follow_routes(&mut self.outside, &self.flows);

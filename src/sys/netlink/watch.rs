@@ -44,9 +44,18 @@ const IPV6_ROUTE: u32 = 0x400;
 
 impl Watch {
     pub(crate) fn open() -> io::Result<Self> {
+        Self::of_groups(GROUPS)
+    }
+
+    /// Only of interfaces that come, go or change: a host with a full routing table gets many notifications of routes.
+    pub(crate) fn open_for_links() -> io::Result<Self> {
+        Self::of_groups(LINK)
+    }
+
+    fn of_groups(groups: u32) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
-        bind(&socket, &SocketAddrNetlink::new(0, GROUPS))?;
+        bind(&socket, &SocketAddrNetlink::new(0, groups))?;
         Ok(Self(socket))
     }
 
@@ -126,6 +135,7 @@ mod tests {
     #[test]
     fn changes_can_be_heard_of() {
         Watch::open().unwrap();
+        Watch::open_for_links().unwrap();
     }
 
     #[test]

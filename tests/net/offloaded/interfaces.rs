@@ -117,3 +117,25 @@ fn a_vxlan_tunnel_has_its_flows_offloaded() {
 fn a_vxlan_tunnel_without_offloads_has_its_flows_offloaded() {
     vxlan("vxlan without offloads", "ethtool -K eth0 tso off gso off gro off tx off rx off sg off");
 }
+
+/// As `networkctl reconfigure`, a driver that is loaded anew or a hot-plugged card does.
+#[test]
+fn offloaded_flows_go_on_when_their_interface_is_made_anew() {
+    let Some(scene) = Scene::new("interface made anew") else { return };
+    let lab = &scene.lab;
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&scene.config().frontend("listen", vec![lab.lb.v4(6443).to_string()]));
+    let mut conns: Vec<_> = (0..20).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    talk(&mut conns, 50_000);
+    baton.wait_offloaded(20);
+    for round in 0..3 {
+        lab.lb.make_link_anew();
+        let watch = Stopwatch::start();
+        talk(&mut conns, 50_000);
+        println!("round {round}: all have answered {:?} after the interface came", watch.elapsed());
+    }
+    let mut born = lab.client.connect(lab.lb.v4(6443));
+    born.echo(1, 1000);
+    drop((conns, born));
+    baton.wait_ended("client_closed", 21);
+}

@@ -227,6 +227,9 @@ pub struct BackendStatus {
     pub weight: u32,
     /// The part of its weight that counts now: less than 100 while it comes back slowly.
     pub share_percent: u32,
+    /// Time until its share is whole; `None`: it is.
+    #[serde(default)]
+    pub whole_in_ms: Option<u64>,
     pub flows: u32,
     pub max_connections: Option<u32>,
     pub connected_total: u64,

@@ -114,7 +114,10 @@ pub(crate) fn why(backend: &super::status::BackendStatus) -> String {
         text += &format!("; its flows have {} left", duration_ms(ms));
     }
     if backend.share_percent < 100 && backend.health_state == HealthState::Ready {
-        text += &format!("; returning slowly, at {} %", backend.share_percent);
+        text += &format!("; returning slowly, at {} % of its share", backend.share_percent);
+        if let Some(ms) = backend.whole_in_ms {
+            text += &format!(", whole in {}", duration_ms(ms));
+        }
     }
     text
 }

@@ -89,12 +89,11 @@ impl Control for Wiring {
         let moves = rebalance::plan(&self.core.table.registry, &self.core.config.load());
         let now_ns = now_ns();
         let entries = self.core.table.registry.backends();
-        let returning = entries.iter().filter(|entry| !entry.is_former() && entry.share(now_ns) < WHOLE_SHARE);
-        let returning = returning.map(|entry| {
+        let returning = entries.iter().filter(|entry| !entry.is_former()).filter_map(|entry| {
+            let whole_in_ms = entry.whole_in_ns(now_ns)? / 1_000_000;
             let (frontend, backend) = entry.full_name();
-            let (start_ns, ramp_ns) = entry.ramp();
-            let whole_in_ms = (start_ns + ramp_ns).saturating_sub(now_ns) / 1_000_000;
-            ReturningBackend { frontend, backend, share_percent: entry.share(now_ns) * 100 / WHOLE_SHARE, whole_in_ms }
+            let share_percent = entry.share(now_ns) * 100 / WHOLE_SHARE;
+            Some(ReturningBackend { frontend, backend, share_percent, whole_in_ms })
         });
         RebalancePlan { moves: moves.into_iter().map(planned).collect(), returning: returning.collect() }
     }

@@ -89,7 +89,8 @@ fn in_words(rows: &[FlowRow], more: u64, output: &Output) -> String {
         ("TO CLIENT", Right),
         ("CONNECT", Right),
         ("STAYS", Left),
-    ]);
+    ])
+    .spare(&["CONNECT", "FRONTEND", "TO CLIENT", "TO BACKEND", "VIP", "STAYS", "AGE"]);
     for row in rows {
         let weight = match row.state {
             _ if row.ending => Weight::Bad,

@@ -1,4 +1,5 @@
-//! Tables for terminals: columns as wide as their widest cell, not counting colour codes.
+//! Tables for terminals: columns as wide as their widest cell, not counting colour codes. In a terminal that is too narrow the least needed columns
+//! are left out, then the last one, which is text, is cut. Files and pipes always get all of it.
 
 use super::output::Output;
 use crate::model::weight::Weight;
@@ -14,6 +15,8 @@ pub(super) struct Grid {
     head: Vec<(&'static str, Align)>,
     rows: Vec<Vec<Cell>>,
     indent: &'static str,
+    /// Titles of columns that may be left out, the least needed one first.
+    spare: &'static [&'static str],
 }
 
 #[derive(Clone, Debug)]
@@ -24,11 +27,17 @@ pub(super) struct Cell {
 
 impl Grid {
     pub(super) fn new(head: &[(&'static str, Align)]) -> Self {
-        Self { head: head.to_vec(), rows: Vec::new(), indent: "" }
+        Self { head: head.to_vec(), rows: Vec::new(), indent: "", spare: &[] }
     }
 
     pub(super) fn indented(self) -> Self {
         Self { indent: "  ", ..self }
+    }
+
+    /// Names the columns that a narrow terminal goes without, the least needed one first.
+    pub(super) fn spare(self, titles: &'static [&'static str]) -> Self {
+        debug_assert!(titles.iter().all(|title| self.head.iter().any(|(one, _)| one == title)));
+        Self { spare: titles, ..self }
     }
 
     pub(super) fn row<const COLUMNS: usize>(&mut self, cells: [Cell; COLUMNS]) {
@@ -38,40 +47,104 @@ impl Grid {
 
     /// The whole table, newline included; the last column is never padded.
     pub(super) fn render(&self, output: &Output) -> String {
+        let all = self.widths();
+        let layout = output.width.map_or_else(|| Layout::whole(&all), |width| self.fit(&all, width));
+        let head = self.head.iter().map(|(title, _)| Cell::from(*title)).collect::<Vec<_>>();
+        let mut text = self.line(&layout, &head, &|_, shown| output.faint(shown));
+        for row in &self.rows {
+            text += &self.line(&layout, row, &|cell, shown| output.paint(cell.weight, shown));
+        }
+        if !layout.left_out.is_empty() {
+            let note = format!("{}too narrow for {}; --json has all", self.indent, layout.left_out.join(", "));
+            text += &(output.faint(&cut(&note, output.width.unwrap_or(usize::MAX))) + "\n");
+        }
+        text
+    }
+
+    /// Of each column, its title included.
+    fn widths(&self) -> Vec<usize> {
         let mut widths: Vec<_> = self.head.iter().map(|(title, _)| title.chars().count()).collect();
         for row in &self.rows {
             for (width, cell) in widths.iter_mut().zip(row) {
                 *width = (*width).max(cell.text.chars().count());
             }
         }
-        let head = self.head.iter().map(|(title, _)| output.faint(title)).collect();
-        let head_widths = self.head.iter().map(|(title, _)| title.chars().count()).collect::<Vec<_>>();
-        let mut text = self.line(&widths, head, &head_widths);
-        for row in &self.rows {
-            let shown = row.iter().map(|cell| output.paint(cell.weight, &cell.text)).collect();
-            let lengths: Vec<_> = row.iter().map(|cell| cell.text.chars().count()).collect();
-            text += &self.line(&widths, shown, &lengths);
-        }
-        text
+        widths
     }
 
-    fn line(&self, widths: &[usize], shown: Vec<String>, lengths: &[usize]) -> String {
+    /// The columns that `width` has room for. Those that are not spare are whole, however narrow the terminal is.
+    fn fit(&self, all: &[usize], width: usize) -> Layout {
+        let mut layout = Layout::whole(all);
+        let last = self.head.len() - 1;
+        let last_is_text = self.head[last].1 == Align::Left;
+        let last_min = if last_is_text { all[last].min(TEXT_MIN) } else { all[last] };
+        let mut spare = self.spare.iter();
+        loop {
+            let shown = &layout.shown;
+            let before: usize =
+                shown.iter().filter(|column| **column != last).map(|column| all[*column] + GAP.len()).sum();
+            let before = before + self.indent.len();
+            let has_last = shown.contains(&last);
+            if before + if has_last { last_min } else { 0 } <= width {
+                layout.widths[last] = if has_last { all[last].min(width - before) } else { 0 };
+                return layout;
+            }
+            let Some(title) = spare.next() else {
+                layout.widths[last] = last_min;
+                return layout;
+            };
+            layout.shown.retain(|column| self.head[*column].0 != *title);
+            layout.left_out.push(title);
+        }
+    }
+
+    fn line(&self, layout: &Layout, cells: &[Cell], paint: &dyn Fn(&Cell, &str) -> String) -> String {
         let mut line = self.indent.to_owned();
-        for (column, cell) in shown.into_iter().enumerate() {
-            let padding = " ".repeat(widths[column] - lengths[column]);
-            let last = column + 1 == widths.len();
-            match self.head[column].1 {
-                Align::Right => line.extend([padding.as_str(), &cell]),
-                Align::Left if last => line += &cell,
-                Align::Left => line.extend([cell.as_str(), &padding]),
+        for (at, column) in layout.shown.iter().enumerate() {
+            let (cell, width) = (&cells[*column], layout.widths[*column]);
+            let shown = cut(&cell.text, width);
+            let padding = " ".repeat(width - shown.chars().count());
+            let painted = paint(cell, &shown);
+            let last = at + 1 == layout.shown.len();
+            match self.head[*column].1 {
+                Align::Right => line.extend([padding.as_str(), &painted]),
+                Align::Left if last => line += &painted,
+                Align::Left => line.extend([painted.as_str(), &padding]),
             }
             if !last {
-                line += "  ";
+                line += GAP;
             }
         }
         line.truncate(line.trim_end().len());
         line + "\n"
     }
+}
+
+/// The columns that are shown, and the width of each column.
+#[derive(Debug)]
+struct Layout {
+    shown: Vec<usize>,
+    widths: Vec<usize>,
+    left_out: Vec<&'static str>,
+}
+
+impl Layout {
+    fn whole(widths: &[usize]) -> Self {
+        Self { shown: (0..widths.len()).collect(), widths: widths.to_vec(), left_out: Vec::new() }
+    }
+}
+
+const GAP: &str = "  ";
+/// A text is cut to no less while a spare column is there.
+const TEXT_MIN: usize = 24;
+
+/// At most `width` characters of `text`; the last one tells of a cut.
+fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let kept: String = text.chars().take(width.saturating_sub(1)).collect();
+    kept.trim_end().to_owned() + "…"
 }
 
 impl Cell {
@@ -88,6 +161,8 @@ impl<T: Into<String>> From<T> for Cell {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -98,5 +173,35 @@ mod tests {
         let output = Output::new(false);
         let text = grid.render(&output);
         assert_eq!(text, "  NAME      TOOK  WHY\n  a       850 µs  x → y\n  longer     3 s\n");
+    }
+
+    #[test]
+    fn a_narrow_terminal_goes_without_spare_columns_and_cuts_the_text() {
+        let mut grid =
+            Grid::new(&[("NAME", Align::Left), ("A", Align::Right), ("B", Align::Right), ("WHY", Align::Left)]);
+        grid.row(["cp1".into(), "11".into(), "22".into(), "connection refused; probe answered 500".into()]);
+        let grid = grid.spare(&["A", "B"]);
+        let at = |width| grid.render(&Output::new(false).with_width(width));
+        assert_eq!(at(80), grid.render(&Output::new(false)));
+        assert_eq!(at(40), "NAME   A   B  WHY\ncp1   11  22  connection refused; probe…\n");
+        assert_eq!(at(36), "NAME   B  WHY\ncp1   22  connection refused; probe…\ntoo narrow for A; --json has all\n");
+        assert_eq!(at(30), "NAME  WHY\ncp1   connection refused; pro…\ntoo narrow for A, B; --json h…\n");
+        // What is needed stays, even if it does not fit.
+        assert_eq!(at(10).lines().nth(1).unwrap(), "cp1   connection refused; pro…");
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_is_wider_than_the_terminal_unless_what_is_needed_is(
+            cells in prop::collection::vec(prop::array::uniform4("[a-zµ→ ]{0,40}"), 0..6), width in 1usize..200,
+        ) {
+            let mut grid = Grid::new(&[("NAME", Align::Left), ("A", Align::Right), ("B", Align::Left), ("WHY", Align::Left)]);
+            let names = cells.iter().map(|row| row[0].chars().count()).max().unwrap_or(0).max(4);
+            let whys = cells.iter().map(|row| row[3].chars().count()).max().unwrap_or(0).max(3);
+            cells.into_iter().for_each(|row| grid.row(row.map(Cell::from)));
+            let text = grid.spare(&["B", "A"]).render(&Output::new(false).with_width(width));
+            let widest = text.lines().map(|line| line.chars().count()).max().unwrap();
+            prop_assert!(widest <= width.max(names + GAP.len() + whys.min(TEXT_MIN)), "{text}");
+        }
     }
 }

@@ -55,19 +55,35 @@ pub(super) fn colours(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
+/// Columns of the terminal, as the user says (environ(7)) or the kernel (tty_ioctl(4)).
+fn width() -> Option<usize> {
+    let said = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
+    let asked = || rustix::termios::tcgetwinsize(io::stdout()).ok().map(|size| usize::from(size.ws_col));
+    said.or_else(asked).filter(|columns| *columns > 0)
+}
+
 /// Standard output, with the user's choices.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Output {
     pub json: bool,
     /// Standard output is a terminal.
     pub terminal: bool,
+    /// Columns of the terminal; `None`: standard output is none, or does not say.
+    pub width: Option<usize>,
     colour: bool,
 }
 
 impl Output {
     pub(super) fn new(json: bool) -> Self {
         let terminal = io::stdout().is_terminal();
-        Self { json, terminal, colour: colours(&io::stdout()) }
+        let width = if terminal { width() } else { None };
+        Self { json, terminal, width, colour: colours(&io::stdout()) }
+    }
+
+    /// The same for a terminal of `width` columns.
+    #[cfg(test)]
+    pub(super) fn with_width(self, width: usize) -> Self {
+        Self { width: Some(width), ..self }
     }
 
     pub(super) fn line(&self, text: impl Display) -> Result<(), CliError> {

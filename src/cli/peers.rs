@@ -64,7 +64,8 @@ fn in_words(report: &PeersReport, output: &Output) -> String {
         ("VERSION", Left),
         ("VIPS", Left),
         ("", Left),
-    ]);
+    ])
+    .spare(&["RESYNCS", "RTT", "LAG", "SLOT", "VERSION", "OFFLOADED", "ADDRESS", "BEHIND", "VIPS"]);
     for it in &report.peers {
         grid.row(row(it));
     }

@@ -52,6 +52,18 @@ pub(super) fn backends(
         ("TO CLIENTS", Right),
         ("PROBE", Right),
         ("LAST PROBE AND WHY", Left),
+    ])
+    .spare(&[
+        "HEDGED",
+        "CONNECT",
+        "TO CLIENTS",
+        "TO BACKENDS",
+        "CONNECTED",
+        "PROBE",
+        "WEIGHT",
+        "FAILED",
+        "ADDRESS",
+        "FOR",
     ]);
     for it in &backends {
         let probe = it.last_probe.as_ref().map_or(String::new(), |probe| format!("{probe}; "));
@@ -214,7 +226,8 @@ fn frontend_in_words(frontend: &FrontendStatus, output: &Output) -> String {
         ("TO CLIENT/S", Right),
         ("WHY", Left),
     ])
-    .indented();
+    .indented()
+    .spare(&["TO CLIENT/S", "TO BACKEND/S", "NEW/S", "ADDRESS", "FOR", "SHARE"]);
     let flows: u64 = frontend.backends.iter().map(|it| u64::from(it.flows)).sum();
     for it in &frontend.backends {
         grid.row([

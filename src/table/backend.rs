@@ -186,6 +186,12 @@ impl BackendEntry {
         balance::ramp(self.ramp_start_ns.load(Relaxed), self.ramp_ns.load(Relaxed), now_ns)
     }
 
+    /// Time until its slow start is over; `None`: it is.
+    pub(crate) fn whole_in_ns(&self, now_ns: u64) -> Option<u64> {
+        let (start_ns, ramp_ns) = self.ramp();
+        (self.share(now_ns) < balance::WHOLE_SHARE).then(|| (start_ns + ramp_ns).saturating_sub(now_ns))
+    }
+
     pub fn health(&self) -> Arc<HealthView> {
         self.health.load_full()
     }

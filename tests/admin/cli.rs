@@ -207,3 +207,42 @@ async fn the_exit_code_of_diff_is_that_of_diff() {
     assert_eq!((bad.code, bad.stderr.ends_with("new.toml:3: a\n")), (2, true), "{}", bad.stderr);
     assert_eq!(baton(Path::new("/nonexistent/admin.sock"), "diff new.toml").await.code, 2);
 }
+
+/// Runs `baton` in a terminal of `columns` columns, and returns what it shows, without its colours.
+async fn in_terminal(socket: &Path, arguments: &str, columns: u16) -> String {
+    const SCRIPT: &str = "import fcntl, os, struct, subprocess, sys, termios\n\
+        near, far = os.openpty()\n\
+        fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack('HHHH', 24, int(sys.argv[1]), 0, 0))\n\
+        process = subprocess.Popen(sys.argv[2:], stdout=far)\n\
+        os.close(far)\n\
+        try:\n    while part := os.read(near, 65536): os.write(1, part)\n\
+        except OSError: pass  # EIO: nobody has the other end any more\n\
+        sys.exit(process.wait())\n";
+    let mut command = Command::new("python3");
+    command.args(["-c", SCRIPT, &columns.to_string(), env!("CARGO_BIN_EXE_baton"), "--socket"]).arg(socket);
+    command.args(arguments.split(' ')).env_remove("BATON_SOCKET").env_remove("COLUMNS").kill_on_drop(true);
+    let ended = tokio::time::timeout(Duration::from_secs(30), command.output()).await.expect("it ends").unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    let text = String::from_utf8(ended.stdout).unwrap().replace('\r', "");
+    let mut parts = text.split('\x1b');
+    let first = parts.next().unwrap_or_default().to_owned();
+    first + &parts.map(|part| part.split_once('m').map_or("", |(_, rest)| rest)).collect::<String>()
+}
+
+/// Regression: `baton backends` had 160 columns, and each line was wrapped to two or three.
+#[tokio::test]
+async fn tables_fit_the_terminal_and_pipes_get_all_of_them() {
+    let instance = FakeInstance::start();
+    let socket = instance.socket();
+    for columns in [60, 80, 120] {
+        let shown = in_terminal(&socket, "backends", columns).await;
+        assert!(shown.lines().all(|line| line.chars().count() <= columns.into()), "{columns}:\n{shown}");
+        assert!(shown.contains("apiserver/cp1") && shown.contains("too narrow for HEDGED"), "{shown}");
+        let frontends = in_terminal(&socket, "status", columns).await;
+        let mut table = frontends.lines().skip_while(|line| !line.starts_with("  STATE")).take(4);
+        assert!(table.clone().count() == 4 && table.all(|line| line.chars().count() <= columns.into()), "{frontends}");
+    }
+    let whole = in_terminal(&socket, "backends", 250).await;
+    assert_eq!(whole, baton(&socket, "backends").await.stdout);
+    assert!(whole.contains("HEDGED") && !whole.contains("too narrow"), "{whole}");
+}

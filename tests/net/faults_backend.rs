@@ -448,6 +448,12 @@ fn row31_a_backend_that_returns_starts_slowly_and_the_skew_can_be_seen() {
     let share = || baton.backend("b1").unwrap()["share_percent"].as_u64().unwrap();
     let first = share();
     assert!(first < 60, "its share begins small: {first} %");
+    let said = |command: &str| String::from_utf8(baton.cli(&[command]).stdout).unwrap();
+    for command in ["status", "backends"] {
+        let said = said(command);
+        let (_, share) = said.split_once("; returning slowly, at ").unwrap_or_else(|| panic!("{command}: {said}"));
+        assert!(share.contains(" % of its share, whole in "), "{said}");
+    }
     let mut last = first;
     eventually(LONG, "its share grows to the whole", || {
         let now = share();
@@ -457,6 +463,7 @@ fn row31_a_backend_that_returns_starts_slowly_and_the_skew_can_be_seen() {
     });
     println!("row 31: the share of a backend that returned grew from {first} % to 100 % in {:?}", watch.elapsed());
     assert!(watch.elapsed() > ms(1500), "{:?}", watch.elapsed());
+    assert!(["status", "backends"].iter().all(|command| !said(command).contains("slowly")), "{}", said("status"));
     assert_eq!((baton.flows_of("b1"), baton.flows_of("b2")), (0, 30), "the skew stands in the status");
     drop(stayed);
     baton.rests();

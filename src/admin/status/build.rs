@@ -11,6 +11,7 @@ use crate::admin::rates::{Sample, Samples};
 use crate::admin::watchdog;
 use crate::admin::words;
 use crate::config;
+use crate::model::balance::WHOLE_SHARE;
 use crate::model::connect::ConnectFailure;
 use crate::model::end_reason::EndReason;
 use crate::model::histogram::LatencySnapshot;
@@ -93,7 +94,8 @@ pub(crate) fn backend_status(entry: &BackendEntry, now_ns: u64) -> BackendStatus
         order: health.order.map(str::to_owned),
         drain_deadline_in_ms: health.drain_deadline_ns.map(|at| at.saturating_sub(now_ns) / 1_000_000),
         weight: entry.weight(),
-        share_percent: entry.share(now_ns) * 100 / 1024,
+        share_percent: entry.share(now_ns) * 100 / WHOLE_SHARE,
+        whole_in_ms: entry.whole_in_ns(now_ns).map(|ns| ns / 1_000_000),
         flows: entry.active.load(Relaxed),
         max_connections: entry.max_connections(),
         connected_total: sum(|lane| lane.connected.value()),

@@ -26,7 +26,7 @@ mod renamed;
 mod section;
 mod spelling;
 mod title;
-mod tls;
+pub(crate) mod tls;
 mod unknown;
 mod vip;
 mod watch;

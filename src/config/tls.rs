@@ -104,7 +104,7 @@ fn client_config(verify: Verify, identity: Option<ClientIdentity>) -> Result<Cli
             certificates.into_iter().try_for_each(|certificate| roots.add(certificate))?;
             builder.with_root_certificates(roots)
         }
-        Verify::Nothing => builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate(provider))),
+        Verify::Nothing => builder.dangerous().with_custom_certificate_verifier(AnyCertificate::new(provider)),
     };
     match identity {
         Some((chain, key)) => builder.with_client_auth_cert(chain, key),
@@ -194,7 +194,13 @@ fn refuse_identity(section: &Section, error: &rustls::Error) {
 /// Accepts any chain and name. The handshake's signature is still verified, so the peer at least has the key of its
 /// certificate.
 #[derive(Debug)]
-struct AnyCertificate(Arc<CryptoProvider>);
+pub(crate) struct AnyCertificate(Arc<CryptoProvider>);
+
+impl AnyCertificate {
+    pub(crate) fn new(provider: Arc<CryptoProvider>) -> Arc<Self> {
+        Arc::new(Self(provider))
+    }
+}
 
 impl ServerCertVerifier for AnyCertificate {
     fn verify_server_cert(

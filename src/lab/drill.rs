@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! tally    every gap between two heartbeats, and the verdict      screen   the display meanwhile
-//! leases   which leases are written, where it is a PUT
+//! leases   which leases are written, where it is a PUT           kubeconfig   server, trust and user from kubectl's file
 //! ```
 
+mod kubeconfig;
 mod leases;
 mod screen;
 mod tally;
@@ -21,16 +22,20 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::kubelet::{Heartbeat, Kubelet, KubeletSettings, Observed, Retries, Summary};
-use super::tls::{self, TlsFileError};
+use super::tls::{self, PemText, TlsFileError};
 use crate::addr::VipAddr;
 use crate::lab::lease::{DRILL_LABEL, WATCH_PATH};
 use crate::lab::pause::pause;
 use crate::model::duration;
 use crate::sys::clock::now_ns;
 use crate::sys::process;
+use kubeconfig::{KubeContext, KubeTrust, KubeUser, KubeconfigError};
 use leases::LeaseName;
 use screen::{Moment, seconds};
 use tally::{DrillVerdict, GapTally};
+
+/// kubeadm's.
+const DEFAULT_CA: &str = "/etc/kubernetes/pki/ca.crt";
 
 /// Interval of the picture, or of the lines where no picture can be drawn.
 const DRAW_EVERY: Duration = Duration::from_secs(1);
@@ -39,11 +44,20 @@ const LINES_EVERY: u32 = 5;
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct DrillArgs {
     /// The address that kubelets connect to: the control plane's endpoint, HOST:PORT.
-    #[arg(value_name = "SERVER")]
-    pub server: String,
-    /// Certificates to trust, PEM.
-    #[arg(long, value_name = "FILE", default_value = "/etc/kubernetes/pki/ca.crt")]
-    pub ca: PathBuf,
+    #[arg(value_name = "SERVER", required_unless_present = "kubeconfig")]
+    pub server: Option<String>,
+    /// Takes server, certificates and user from this file, as far as no other option names them.
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig [default: its current-context].
+    #[arg(long, value_name = "NAME", requires = "kubeconfig")]
+    pub context: Option<String>,
+    /// Certificates to trust, PEM [default: the kubeconfig's, or /etc/kubernetes/pki/ca.crt].
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+    /// Accepts any certificate of the server.
+    #[arg(long, conflicts_with = "ca")]
+    pub insecure: bool,
     /// The name to verify in the server's certificate, instead of the host of SERVER.
     #[arg(long, value_name = "NAME")]
     pub server_name: Option<String>,
@@ -97,6 +111,12 @@ pub(crate) struct DrillArgs {
 pub(crate) enum DrillError {
     #[error(transparent)]
     Tls(#[from] TlsFileError),
+    #[error("--kubeconfig: {0}")]
+    Kubeconfig(#[from] KubeconfigError),
+    #[error(
+        "there is no {DEFAULT_CA} here: name the cluster's CA with --ca, or take it from --kubeconfig, or verify nothing with --insecure"
+    )]
+    NoCa,
     #[error("{server} is not HOST:PORT, or cannot be resolved: {source}")]
     Server { server: String, source: io::Error },
     #[error("{server} has no address")]
@@ -137,7 +157,8 @@ pub(crate) fn run(args: &DrillArgs, json: bool) -> ExitCode {
 }
 
 async fn drill(args: &DrillArgs, json: bool) -> Result<DrillVerdict, DrillError> {
-    let settings = settings(args).await?;
+    let target = target(args)?;
+    let settings = settings(args, &target).await?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut over = std::pin::pin!(pause(args.run_for));
@@ -157,7 +178,7 @@ async fn drill(args: &DrillArgs, json: bool) -> Result<DrillVerdict, DrillError>
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
             _ = draws.tick() => picture.draw(&Moment {
-                server: &args.server,
+                server: &target.server,
                 elapsed: Duration::from_nanos(now_ns() - start_ns),
                 every: args.every,
                 grace: args.grace,
@@ -179,7 +200,74 @@ async fn drill(args: &DrillArgs, json: bool) -> Result<DrillVerdict, DrillError>
     Ok(verdict)
 }
 
-async fn settings(args: &DrillArgs) -> Result<KubeletSettings, DrillError> {
+/// Where the kubelets connect, what they trust, and who they are.
+#[derive(Debug)]
+struct DrillTarget {
+    /// HOST:PORT.
+    server: String,
+    server_name: String,
+    /// `None`: any server.
+    ca: Option<PemText>,
+    own: Option<(PemText, PemText)>,
+    authorization: Option<String>,
+}
+
+/// Options count before the kubeconfig.
+fn target(args: &DrillArgs) -> Result<DrillTarget, DrillError> {
+    let config = args.kubeconfig.as_deref().map(|path| kubeconfig::read(path, args.context.as_deref())).transpose()?;
+    let server = args.server.clone().or_else(|| config.as_ref().map(|it| it.server.clone())).unwrap_or_default();
+    let host = server.rsplit_once(':').map_or(server.as_str(), |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+    let server_name = args.server_name.clone().or_else(|| config.as_ref().and_then(|it| it.server_name.clone()));
+    let (own, authorization) = credentials(args, config.as_ref())?;
+    Ok(DrillTarget { server_name: server_name.unwrap_or(host), ca: trusted(args, config)?, own, authorization, server })
+}
+
+fn trusted(args: &DrillArgs, config: Option<KubeContext>) -> Result<Option<PemText>, DrillError> {
+    if args.insecure {
+        return Ok(None);
+    }
+    match (&args.ca, config.map(|it| it.trust)) {
+        (Some(ca), _) => Ok(Some(PemText::read(ca)?)),
+        (None, Some(KubeTrust::Anything)) => Ok(None),
+        (None, Some(KubeTrust::Given(pem))) => Ok(Some(pem)),
+        (None, None | Some(KubeTrust::Default)) => match PemText::read(DEFAULT_CA.as_ref()) {
+            Err(TlsFileError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Err(DrillError::NoCa),
+            read => Ok(Some(read?)),
+        },
+    }
+}
+
+/// A client certificate and its key, and the header `authorization`.
+type DrillCredentials = (Option<(PemText, PemText)>, Option<String>);
+
+fn credentials(args: &DrillArgs, config: Option<&KubeContext>) -> Result<DrillCredentials, DrillError> {
+    let bearer = |token: &str| Some(format!("Bearer {}", token.trim()));
+    let own = args.client_cert.as_deref().zip(args.client_key.as_deref());
+    let own = own.map(|(cert, key)| Ok::<_, TlsFileError>((PemText::read(cert)?, PemText::read(key)?))).transpose()?;
+    if let Some(path) = &args.token_file {
+        let token = std::fs::read_to_string(path);
+        let token = token.map_err(|source| DrillError::Token { path: path.clone(), source })?;
+        return Ok((own, bearer(&token)));
+    }
+    if own.is_some() {
+        return Ok((own, None));
+    }
+    // The heartbeat of /readyz needs no credentials.
+    let needs_some = args.lease.is_some() || args.watch.is_some() || args.watches.is_some();
+    match config.map(|it| &it.user) {
+        None | Some(KubeUser::Nobody) => Ok((None, None)),
+        Some(KubeUser::Token(token)) => Ok((None, bearer(token))),
+        Some(KubeUser::Certificate { cert, key }) => Ok((Some((cert.clone(), key.clone())), None)),
+        Some(KubeUser::Provider { key, by }) if needs_some => {
+            let path = args.kubeconfig.clone().unwrap_or_default();
+            Err(KubeconfigError::Provider { path, key: key.clone(), by }.into())
+        }
+        Some(KubeUser::Provider { .. }) => Ok((None, None)),
+    }
+}
+
+async fn settings(args: &DrillArgs, target: &DrillTarget) -> Result<KubeletSettings, DrillError> {
     if args.every.is_zero() {
         return Err(DrillError::Every);
     }
@@ -190,18 +278,11 @@ async fn settings(args: &DrillArgs) -> Result<KubeletSettings, DrillError> {
     if u64::from(args.kubelets) + SPARE_FILES > limit {
         return Err(DrillError::Files(args.kubelets, limit));
     }
-    let server = resolve(&args.server).await?;
-    let host = args.server.rsplit_once(':').map_or(args.server.as_str(), |(host, _)| host);
-    let name = args.server_name.as_deref().unwrap_or(host.trim_start_matches('[').trim_end_matches(']'));
-    let authorization = args.token_file.as_ref().map(|path| match std::fs::read_to_string(path) {
-        Ok(token) => Ok(format!("Bearer {}", token.trim())),
-        Err(source) => Err(DrillError::Token { path: path.clone(), source }),
-    });
-    let own = args.client_cert.as_deref().zip(args.client_key.as_deref());
+    let server = resolve(&target.server).await?;
+    let name = &target.server_name;
     let prefix = args.lease.as_ref().map_or("node", |lease| &lease.prefix);
     Ok(KubeletSettings {
-        server_name: ServerName::try_from(name.to_owned())
-            .map_err(|_| DrillError::ServerName { name: name.to_owned() })?,
+        server_name: ServerName::try_from(name.clone()).map_err(|_| DrillError::ServerName { name: name.clone() })?,
         heartbeat: match &args.lease {
             Some(lease) => Heartbeat::DrillLease { namespace: lease.namespace.clone() },
             None => Heartbeat::Get(args.path.clone()),
@@ -211,10 +292,14 @@ async fn settings(args: &DrillArgs) -> Result<KubeletSettings, DrillError> {
         request_timeout: args.timeout,
         watch: args.watch.clone().or_else(|| args.watches.map(|_| WATCH_PATH.to_owned())),
         watches: args.watches.unwrap_or(1),
-        authorization: authorization.transpose()?,
+        authorization: target.authorization.clone(),
         ping_after: Some(args.ping_after).filter(|after| !after.is_zero()),
         ping_timeout: args.ping_timeout,
-        ..KubeletSettings::new(VipAddr::new(server), tls::client_config_as(&args.ca, own)?, prefix)
+        ..KubeletSettings::new(
+            VipAddr::new(server),
+            tls::client_config_of(target.ca.as_ref(), target.own.as_ref())?,
+            prefix,
+        )
     })
 }
 

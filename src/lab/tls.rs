@@ -9,6 +9,8 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
+use crate::config::tls::AnyCertificate;
+
 #[derive(Debug, thiserror::Error)]
 pub enum TlsFileError {
     #[error("reading {}: {source}", path.display())]
@@ -23,8 +25,8 @@ pub enum TlsFileError {
 
 /// For a server with HTTP/2 and HTTP/1.1.
 pub(crate) fn server_config(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsFileError> {
-    let chain = certificates(cert)?;
-    let key_der = private_key(key)?;
+    let chain = certificates(&PemText::read(cert)?)?;
+    let key_der = private_key(&PemText::read(key)?)?;
     let unusable = |source| TlsFileError::Use { path: cert.to_owned(), source };
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -43,38 +45,66 @@ pub fn client_config(ca: &Path) -> Result<Arc<ClientConfig>, TlsFileError> {
 
 /// As [`client_config`], with a client certificate and its key.
 pub(crate) fn client_config_as(ca: &Path, own: Option<(&Path, &Path)>) -> Result<Arc<ClientConfig>, TlsFileError> {
-    let unusable = |source| TlsFileError::Use { path: ca.to_owned(), source };
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(ca)? {
-        roots.add(certificate).map_err(unusable)?;
-    }
-    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    let own = own.map(|(cert, key)| Ok::<_, TlsFileError>((PemText::read(cert)?, PemText::read(key)?)));
+    client_config_of(Some(&PemText::read(ca)?), own.transpose()?.as_ref())
+}
+
+/// For a client that trusts the certificates in `ca`, or any server (`None`), with its own certificate and key.
+pub(crate) fn client_config_of(
+    ca: Option<&PemText>,
+    own: Option<&(PemText, PemText)>,
+) -> Result<Arc<ClientConfig>, TlsFileError> {
+    let provider = Arc::new(ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
-        .map_err(unusable)?
-        .with_root_certificates(roots);
+        .expect("ring has all of them");
+    let builder = match ca {
+        Some(ca) => {
+            let mut roots = RootCertStore::empty();
+            for certificate in certificates(ca)? {
+                roots.add(certificate).map_err(|source| ca.unusable(source))?;
+            }
+            builder.with_root_certificates(roots)
+        }
+        None => builder.dangerous().with_custom_certificate_verifier(AnyCertificate::new(provider)),
+    };
     let mut config = match own {
-        None => config.with_no_client_auth(),
-        Some((cert, key)) => config
+        None => builder.with_no_client_auth(),
+        Some((cert, key)) => builder
             .with_client_auth_cert(certificates(cert)?, private_key(key)?)
-            .map_err(|source| TlsFileError::Use { path: cert.to_owned(), source })?,
+            .map_err(|source| cert.unusable(source))?,
     };
     config.alpn_protocols = vec![H2.to_vec()];
     Ok(Arc::new(config))
 }
 
-fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsFileError> {
-    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|source| TlsFileError::Pem { path: path.to_owned(), source })
+/// PEM, and the place where it stands, for errors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PemText {
+    pub place: PathBuf,
+    pub text: Vec<u8>,
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsFileError> {
-    let chain = CertificateDer::pem_slice_iter(&read(path)?)
+impl PemText {
+    pub(crate) fn read(path: &Path) -> Result<Self, TlsFileError> {
+        let text = std::fs::read(path).map_err(|source| TlsFileError::Read { path: path.to_owned(), source })?;
+        Ok(Self { place: path.to_owned(), text })
+    }
+
+    fn unusable(&self, source: rustls::Error) -> TlsFileError {
+        TlsFileError::Use { path: self.place.clone(), source }
+    }
+}
+
+fn private_key(pem: &PemText) -> Result<PrivateKeyDer<'static>, TlsFileError> {
+    PrivateKeyDer::from_pem_slice(&pem.text).map_err(|source| TlsFileError::Pem { path: pem.place.clone(), source })
+}
+
+fn certificates(pem: &PemText) -> Result<Vec<CertificateDer<'static>>, TlsFileError> {
+    let chain = CertificateDer::pem_slice_iter(&pem.text)
         .collect::<Result<Vec<_>, _>>()
-        .map_err(|source| TlsFileError::Pem { path: path.to_owned(), source })?;
-    if chain.is_empty() { Err(TlsFileError::Empty { path: path.to_owned() }) } else { Ok(chain) }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, TlsFileError> {
-    std::fs::read(path).map_err(|source| TlsFileError::Read { path: path.to_owned(), source })
+        .map_err(|source| TlsFileError::Pem { path: pem.place.clone(), source })?;
+    if chain.is_empty() { Err(TlsFileError::Empty { path: pem.place.clone() }) } else { Ok(chain) }
 }
 
 /// ALPN name of HTTP/2 (RFC 9113 section 3.1).
@@ -97,13 +127,19 @@ mod tests {
         let ca = authority.write(directory.path()).unwrap();
         let own = authority.issue(directory.path(), "own", &[], Flaw::None).unwrap();
         let mut roots = RootCertStore::empty();
-        certificates(&ca).unwrap().into_iter().for_each(|certificate| roots.add(certificate).unwrap());
+        certificates(&PemText::read(&ca).unwrap())
+            .unwrap()
+            .into_iter()
+            .for_each(|certificate| roots.add(certificate).unwrap());
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::new(ring::default_provider()));
         let server = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_client_cert_verifier(verifier.build().unwrap())
-            .with_single_cert(certificates(&own.cert).unwrap(), private_key(&own.key).unwrap())
+            .with_single_cert(
+                certificates(&PemText::read(&own.cert).unwrap()).unwrap(),
+                private_key(&PemText::read(&own.key).unwrap()).unwrap(),
+            )
             .unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

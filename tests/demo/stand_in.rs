@@ -417,3 +417,61 @@ async fn a_thousand_kubelets_fit_on_one_core() {
     assert!(verdict["heartbeats"].as_u64() >= Some(1000), "{verdict}");
     assert!(cpu[1] - cpu[0] < Duration::from_secs(11) / 2, "more than half a core for what a tenth should do: {cpu:?}");
 }
+
+/// Runs `baton drill` with a kubeconfig of `text` for a second; its verdict, or its error.
+async fn drill_by_kubeconfig(scene: &Scene, text: &str, more: &str) -> Result<serde_json::Value, String> {
+    let path = scene.dir.path().join("kubeconfig");
+    std::fs::write(&path, text).unwrap();
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_baton"));
+    command.args(["drill", "--json", "--kubelets", "5", "--every", "100ms", "--for", "1s", "--kubeconfig"]).arg(&path);
+    command.args(more.split_whitespace()).kill_on_drop(true);
+    let output = tokio::time::timeout(Duration::from_secs(60), command.output()).await.unwrap().unwrap();
+    serde_json::from_slice(&output.stdout).map_err(|_| String::from_utf8(output.stderr).unwrap())
+}
+
+/// Regression: away from a control-plane host a drill ended with "reading /etc/kubernetes/pki/ca.crt" and nothing else.
+#[tokio::test]
+async fn a_drill_takes_server_trust_and_user_from_a_kubeconfig_or_says_what_can_name_them() {
+    let scene = Scene::new();
+    let stand_in = scene.stand_in("cp1", Flaw::None, Duration::ZERO).await;
+    let text = |cluster: &str, user: &str| {
+        format!(
+            "current-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
+             clusters: [{{name: k, cluster: {{server: 'https://{}', {cluster}}}}}]\nusers: [{{name: u, user: {{{user}}}}}]\n",
+            stand_in.address()
+        )
+    };
+    let own = scene.authority.issue(scene.dir.path(), "own", &[], Flaw::None).unwrap();
+    let own = format!("client-certificate: {}, client-key: {}", own.cert.display(), own.key.display());
+    // A relative name counts from the kubeconfig.
+    let ca = scene.ca.file_name().unwrap().to_str().unwrap();
+    let trusting = format!("certificate-authority: {ca}");
+    let exec = "exec: {command: aws}";
+    for (text, more) in [
+        (text(&trusting, &own), ""),
+        (text("insecure-skip-tls-verify: true", "token: secret"), ""),
+        (text("certificate-authority-data: eA==", ""), "--insecure"),
+        // The heartbeat of /readyz needs no credentials.
+        (text(&trusting, exec), ""),
+    ] {
+        let verdict = drill_by_kubeconfig(&scene, &text, more).await.unwrap();
+        assert_eq!(verdict["never"], 0, "{text}: {verdict}");
+        assert!(verdict["heartbeats"].as_u64() > Some(5), "{text}: {verdict}");
+    }
+    let refused = drill_by_kubeconfig(&scene, &text("", ""), "").await.unwrap_err();
+    assert_eq!(
+        refused,
+        "baton drill: there is no /etc/kubernetes/pki/ca.crt here: name the cluster's CA with --ca, or take it from --kubeconfig, or \
+         verify nothing with --insecure\n"
+    );
+    let another = text(&format!("{trusting}, tls-server-name: other.example"), "");
+    let verdict = drill_by_kubeconfig(&scene, &another, "").await.unwrap();
+    assert_eq!(verdict["never"], 5, "the certificate names another server: {verdict}");
+    let refused = drill_by_kubeconfig(&scene, &text(&trusting, exec), "--lease drill").await.unwrap_err();
+    assert!(
+        refused.contains(
+            "kubeconfig: user \"u\" gets its credentials from exec, which a drill does not run; name --token-file"
+        ),
+        "{refused}"
+    );
+}

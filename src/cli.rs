@@ -40,7 +40,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::admin::client::{Client, ClientError};
+use crate::admin::client::ClientError;
 use crate::admin::protocol::BackendName;
 use output::{CliError, Output};
 use socket::DEFAULT_CONFIG;
@@ -213,12 +213,12 @@ fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &O
         None => socket::find(config)?,
     };
     if let Verb::Version = command {
-        return reload::version(Client::connect(&socket), output);
+        return reload::version(socket::connect(&socket), output);
     }
     if let Verb::Ready(arguments) = &command {
         return ready::ready(&socket, arguments, output);
     }
-    let mut client = Client::connect(&socket)?;
+    let mut client = socket::connect(&socket)?;
     match command {
         Verb::Status => status::status(&mut client, output),
         Verb::Flows(arguments) => flows::list(&mut client, arguments, output),

@@ -38,6 +38,8 @@ pub(crate) use file::{FileFault, read as read_file};
 pub use frontend::by_default as frontend_by_default;
 pub(crate) use health::reset_after_silence;
 pub use load::{by_default, check, load, parse};
+pub use process::Group;
+pub(crate) use process::read_socket;
 pub(crate) use watch::FileWatch;
 
 use std::collections::HashMap;
@@ -104,6 +106,10 @@ pub struct Admin {
     pub http: Option<SocketAddr>,
     /// The Unix socket for everything that changes something; mode 0600.
     pub socket: PathBuf,
+    /// HTTP with /metrics, /livez and /readyz alone. `None`: not served.
+    pub metrics: Option<SocketAddr>,
+    /// Its members may read by a second Unix socket, [`Admin::read_socket`]. `None`: there is no such socket.
+    pub group: Option<Group>,
 }
 
 /// `[process]`: settings for all frontends together.

@@ -1,4 +1,4 @@
-//! The read-only HTTP server: the page, `/status.json`, `/metrics`, `/livez` and `/readyz`.
+//! The read-only HTTP servers: one with the page, `/status.json`, `/metrics`, `/livez` and `/readyz`, one with the last three alone.
 
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
@@ -21,6 +21,23 @@ use tokio_util::sync::CancellationToken;
 use super::{Admin, page};
 use crate::metrics::Exposition;
 use crate::sys::clock::now_ns;
+
+/// The pages that a server has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HttpPages {
+    All,
+    /// No page with addresses of clients.
+    Metrics,
+}
+
+impl HttpPages {
+    fn paths(self) -> &'static [&'static str] {
+        match self {
+            Self::All => &["/", "/status.json", "/metrics", "/livez", "/readyz"],
+            Self::Metrics => &["/metrics", "/livez", "/readyz"],
+        }
+    }
+}
 
 /// Limits of the HTTP server; the tests make them small.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +75,7 @@ pub fn open(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Serves `listener` as long as it is polled; accepted connections complete.
-pub async fn serve(admin: Arc<Admin>, listener: TcpListener, limits: HttpLimits) {
+pub async fn serve(admin: Arc<Admin>, listener: TcpListener, pages: HttpPages, limits: HttpLimits) {
     let room = Arc::new(Semaphore::new(limits.connections));
     let sources = DoorSources::default();
     let mut extra = VecDeque::new();
@@ -83,7 +100,7 @@ pub async fn serve(admin: Arc<Admin>, listener: TcpListener, limits: HttpLimits)
                     oldest.cancel();
                 }
                 tokio::spawn(async move {
-                    cut_off.run_until_cancelled(serve_connection(admin, stream, limits)).await;
+                    cut_off.run_until_cancelled(serve_connection(admin, pages, stream, limits)).await;
                     drop(place);
                 });
             }
@@ -127,10 +144,10 @@ impl Drop for DoorPermit {
     }
 }
 
-async fn serve_connection(admin: Arc<Admin>, stream: TcpStream, limits: HttpLimits) {
+async fn serve_connection(admin: Arc<Admin>, pages: HttpPages, stream: TcpStream, limits: HttpLimits) {
     let service = service_fn(move |request| {
         let admin = admin.clone();
-        async move { Ok::<_, Infallible>(respond(&admin, &request).await) }
+        async move { Ok::<_, Infallible>(respond(&admin, pages, &request).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -150,10 +167,11 @@ async fn serve_connection(admin: Arc<Admin>, stream: TcpStream, limits: HttpLimi
     }
 }
 
-async fn respond(admin: &Arc<Admin>, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+async fn respond(admin: &Arc<Admin>, pages: HttpPages, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let path = request.uri().path();
-    if !PATHS.contains(&path) {
-        return text(StatusCode::NOT_FOUND, format!("this server has no such page; it has {}\n", PATHS.join(", ")));
+    if !pages.paths().contains(&path) {
+        let there = pages.paths().join(", ");
+        return text(StatusCode::NOT_FOUND, format!("this server has no such page; it has {there}\n"));
     }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         let mut response =
@@ -211,6 +229,5 @@ fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>
     response
 }
 
-const PATHS: [&str; 5] = ["/", "/status.json", "/metrics", "/livez", "/readyz"];
 const HEAD_MAX: usize = 16 * 1024;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

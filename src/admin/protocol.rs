@@ -217,6 +217,10 @@ pub enum Refusal {
     Busy,
     #[error("uid {uid} may not use this socket: only root and the user that Baton runs as")]
     Forbidden { uid: u32 },
+    #[error(
+        "the read-only socket refuses {command:?}: only root and the user that Baton runs as may use the admin socket"
+    )]
+    ReadOnly { command: String },
     #[error("there is no backend {asked:?}; there is {}", list(.known))]
     UnknownBackend { asked: String, known: Vec<String> },
     #[error("several backends are named {asked:?}; name one of {}", list(.matches))]

@@ -31,9 +31,48 @@ impl Default for SessionLimits {
     }
 }
 
+/// The commands that a socket carries out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SocketAccess {
+    /// All of them, for root and the user that Baton runs as.
+    All,
+    /// Those that change nothing and read no file that the client names, for whoever the file's mode lets in.
+    Read,
+}
+
+impl SocketAccess {
+    /// The name of `command` if this socket refuses it.
+    fn refuses(self, command: &Command) -> Option<&'static str> {
+        let changes = match command {
+            Command::Version {}
+            | Command::Status {}
+            | Command::Backends { .. }
+            | Command::Flows(_)
+            | Command::Events(_)
+            | Command::Peers {}
+            | Command::Vip {}
+            | Command::CheckEvacuation(_)
+            | Command::Rebalance { dry_run: true } => return None,
+            Command::Drain { .. } => "drain",
+            Command::Undrain { .. } => "undrain",
+            Command::Eject { .. } => "eject",
+            Command::Kill { .. } => "kill",
+            Command::Reload {} => "reload",
+            Command::Diff { .. } => "diff",
+            Command::Rebalance { dry_run: false } => "rebalance",
+            Command::Upgrade(_) => "upgrade",
+            // It runs the file that the client names.
+            Command::CheckUpgrade(_) => "upgrade --check",
+            Command::Evacuate(_) => "evacuate",
+            Command::CancelEvacuation {} => "evacuate --cancel",
+        };
+        (self == Self::Read).then_some(changes)
+    }
+}
+
 /// Serves `listener` as long as it is polled. Accepted connections go on by themselves, so that a reload that moves the
 /// socket still gets its answer.
-pub async fn serve(admin: Arc<Admin>, listener: UnixListener, limits: SessionLimits) {
+pub async fn serve(admin: Arc<Admin>, listener: UnixListener, access: SocketAccess, limits: SessionLimits) {
     let room = Arc::new(Semaphore::new(limits.connections));
     loop {
         let stream = match listener.accept().await {
@@ -47,9 +86,9 @@ pub async fn serve(admin: Arc<Admin>, listener: UnixListener, limits: SessionLim
         let permit = room.clone().try_acquire_owned();
         let admin = admin.clone();
         tokio::spawn(async move {
-            let (reader, writer) = stream_parts(stream, limits);
+            let (reader, writer) = stream_parts(stream, access, limits);
             let served = match (permit, reader) {
-                (Ok(_permit), Ok(reader)) => converse(&admin, reader, writer, limits).await,
+                (Ok(_permit), Ok(reader)) => converse(&admin, reader, writer, access, limits).await,
                 (Err(_), _) => refuse(writer, &Refusal::Busy).await,
                 (_, Err(refusal)) => refuse(writer, &refusal).await,
             };
@@ -121,6 +160,7 @@ async fn converse(
     admin: &Arc<Admin>,
     reader: BufReader<OwnedReadHalf>,
     writer: LineWriter,
+    access: SocketAccess,
     limits: SessionLimits,
 ) -> io::Result<()> {
     let mut replies = Replies { reader, writer: writer.0, pending: Vec::new(), write_limit: limits.write, told: None };
@@ -144,7 +184,10 @@ async fn converse(
             return replies.end(Err(Refusal::TooLarge)).await;
         }
         let outcome = match Command::parse(&line) {
-            Ok(command) => commands::execute(admin, command, &mut replies).await?,
+            Ok(command) => match access.refuses(&command) {
+                Some(command) => Err(Refusal::ReadOnly { command: command.to_owned() }),
+                None => commands::execute(admin, command, &mut replies).await?,
+            },
             Err(refusal) => Err(refusal),
         };
         replies.end(outcome).await?;
@@ -153,12 +196,16 @@ async fn converse(
 
 struct LineWriter(OwnedWriteHalf, Duration);
 
-fn stream_parts(stream: UnixStream, limits: SessionLimits) -> (Result<BufReader<OwnedReadHalf>, Refusal>, LineWriter) {
+fn stream_parts(
+    stream: UnixStream,
+    access: SocketAccess,
+    limits: SessionLimits,
+) -> (Result<BufReader<OwnedReadHalf>, Refusal>, LineWriter) {
     let peer = stream.peer_cred().map(|peer| peer.uid());
     let (reader, writer) = stream.into_split();
     let own = rustix::process::geteuid().as_raw();
     let allowed = match peer {
-        Ok(uid) if may_speak(uid, own) => Ok(BufReader::new(reader)),
+        Ok(uid) if access == SocketAccess::Read || may_speak(uid, own) => Ok(BufReader::new(reader)),
         Ok(uid) => Err(Refusal::Forbidden { uid }),
         Err(_) => Err(Refusal::Forbidden { uid: u32::MAX }),
     };

@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FlockOperation, Gid, Mode, OFlags};
 use socket2::{Domain, SockAddr, Socket, Type};
 use thiserror::Error;
 use tokio::net::UnixListener;
@@ -25,6 +25,8 @@ pub enum OpenSocketError {
     Locked(PathBuf),
     #[error("{path}: cannot open the admin socket: {source}", path = .path.display())]
     Io { path: PathBuf, source: io::Error },
+    #[error("{path}: cannot give the read-only socket to group {gid}: {source}; Baton needs CAP_CHOWN, or its user must be in that group", path = .path.display())]
+    Group { path: PathBuf, gid: u32, source: io::Error },
 }
 
 /// A listening socket whose file is removed on drop, unless another file has taken its place.
@@ -65,6 +67,13 @@ pub fn open(path: &Path) -> Result<(UnixListener, SocketFile), OpenSocketError> 
     Ok((listener, file))
 }
 
+/// As [`open`], with mode 0660 for the group `gid`.
+pub(crate) fn open_for(path: &Path, gid: u32) -> Result<(UnixListener, SocketFile), OpenSocketError> {
+    let (listener, file) = open(path)?;
+    file.give_to(gid)?;
+    Ok((listener, file))
+}
+
 /// Takes a socket that another instance listens on at `path`. Needs a tokio runtime.
 pub(crate) fn inherit(path: &Path, socket: OwnedFd) -> Result<UnixListener, OpenSocketError> {
     let listener = std::os::unix::net::UnixListener::from(socket);
@@ -79,6 +88,17 @@ impl SocketFile {
         let inode = rustix::fs::open(path, flags, Mode::empty());
         let inode = inode.map_err(|errno| OpenSocketError::Io { path: path.to_owned(), source: errno.into() })?;
         Ok(Self { path: path.to_owned(), inode: Some(inode) })
+    }
+
+    /// Lets the group `gid` connect.
+    pub(crate) fn give_to(&self, gid: u32) -> Result<(), OpenSocketError> {
+        let failed =
+            |errno: rustix::io::Errno| OpenSocketError::Group { path: self.path.clone(), gid, source: errno.into() };
+        let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP;
+        // The group first: with the wider mode the former group could connect for a moment.
+        let (directory, follow) = (rustix::fs::CWD, AtFlags::SYMLINK_NOFOLLOW);
+        rustix::fs::chownat(directory, &self.path, None, Some(Gid::from_raw(gid)), follow).map_err(failed)?;
+        rustix::fs::chmod(&self.path, mode).map_err(failed)
     }
 
     /// The file belongs to another process from now on.

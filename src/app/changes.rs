@@ -70,7 +70,11 @@ pub(super) fn between(old: &Config, new: &Config) -> Vec<ConfigChange> {
 /// The tables that stand once in the file.
 fn tables(old: &Config, new: &Config, changes: &mut Vec<ConfigChange>) {
     let (a, b) = (&old.admin, &new.admin);
-    ChangePlace::Table("admin").settings(a != b, spelled!(a, b; "http" => http, "socket" => socket), changes);
+    ChangePlace::Table("admin").settings(
+        a != b,
+        spelled!(a, b; "http" => http, "socket" => socket, "metrics" => metrics, "group" => group),
+        changes,
+    );
     let (a, b) = (&old.process, &new.process);
     let process = spelled!(a, b; "workers" => workers, "max_connections" => max_connections,
         "shutdown_delay" => shutdown_delay, "stop_timeout" => stop_timeout, "reset_within" => reset_within,

@@ -8,7 +8,6 @@ use clap::Args;
 use super::grid::{Align::*, Grid};
 use super::output::{CliError, Output};
 use super::socket;
-use crate::admin::client::Client;
 use crate::admin::diff::{AffectedFlows, FlowEffect, ReloadDiff};
 use crate::admin::protocol::Command;
 use crate::model::humane::{count, duration_ms};
@@ -44,7 +43,7 @@ pub(super) fn run(
 fn diff(file: &Path, named: Option<PathBuf>, config: Option<&Path>, output: &Output) -> Result<ExitCode, CliError> {
     let socket = named.map_or_else(|| socket::find(config), Ok)?;
     let path = std::path::absolute(file).map_err(|source| CliError::path(file, source))?;
-    let diff: ReloadDiff = Client::connect(&socket)?.ask(&Command::Diff { path })?;
+    let diff: ReloadDiff = socket::connect(&socket)?.ask(&Command::Diff { path })?;
     if output.json {
         output.document(&diff)?;
     } else {

@@ -144,7 +144,9 @@ impl Output {
         let _ = writeln!(stderr, "baton: {error}");
         let CliError::Client(ClientError::Unreachable { source, .. }) = error else { return ExitCode::FAILURE };
         let advice = match source.kind() {
-            io::ErrorKind::PermissionDenied => "Only root and the user that Baton runs as may use its admin socket.",
+            io::ErrorKind::PermissionDenied => {
+                "Only root and the user that Baton runs as may use its admin socket; with \"group\" in [admin], the members of that group may look."
+            }
             io::ErrorKind::ConnectionRefused => {
                 "An instance that has ended left this socket behind. Start an instance with `baton run -c FILE`."
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::output::{CliError, EXIT_UNAVAILABLE, Output};
-use crate::admin::client::{Client, ClientError};
+use crate::admin::client::ClientError;
 use crate::admin::protocol::Command;
 
 #[derive(clap::Args, Clone, Debug)]
@@ -30,7 +30,7 @@ struct ReadySaid {
 
 /// Exit code 0: ready; 1: the instance says that it is not; 69: no answer in time.
 pub(super) fn ready(socket: &Path, arguments: &ReadyArguments, output: &Output) -> Result<ExitCode, CliError> {
-    let asked = Client::connect(socket)
+    let asked = super::socket::connect(socket)
         .and_then(|client| client.with_limit(arguments.within))
         .and_then(|mut client| client.ask::<ReadyAnswer>(&Command::Status {}));
     let reasons = match asked {

@@ -12,7 +12,7 @@ use clap_complete::env::{CompleteEnv, Shells};
 
 use super::help;
 use super::socket::{self, DEFAULT_CONFIG};
-use crate::admin::client::{Client, ClientError};
+use crate::admin::client::ClientError;
 use crate::admin::protocol::Command;
 use crate::admin::status::BackendStatus;
 
@@ -64,7 +64,7 @@ pub(super) fn backend_names() -> ArgValueCandidates {
 fn asked() -> Result<Vec<BackendStatus>, ClientError> {
     let config = Some(Path::new(DEFAULT_CONFIG)).filter(|path| path.exists() && !socket::is_named());
     let socket = socket::find(config).or_else(|_| socket::find(None)).map_err(|_| ClientError::Cut)?;
-    Client::connect(&socket)?.with_limit(ANSWER_LIMIT)?.ask(&Command::Backends { backend: None })
+    socket::connect(&socket)?.with_limit(ANSWER_LIMIT)?.ask(&Command::Backends { backend: None })
 }
 
 /// The backends in a configuration file, which may have errors.

@@ -1,8 +1,11 @@
 //! Finds the instance's admin socket.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::output::CliError;
+use crate::admin::client::{Client, ClientError};
+use crate::config::read_socket;
 
 /// The path in the configuration file at `config`, or $BATON_SOCKET, or the default. It reads only this one key, so
 /// that commands work while the file has errors.
@@ -19,6 +22,16 @@ pub(super) fn find(config: Option<&Path>) -> Result<PathBuf, CliError> {
         };
     }
     Ok(from_environment().unwrap_or_else(|| DEFAULT_SOCKET.into()))
+}
+
+/// Connects to the admin socket at `path`, or to the one beside it that only reads, where the kernel lets this user use no other.
+pub(super) fn connect(path: &Path) -> Result<Client, ClientError> {
+    match Client::connect(path) {
+        Err(ClientError::Unreachable { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
+            Client::connect(&read_socket(path)).map_err(|_| ClientError::Unreachable { path: path.to_owned(), source })
+        }
+        connected => connected,
+    }
 }
 
 /// Whether the environment names a socket.

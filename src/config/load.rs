@@ -1,15 +1,15 @@
 //! From a file to a [`Config`], or to all its errors.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::document::Document;
 use super::section::{Element, Section};
 use super::{
-    Config, Diagnostic, FileFault, Frontend, Loaded, Rejected, Severity, Target, cluster, failover, file, frontend,
-    offload, peers, process, vip,
+    Admin, Config, Diagnostic, FileFault, Frontend, Loaded, Rejected, Severity, Target, cluster, failover, file,
+    frontend, offload, peers, process, vip,
 };
 use crate::addr::VipAddr;
 
@@ -85,7 +85,7 @@ fn read(document: &Document) -> Option<Config> {
         listen.extend(read.listen);
         frontends.push(Arc::new(read.frontend));
     }
-    refuse_twice(document, &listen, admin.http);
+    refuse_twice(document, &listen, &admin);
     if peers.is_some() {
         warn_of_unnamed(document, &listen);
     }
@@ -95,10 +95,11 @@ fn read(document: &Document) -> Option<Config> {
 }
 
 /// An address serves once. A wildcard and a specific address of one port are two: the kernel prefers the specific.
-fn refuse_twice(document: &Document, listen: &[Element<VipAddr>], admin_http: Option<SocketAddr>) {
+fn refuse_twice(document: &Document, listen: &[Element<VipAddr>], admin: &Admin) {
     let fixed = listen.iter().filter(|element| element.value.port() != 0);
-    let admin_http = admin_http.map(|http| (VipAddr::new(http), ("admin.http", "\"http\" in [admin]")));
-    let mut taken: HashMap<VipAddr, (&str, &str)> = admin_http.into_iter().collect();
+    let http = admin.http.map(|http| (VipAddr::new(http), ("admin.http", "\"http\" in [admin]")));
+    let metrics = admin.metrics.map(|metrics| (VipAddr::new(metrics), ("admin.metrics", "\"metrics\" in [admin]")));
+    let mut taken: HashMap<VipAddr, (&str, &str)> = http.into_iter().chain(metrics).collect();
     for element in fixed {
         let (key, first) = *taken.entry(element.value).or_insert((&element.place.key, &element.name));
         if key != element.place.key {

@@ -9,6 +9,32 @@ use super::kind::{Kind, Listen, OneOf, Time, Whole, path_text, time, whole};
 use super::section::Section;
 use super::{Admin, FlowLog, Log, LogFormat, LogLevel, Process};
 
+impl Admin {
+    /// The path of the Unix socket that only reads: `admin.sock` gives `admin-read.sock`.
+    pub(crate) fn read_socket(&self) -> PathBuf {
+        read_socket(&self.socket)
+    }
+}
+
+/// The path of the socket that only reads, beside the admin socket at `socket`.
+pub(crate) fn read_socket(socket: &Path) -> PathBuf {
+    let mut name = socket.file_stem().unwrap_or_default().to_owned();
+    name.push("-read");
+    if let Some(extension) = socket.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    socket.with_file_name(name)
+}
+
+/// A group of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// As the file names it.
+    pub name: String,
+    pub gid: u32,
+}
+
 pub(super) fn admin(section: &Section) -> Admin {
     let http = section.read_or("http", &AdminHttp, Some(ADMIN_HTTP_DEFAULT.into()));
     let socket = section.read_or("socket", &SocketPath, PathBuf::from("/run/baton/admin.sock"));
@@ -23,7 +49,18 @@ pub(super) fn admin(section: &Section) -> Admin {
     }
     // A refused address counts as none, so that no listening address is reported as equal to the default.
     let refused = http.is_refused();
-    Admin { http: http.value.filter(|_| !refused), socket: socket.value }
+    let http = http.value.filter(|_| !refused);
+    let metrics = section.read_or("metrics", &MetricsHttp, None);
+    if let Some(address) = metrics.value.filter(|address| Some(*address) == http) {
+        let message = format!("{} is \"{address}\", as {}", section.name("metrics"), section.name("http"));
+        section.refuse("metrics", message, "set another port: \"metrics\" has /metrics, /livez and /readyz alone");
+    }
+    let group = section.read_or("group", &OwnGroup, None);
+    if group.value.is_some() && read_socket(&socket.value).as_os_str().len() > SOCKET_PATH_MAX {
+        let message = format!("{} is too long for a second socket beside it", section.name("socket"));
+        section.refuse("socket", message, "set a path of at most 102 bytes, or remove \"group\"");
+    }
+    Admin { http, socket: socket.value, metrics: metrics.value, group: group.value }
 }
 
 pub(super) fn process(section: &Section) -> Process {
@@ -76,6 +113,49 @@ impl Kind for AdminHttp {
     }
 }
 
+/// The address of the server for metrics; the empty string turns it off.
+struct MetricsHttp;
+
+impl Kind for MetricsHttp {
+    type Value = Option<std::net::SocketAddr>;
+
+    fn read(&self, value: &DeValue) -> Option<Self::Value> {
+        AdminHttp.read(value)
+    }
+
+    fn allowed(&self) -> String {
+        "an address with its port, such as \"0.0.0.0:9472\", or \"\" (not served)".into()
+    }
+}
+
+/// A group by its name in /etc/group, or by its number.
+struct OwnGroup;
+
+impl Kind for OwnGroup {
+    type Value = Option<Group>;
+
+    fn read(&self, value: &DeValue) -> Option<Self::Value> {
+        let name = value.as_str()?;
+        if name.is_empty() {
+            return Some(None);
+        }
+        let gid = name.parse().ok().or_else(|| gid_of(&std::fs::read_to_string(GROUPS).ok()?, name))?;
+        Some(Some(Group { name: name.to_owned(), gid }))
+    }
+
+    fn allowed(&self) -> String {
+        format!("the name of a group in {GROUPS}, its number as a string, or \"\" (no such socket)")
+    }
+}
+
+/// group(5): NAME:PASSWORD:GID:MEMBERS.
+fn gid_of(groups: &str, name: &str) -> Option<u32> {
+    let mut fields = groups.lines().map(|line| line.split(':'));
+    fields.find_map(|mut line| (line.next() == Some(name)).then(|| line.nth(1)?.parse().ok()).flatten())
+}
+
+const GROUPS: &str = "/etc/group";
+
 /// An absolute path that fits into a socket's address (unix(7): 108 bytes with the NUL).
 struct SocketPath;
 
@@ -84,7 +164,8 @@ impl Kind for SocketPath {
 
     fn read(&self, value: &DeValue) -> Option<PathBuf> {
         let path = Path::new(path_text(value)?);
-        (path.is_absolute() && path.file_name().is_some() && path.as_os_str().len() <= 107).then(|| path.to_path_buf())
+        (path.is_absolute() && path.file_name().is_some() && path.as_os_str().len() <= SOCKET_PATH_MAX)
+            .then(|| path.to_path_buf())
     }
 
     fn allowed(&self) -> String {
@@ -92,6 +173,7 @@ impl Kind for SocketPath {
     }
 }
 
+const SOCKET_PATH_MAX: usize = 107;
 const ADMIN_HTTP_DEFAULT: ([u8; 4], u16) = ([127, 0, 0, 1], 9470);
 const WORKERS: Whole = Whole { min: 1, max: 1024, zero: Some("one per core") };
 const CAP: Whole = Whole { min: 1, max: u32::MAX, zero: Some("no cap") };

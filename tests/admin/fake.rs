@@ -272,7 +272,12 @@ fn config(directory: &Path) -> Config {
     };
     let base = config::by_default(vec![Arc::new(frontend)]);
     Config {
-        admin: config::Admin { http: Some("127.0.0.1:0".parse().unwrap()), socket: directory.join("admin.sock") },
+        admin: config::Admin {
+            http: Some("127.0.0.1:0".parse().unwrap()),
+            socket: directory.join("admin.sock"),
+            metrics: Some("127.0.0.1:0".parse().unwrap()),
+            group: Some(config::Group { name: "nogroup".to_owned(), gid: 65534 }),
+        },
         process: config::Process { workers: Some(2), max_connections: Some(1_000_000), ..base.process },
         ..base
     }

@@ -161,12 +161,12 @@ async fn prometheus_itself_gets_openmetrics() {
 /// A client that sends half a head must not hold its place for long.
 #[tokio::test]
 async fn a_slow_head_is_cut_off() {
-    use baton::admin::http::{HttpLimits, open, serve};
+    use baton::admin::http::{HttpLimits, HttpPages, open, serve};
     let instance = FakeInstance::start();
     let listener = open("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
     let limits = HttpLimits { head: Duration::from_millis(100), ..HttpLimits::default() };
-    tokio::spawn(serve(instance.admin.clone(), listener, limits));
+    tokio::spawn(serve(instance.admin.clone(), listener, HttpPages::All, limits));
     let answered = tokio::task::spawn_blocking(move || {
         let mut slow = TcpStream::connect(address).unwrap();
         slow.set_read_timeout(Some(Duration::from_secs(20))).unwrap();

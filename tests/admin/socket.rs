@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use baton::admin::client::{Client, ClientError};
 use baton::admin::protocol::*;
-use baton::admin::session::{SessionLimits, serve};
+use baton::admin::session::{SessionLimits, SocketAccess, serve};
 use baton::admin::status::{BackendStatus, Status};
 use baton::admin::unix;
 use baton::model::health::Order;
@@ -207,7 +207,7 @@ async fn slow_requests_and_too_many_connections_are_turned_away() {
     let (listener, _file) = unix::open(&path).unwrap();
     assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     let limits = SessionLimits { connections: 1, request: Duration::from_millis(100), write: Duration::from_secs(5) };
-    tokio::spawn(serve(instance.admin.clone(), listener, limits));
+    tokio::spawn(serve(instance.admin.clone(), listener, SocketAccess::All, limits));
     let line = raw(path.clone(), b"{\"command\":".to_vec()).await;
     assert!(line.contains("\"kind\":\"too_slow\""), "{line}");
 

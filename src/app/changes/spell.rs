@@ -8,7 +8,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use crate::addr::BackendAddr;
-use crate::config::{FlowLog, LogFormat, LogLevel, OffloadMode, Peer, ProbeKind, SharePort, Source, Target};
+use crate::config::{FlowLog, Group, LogFormat, LogLevel, OffloadMode, Peer, ProbeKind, SharePort, Source, Target};
 use crate::model::balance::Balance;
 use crate::model::duration::display;
 use crate::model::fleet::InstanceName;
@@ -33,6 +33,12 @@ macro_rules! by_display {
         }
     })+ };
 }
+impl Spell for Group {
+    fn spell(&self) -> String {
+        self.name.clone()
+    }
+}
+
 by_display!(bool, u8, u16, u32, usize, f64, String, Arc<str>, IpAddr, SocketAddr, IpNet, BackendAddr, InstanceName);
 
 /// Enums whose words in the file are their variants' names.

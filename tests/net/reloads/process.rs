@@ -24,6 +24,113 @@ fn the_doors_move_with_a_reload() {
     it.baton.rests();
 }
 
+/// GET of `path` at 127.0.0.1:`port` of the balancer: the status, and the body.
+fn page(it: &Running, port: u16, path: &str) -> Option<(u16, String)> {
+    let said = it.lab.lb.run(&format!("curl -s -w '\\n%{{http_code}}' http://127.0.0.1:{port}{path} || true"));
+    let (body, status) = said.rsplit_once('\n')?;
+    Some((status.parse().ok().filter(|status| *status != 0)?, body.to_owned()))
+}
+
+/// Runs the command as a user who is in the group `gid` alone.
+fn as_member(it: &Running, gid: u32, arguments: &str) -> (bool, String) {
+    // Not everybody may look into the folder that the test's own binary is in.
+    let binary = it.lab.directory().join("baton");
+    if !binary.exists() {
+        std::fs::copy(crate::lab::baton::BINARY, &binary).unwrap();
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(it.lab.directory(), open).unwrap();
+    }
+    let (binary, socket) = (binary.display(), it.baton.paths.socket.display());
+    let said = it.lab.lb.run(&format!(
+        "setpriv --reuid 65533 --regid {gid} --clear-groups {binary} --socket {socket} {arguments} 2>&1 && echo well || echo badly"
+    ));
+    let said = said.trim_end();
+    (said.ends_with("well"), said.rsplit_once('\n').map_or("", |(said, _)| said).to_owned())
+}
+
+/// Regression: looking took root, and Prometheus at another host got the addresses of all clients with the metrics.
+#[test]
+fn members_of_the_group_may_look_and_another_door_has_metrics_alone() {
+    let Some(mut it) = Running::start("reloaded group") else { return };
+    let nobody = || as_member(&it, 65532, "status");
+    let (well, said) = nobody();
+    assert!(!well && said.contains("with \"group\" in [admin], the members of that group may look"), "{said}");
+
+    let config = it.config.clone().admin("group", "65534").admin("metrics", "127.0.0.1:9472");
+    it.reload(&config);
+    let looked = |it: &Running| {
+        let mut conn = it.connect();
+        conn.echo(1, 10);
+        for look in ["status", "flows", "backends", "events", "version", "rebalance --dry-run"] {
+            let (well, said) = as_member(it, 65534, look);
+            assert!(well, "{look}: {said}");
+        }
+        assert!(as_member(it, 65534, "flows").1.contains(&format!("{}:", it.lab.client.v4)));
+        for order in [
+            "drain b1",
+            "undrain b1",
+            "eject b1",
+            "kill --all --yes",
+            "reload",
+            "rebalance",
+            "upgrade",
+            "upgrade --check",
+        ] {
+            let (well, said) = as_member(it, 65534, order);
+            let name = if order.contains("--check") { order } else { order.split(' ').next().unwrap() };
+            let refused = format!(
+                "baton: the read-only socket refuses \"{name}\": only root and the user that Baton runs as may use the admin socket"
+            );
+            assert!(!well && said == refused, "{order}: {said}");
+        }
+        let (well, said) = as_member(it, 65532, "status");
+        assert!(!well, "no member: {said}");
+        assert_eq!(page(it, 9472, "/livez"), Some((200, "ok\n".to_owned())));
+        assert_eq!(page(it, 9472, "/readyz"), Some((200, "ok\n".to_owned())));
+        assert!(
+            page(it, 9472, "/metrics").is_some_and(|(status, text)| status == 200 && text.contains("baton_build_info"))
+        );
+        for path in ["/", "/status.json"] {
+            let expected = "this server has no such page; it has /metrics, /livez, /readyz\n";
+            assert_eq!(page(it, 9472, path), Some((404, expected.to_owned())));
+        }
+        assert_eq!(page(it, 9470, "/status.json").unwrap().0, 200);
+    };
+    looked(&it);
+    // What a killed process left is replaced.
+    it.baton.process.kill();
+    it.baton = Baton::start_with(&it.lab.lb, it.lab.directory());
+    it.baton.wait_until_ready();
+    looked(&it);
+    // An upgrade passes both on.
+    it.baton.order(&["upgrade"]);
+    looked(&it);
+    // Another group.
+    it.reload(&config.clone().admin("group", "65532"));
+    assert!(as_member(&it, 65532, "status").0 && !as_member(&it, 65534, "status").0);
+    // Bad values change nothing.
+    for (key, value, expected) in [
+        (
+            "group",
+            "no-such-group",
+            "expected the name of a group in /etc/group, its number as a string, or \"\" (no such socket)",
+        ),
+        ("metrics", "127.0.0.1:9470", "\"metrics\" has /metrics, /livez and /readyz alone"),
+        ("metrics", "9472", "expected an address with its port, such as \"0.0.0.0:9472\", or \"\" (not served)"),
+    ] {
+        it.baton.write_config(&config.clone().admin(key, value));
+        let refused = it.baton.cli(&["reload"]);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && said.contains(expected), "{said}");
+    }
+    assert!(as_member(&it, 65532, "status").0);
+    // Neither of them.
+    let read_socket = it.baton.paths.socket.with_file_name("admin-read.sock");
+    assert!(read_socket.exists());
+    it.reload(&it.config.clone());
+    eventually(LONG, "both are closed", || !read_socket.exists() && page(&it, 9472, "/livez").is_none());
+}
+
 #[test]
 fn the_log_follows_a_reload() {
     let Some(it) = Running::start("reloaded log") else { return };

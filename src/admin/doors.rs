@@ -196,11 +196,29 @@ impl Doors {
         let same_socket = self.socket.file.path() == config.socket;
         let socket = if same_socket { None } else { Some(unix::open(&config.socket).map_err(OpenDoorError::Socket)?) };
         Ok(Prepared {
-            http: prepare_http(self.http.as_ref(), HttpPages::All, config.http)?,
-            metrics: prepare_http(self.metrics.as_ref(), HttpPages::Metrics, config.metrics)?,
+            http: self.prepare_http(self.http.as_ref(), HttpPages::All, config.http)?,
+            metrics: self.prepare_http(self.metrics.as_ref(), HttpPages::Metrics, config.metrics)?,
             socket,
             reading: self.prepare_reading(config).map_err(OpenDoorError::Reading)?,
         })
+    }
+
+    /// `None`: unchanged. The address that the other server has now is not free before the change: its socket goes over.
+    fn prepare_http(
+        &self,
+        door: Option<&HttpDoor>,
+        pages: HttpPages,
+        wanted: Option<SocketAddr>,
+    ) -> Result<Option<Option<OpenedHttp>>, OpenDoorError> {
+        if door.map(|door| door.asked) == wanted {
+            return Ok(None);
+        }
+        let Some(address) = wanted else { return Ok(Some(None)) };
+        let listener = match self.http_doors().find(|other| other.asked == address && address.port() != 0) {
+            Some(other) => inherit_http(pages, address, other.spare.try_clone().map_err(http_error(pages, address))?)?,
+            None => open_http(pages, address)?,
+        };
+        Ok(Some(Some((listener, address))))
     }
 
     fn prepare_reading(&self, config: &config::Admin) -> Result<ReadingChange, OpenSocketError> {
@@ -283,19 +301,6 @@ impl WaitingSocket {
 fn take<K: PartialEq>(from: &mut Vec<(K, OwnedFd)>, key: &K) -> Option<OwnedFd> {
     let at = from.iter().position(|(one, _)| one == key)?;
     Some(from.swap_remove(at).1)
-}
-
-/// `None`: unchanged.
-fn prepare_http(
-    door: Option<&HttpDoor>,
-    pages: HttpPages,
-    wanted: Option<SocketAddr>,
-) -> Result<Option<Option<OpenedHttp>>, OpenDoorError> {
-    match wanted {
-        _ if door.map(|door| door.asked) == wanted => Ok(None),
-        None => Ok(Some(None)),
-        Some(address) => Ok(Some(Some((open_http(pages, address)?, address)))),
-    }
 }
 
 fn open_socket(path: &Path, gid: Option<u32>) -> Result<OpenedSocket, OpenSocketError> {

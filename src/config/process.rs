@@ -1,5 +1,6 @@
 //! `[admin]`, `[process]` and `[log]`.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -36,7 +37,7 @@ pub struct Group {
 }
 
 pub(super) fn admin(section: &Section) -> Admin {
-    let http = section.read_or("http", &AdminHttp, Some(ADMIN_HTTP_DEFAULT.into()));
+    let http = section.read_or("http", &AdminHttp { example: "127.0.0.1:9470" }, Some(ADMIN_HTTP_DEFAULT.into()));
     let socket = section.read_or("socket", &SocketPath, PathBuf::from("/run/baton/admin.sock"));
     if let Some(address) = http.value.filter(|address| http.is_given() && !address.ip().is_loopback()) {
         let message = format!("{} is \"{address}\", which is no loopback address", section.name("http"));
@@ -44,23 +45,33 @@ pub(super) fn admin(section: &Section) -> Admin {
             "http",
             message,
             "set a loopback address: any host that can connect to this address reads the addresses of clients and \
-             backends",
+             backends. Give Prometheus \"metrics\", which has no client's address",
         );
     }
     // A refused address counts as none, so that no listening address is reported as equal to the default.
     let refused = http.is_refused();
     let http = http.value.filter(|_| !refused);
-    let metrics = section.read_or("metrics", &MetricsHttp, None);
-    if let Some(address) = metrics.value.filter(|address| Some(*address) == http) {
-        let message = format!("{} is \"{address}\", as {}", section.name("metrics"), section.name("http"));
-        section.refuse("metrics", message, "set another port: \"metrics\" has /metrics, /livez and /readyz alone");
+    let metrics = section.read_or("metrics", &AdminHttp { example: "0.0.0.0:9472" }, None).value;
+    if let (Some(http), Some(metrics)) = (http, metrics)
+        && overlap(http, metrics)
+    {
+        let message =
+            format!("{} is \"{metrics}\", and {} is \"{http}\"", section.name("metrics"), section.name("http"));
+        section.refuse("metrics", message, "give each of the two HTTP servers a port of its own");
     }
     let group = section.read_or("group", &OwnGroup, None);
     if group.value.is_some() && read_socket(&socket.value).as_os_str().len() > SOCKET_PATH_MAX {
         let message = format!("{} is too long for a second socket beside it", section.name("socket"));
         section.refuse("socket", message, "set a path of at most 102 bytes, or remove \"group\"");
     }
-    Admin { http, socket: socket.value, metrics: metrics.value, group: group.value }
+    Admin { http, socket: socket.value, metrics, group: group.value }
+}
+
+/// Whether no two sockets can listen on both addresses: bind(2) gives a wildcard every address of its port, and the IPv6
+/// wildcard the IPv4 addresses too.
+fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
+    let covers = |all: SocketAddr, one: SocketAddr| all.ip().is_unspecified() && (all.is_ipv6() || one.is_ipv4());
+    a.port() == b.port() && a.port() != 0 && (a.ip() == b.ip() || covers(a, b) || covers(b, a))
 }
 
 pub(super) fn process(section: &Section) -> Process {
@@ -94,11 +105,13 @@ pub(super) fn cap(section: &Section, key: &str) -> Option<u32> {
     section.read(key, &CAP).value.filter(|cap| *cap > 0)
 }
 
-/// The address of the read-only HTTP server; the empty string turns it off.
-struct AdminHttp;
+/// The address of a read-only HTTP server; the empty string turns it off.
+struct AdminHttp {
+    example: &'static str,
+}
 
 impl Kind for AdminHttp {
-    type Value = Option<std::net::SocketAddr>;
+    type Value = Option<SocketAddr>;
 
     fn read(&self, value: &DeValue) -> Option<Self::Value> {
         if value.as_str() == Some("") {
@@ -109,22 +122,7 @@ impl Kind for AdminHttp {
     }
 
     fn allowed(&self) -> String {
-        "an address with its port, such as \"127.0.0.1:9470\", or \"\" (not served)".into()
-    }
-}
-
-/// The address of the server for metrics; the empty string turns it off.
-struct MetricsHttp;
-
-impl Kind for MetricsHttp {
-    type Value = Option<std::net::SocketAddr>;
-
-    fn read(&self, value: &DeValue) -> Option<Self::Value> {
-        AdminHttp.read(value)
-    }
-
-    fn allowed(&self) -> String {
-        "an address with its port, such as \"0.0.0.0:9472\", or \"\" (not served)".into()
+        format!("an address with its port, such as \"{}\", or \"\" (not served)", self.example)
     }
 }
 

@@ -17,7 +17,7 @@ const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md");
 
 const HEAD: &str = "# Metrics
 
-`/metrics` of the HTTP server (`admin.http`) has these, in the text format of Prometheus, or in OpenMetrics on \
+`/metrics` of the HTTP servers (`admin.http`, `admin.metrics`) has these, in the text format of Prometheus, or in OpenMetrics on \
 request. Histograms have `_bucket`,
 `_sum` and `_count`. The rules in [deploy/prometheus](../deploy/prometheus/baton.rules.yml) use them; no label holds a client's address.
 

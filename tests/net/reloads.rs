@@ -2,6 +2,7 @@
 
 mod backends;
 mod diff;
+mod doors;
 mod health;
 mod process;
 

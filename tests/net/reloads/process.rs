@@ -115,7 +115,7 @@ fn members_of_the_group_may_look_and_another_door_has_metrics_alone() {
             "no-such-group",
             "expected the name of a group in /etc/group, its number as a string, or \"\" (no such socket)",
         ),
-        ("metrics", "127.0.0.1:9470", "\"metrics\" has /metrics, /livez and /readyz alone"),
+        ("metrics", "127.0.0.1:9470", "give each of the two HTTP servers a port of its own"),
         ("metrics", "9472", "expected an address with its port, such as \"0.0.0.0:9472\", or \"\" (not served)"),
     ] {
         it.baton.write_config(&config.clone().admin(key, value));

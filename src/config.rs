@@ -49,6 +49,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use zeroize::ZeroizeOnDrop;
 
 use crate::addr::{BackendAddr, SourceMask, VipAddr};
 use crate::model::balance::Balance;
@@ -108,6 +109,8 @@ pub struct Admin {
     pub socket: PathBuf,
     /// HTTP with /metrics, /livez and /readyz alone. `None`: not served.
     pub metrics: Option<SocketAddr>,
+    /// Names of this host in URLs of its pages with addresses of clients, beside those that it knows by itself.
+    pub allowed_hosts: Vec<String>,
     /// Its members may read by a second Unix socket, [`Admin::read_socket`]. `None`: there is no such socket.
     pub group: Option<Group>,
 }
@@ -221,7 +224,7 @@ pub struct Peer {
 }
 
 /// The secret that makes an instance one of the fleet.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, ZeroizeOnDrop)]
 pub struct PeerKey(pub [u8; 32]);
 
 impl std::fmt::Debug for PeerKey {

@@ -260,7 +260,13 @@ mod tests {
     async fn flows_that_ended_just_before_the_stop_are_not_forgotten() {
         let (table, backend) = table();
         let config = Config {
-            admin: crate::config::Admin { http: None, socket: "/nonexistent".into(), metrics: None, group: None },
+            admin: crate::config::Admin {
+                http: None,
+                socket: "/nonexistent".into(),
+                metrics: None,
+                allowed_hosts: Vec::new(),
+                group: None,
+            },
             process: crate::config::Process {
                 workers: None,
                 max_connections: None,

@@ -1,5 +1,7 @@
 //! The read-only HTTP servers: one with the page, `/status.json`, `/metrics`, `/livez` and `/readyz`, one with the last three alone.
 
+mod host;
+
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
 use std::io;
@@ -21,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Admin, page};
 use crate::metrics::Exposition;
 use crate::sys::clock::now_ns;
+use host::Hosts;
 
 /// The pages that a server has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,6 +181,11 @@ async fn respond(admin: &Arc<Admin>, pages: HttpPages, request: &Request<Incomin
             text(StatusCode::METHOD_NOT_ALLOWED, "this server is read-only; send orders to the admin socket\n");
         response.headers_mut().insert(ALLOW, "GET, HEAD".parse().expect("it is ASCII"));
         return response;
+    }
+    if matches!(path, "/" | "/status.json")
+        && let Err(refused) = Hosts::of(&admin.config.load()).check(request)
+    {
+        return text(StatusCode::MISDIRECTED_REQUEST, format!("{refused}\n"));
     }
     match path {
         "/livez" => verdict(&admin.not_live(now_ns())),

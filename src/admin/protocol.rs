@@ -79,6 +79,16 @@ pub enum Command {
     CheckEvacuation(EvacuationRequest),
 }
 
+/// What a command does besides its answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    None,
+    /// It reads or runs a file that the client names. The command as it is typed.
+    OpensFile(&'static str),
+    /// It changes something. The command as it is typed, and its arguments, each with a space before it.
+    Order(&'static str, String),
+}
+
 /// Selects the flows to list; an absent field excludes none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -267,6 +277,48 @@ impl Command {
         serde_json::from_value(request.into()).map_err(bad)
     }
 
+    pub(crate) fn effect(&self) -> Effect {
+        let order = |command, arguments: &[&dyn fmt::Display]| {
+            Effect::Order(command, arguments.iter().map(|argument| format!(" {}", typed(argument))).collect())
+        };
+        match self {
+            Self::Version {}
+            | Self::Status {}
+            | Self::Backends { .. }
+            | Self::Flows(_)
+            | Self::Events(_)
+            | Self::Peers {}
+            | Self::Vip {}
+            | Self::CheckEvacuation(_)
+            | Self::Rebalance { dry_run: true } => Effect::None,
+            Self::Diff { .. } => Effect::OpensFile("diff"),
+            Self::CheckUpgrade(_) => Effect::OpensFile("upgrade --check"),
+            Self::Drain { backend } => order("drain", &[backend]),
+            Self::Undrain { backend } => order("undrain", &[backend]),
+            Self::Eject { backend } => order("eject", &[backend]),
+            Self::Kill { target: KillTarget::Flow(flow) } => order("kill", &[flow]),
+            Self::Kill { target: KillTarget::Backend(backend) } => order("kill", &[&"--backend", backend]),
+            Self::Kill { target: KillTarget::Client(network) } => order("kill", &[&"--client", network]),
+            Self::Kill { target: KillTarget::All } => order("kill", &[&"--all"]),
+            Self::Reload {} => order("reload", &[]),
+            Self::Rebalance { dry_run: false } => order("rebalance", &[]),
+            Self::Upgrade(UpgradeRequest { binary, config }) => {
+                let binary = binary.iter().flat_map(|path| ["--binary".to_owned(), path.display().to_string()]);
+                let config = config.iter().flat_map(|path| ["-c".to_owned(), path.display().to_string()]);
+                let words: Vec<_> = binary.chain(config).collect();
+                order("upgrade", &words.iter().map(|word| word as &dyn fmt::Display).collect::<Vec<_>>())
+            }
+            Self::Evacuate(EvacuationRequest { to, deadline_ms }) => {
+                let deadline = duration_ms(*deadline_ms);
+                match to {
+                    Some(to) => order("evacuate", &[&"--to", to, &"--deadline", &deadline]),
+                    None => order("evacuate", &[&"--deadline", &deadline]),
+                }
+            }
+            Self::CancelEvacuation {} => order("evacuate --cancel", &[]),
+        }
+    }
+
     /// The request line, with its newline.
     pub(crate) fn to_line(&self) -> Vec<u8> {
         let mut request = serde_json::to_value(self).expect("a command is plain data");
@@ -292,6 +344,17 @@ impl fmt::Display for BackendName {
     }
 }
 
+/// An argument for a log line: what could be taken for another line or another word is quoted, and what is too long is cut.
+fn typed(argument: &dyn fmt::Display) -> String {
+    let text = argument.to_string();
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:%[]@+".contains(&byte);
+    if text.len() <= TYPED_MAX && !text.is_empty() && text.bytes().all(plain) {
+        return text;
+    }
+    let head: String = text.chars().take(TYPED_MAX).collect();
+    format!("{head:?}{}", if head.len() < text.len() { "..." } else { "" })
+}
+
 fn list(names: &[String]) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
@@ -303,9 +366,33 @@ pub(crate) fn errors_in_words(errors: &[String]) -> String {
     }
 }
 
+/// Limit for the characters of one argument in a log line.
+const TYPED_MAX: usize = 128;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_order_is_told_as_it_is_typed_and_forges_no_line() {
+        let told = |command: Command| match command.effect() {
+            Effect::Order(command, arguments) => command.to_owned() + &arguments,
+            other => panic!("{other:?}"),
+        };
+        let named = |name: &str| BackendName(name.to_owned());
+        assert_eq!(told(Command::Drain { backend: named("apiserver/cp1") }), "drain apiserver/cp1");
+        assert_eq!(
+            told(Command::Kill { target: KillTarget::Client("10.0.0.0/8".parse().unwrap()) }),
+            "kill --client 10.0.0.0/8"
+        );
+        let upgrade = UpgradeRequest { binary: Some("/tmp/a b".into()), config: None };
+        assert_eq!(told(Command::Upgrade(upgrade)), "upgrade --binary \"/tmp/a b\"");
+        let evacuate = EvacuationRequest { to: None, deadline_ms: 30_000 };
+        assert_eq!(told(Command::Evacuate(evacuate)), "evacuate --deadline 30s");
+        assert_eq!(told(Command::Eject { backend: named("a\nuid 0 orders: x") }), r#"eject "a\nuid 0 orders: x""#);
+        assert!(told(Command::Eject { backend: named(&"a".repeat(60_000)) }).len() < 200);
+        assert_eq!(Command::Rebalance { dry_run: true }.effect(), Effect::None);
+    }
 
     #[test]
     fn a_command_survives_the_wire() {

@@ -11,9 +11,10 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::protocol::{Command, REQUEST_MAX, Refusal};
+use super::protocol::{Command, Effect, REQUEST_MAX, Refusal};
 use super::upgrade::ToldGuard;
 use super::{Admin, commands};
+use crate::table::journal::What;
 
 /// Limits of one admin socket; the tests make them small.
 #[derive(Clone, Copy, Debug)]
@@ -43,30 +44,10 @@ pub enum SocketAccess {
 impl SocketAccess {
     /// The name of `command` if this socket refuses it.
     fn refuses(self, command: &Command) -> Option<&'static str> {
-        let changes = match command {
-            Command::Version {}
-            | Command::Status {}
-            | Command::Backends { .. }
-            | Command::Flows(_)
-            | Command::Events(_)
-            | Command::Peers {}
-            | Command::Vip {}
-            | Command::CheckEvacuation(_)
-            | Command::Rebalance { dry_run: true } => return None,
-            Command::Drain { .. } => "drain",
-            Command::Undrain { .. } => "undrain",
-            Command::Eject { .. } => "eject",
-            Command::Kill { .. } => "kill",
-            Command::Reload {} => "reload",
-            Command::Diff { .. } => "diff",
-            Command::Rebalance { dry_run: false } => "rebalance",
-            Command::Upgrade(_) => "upgrade",
-            // It runs the file that the client names.
-            Command::CheckUpgrade(_) => "upgrade --check",
-            Command::Evacuate(_) => "evacuate",
-            Command::CancelEvacuation {} => "evacuate --cancel",
-        };
-        (self == Self::Read).then_some(changes)
+        match command.effect() {
+            Effect::OpensFile(typed) | Effect::Order(typed, _) if self == Self::Read => Some(typed),
+            _ => None,
+        }
     }
 }
 
@@ -88,7 +69,7 @@ pub async fn serve(admin: Arc<Admin>, listener: UnixListener, access: SocketAcce
         tokio::spawn(async move {
             let (reader, writer) = stream_parts(stream, access, limits);
             let served = match (permit, reader) {
-                (Ok(_permit), Ok(reader)) => converse(&admin, reader, writer, access, limits).await,
+                (Ok(_permit), Ok((caller, reader))) => converse(&admin, caller, reader, writer, access, limits).await,
                 (Err(_), _) => refuse(writer, &Refusal::Busy).await,
                 (_, Err(refusal)) => refuse(writer, &refusal).await,
             };
@@ -156,8 +137,17 @@ impl Replies {
     }
 }
 
+/// The process at the other end, as the kernel names it (SO_PEERCRED of unix(7)).
+#[derive(Clone, Copy, Debug)]
+struct Caller {
+    uid: u32,
+    /// 0: it is in another PID namespace.
+    pid: u32,
+}
+
 async fn converse(
     admin: &Arc<Admin>,
+    caller: Caller,
     reader: BufReader<OwnedReadHalf>,
     writer: LineWriter,
     access: SocketAccess,
@@ -186,7 +176,16 @@ async fn converse(
         let outcome = match Command::parse(&line) {
             Ok(command) => match access.refuses(&command) {
                 Some(command) => Err(Refusal::ReadOnly { command: command.to_owned() }),
-                None => commands::execute(admin, command, &mut replies).await?,
+                None => {
+                    if let Effect::Order(order, arguments) = command.effect() {
+                        admin.table.journal.record(What::OrderReceived {
+                            uid: caller.uid,
+                            pid: caller.pid,
+                            order: format!("{order}{arguments}"),
+                        });
+                    }
+                    commands::execute(admin, command, &mut replies).await?
+                }
             },
             Err(refusal) => Err(refusal),
         };
@@ -200,13 +199,16 @@ fn stream_parts(
     stream: UnixStream,
     access: SocketAccess,
     limits: SessionLimits,
-) -> (Result<BufReader<OwnedReadHalf>, Refusal>, LineWriter) {
-    let peer = stream.peer_cred().map(|peer| peer.uid());
+) -> (Result<(Caller, BufReader<OwnedReadHalf>), Refusal>, LineWriter) {
+    let peer = stream.peer_cred().map(|peer| {
+        let pid = peer.pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0);
+        Caller { uid: peer.uid(), pid }
+    });
     let (reader, writer) = stream.into_split();
     let own = rustix::process::geteuid().as_raw();
     let allowed = match peer {
-        Ok(uid) if access == SocketAccess::Read || may_speak(uid, own) => Ok(BufReader::new(reader)),
-        Ok(uid) => Err(Refusal::Forbidden { uid }),
+        Ok(peer) if access == SocketAccess::Read || may_speak(peer.uid, own) => Ok((peer, BufReader::new(reader))),
+        Ok(Caller { uid, .. }) => Err(Refusal::Forbidden { uid }),
         Err(_) => Err(Refusal::Forbidden { uid: u32::MAX }),
     };
     (allowed, LineWriter(writer, limits.write))

@@ -72,7 +72,7 @@ fn tables(old: &Config, new: &Config, changes: &mut Vec<ConfigChange>) {
     let (a, b) = (&old.admin, &new.admin);
     ChangePlace::Table("admin").settings(
         a != b,
-        spelled!(a, b; "http" => http, "socket" => socket, "metrics" => metrics, "group" => group),
+        spelled!(a, b; "http" => http, "socket" => socket, "metrics" => metrics, "allowed_hosts" => allowed_hosts, "group" => group),
         changes,
     );
     let (a, b) = (&old.process, &new.process);

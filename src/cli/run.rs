@@ -46,6 +46,8 @@ enum ListenerOrigin {
 
 /// Runs until stopped by a signal, or replaced.
 pub(crate) fn run(path: &Path, upgrade: bool) -> ExitCode {
+    // The fleet's key and the keys of the probes will be in it.
+    process::keep_memory_private();
     let origin = match upgrade {
         false => ListenerOrigin::Fresh(service::passed_listeners()),
         true => match inherited::take_stdin().map_err(Into::into).and_then(Channel::new) {

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use zeroize::Zeroizing;
+
 use super::file::{self, FileFault};
 use super::kind::{FilePath, Kind, Name, ProbePlace, Time, time, whole};
 use super::section::Section;
@@ -128,7 +130,7 @@ fn warn_of_readers(section: &Section, key: &str, named: &str, path: &Path) {
 }
 
 fn read_key(path: &Path) -> Result<PeerKey, KeyFault> {
-    let bytes = file::read(path)?;
+    let bytes = Zeroizing::new(file::read(path)?);
     let text = str::from_utf8(&bytes).map_err(|_| KeyFault::NotAKey)?;
     PeerKey::parse(text.trim()).ok_or(KeyFault::NotAKey)
 }

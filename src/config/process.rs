@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use toml::de::DeValue;
 
-use super::kind::{Kind, Listen, OneOf, Time, Whole, path_text, time, whole};
+use super::kind::{DnsName, Kind, Listen, OneOf, Time, Whole, path_text, time, whole};
 use super::section::Section;
 use super::{Admin, FlowLog, Log, LogFormat, LogLevel, Process};
 
@@ -64,7 +64,8 @@ pub(super) fn admin(section: &Section) -> Admin {
         let message = format!("{} is too long for a second socket beside it", section.name("socket"));
         section.refuse("socket", message, "set a path of at most 102 bytes, or remove \"group\"");
     }
-    Admin { http, socket: socket.value, metrics, group: group.value }
+    let allowed_hosts = section.list("allowed_hosts", &DnsName).into_iter().map(|element| element.value).collect();
+    Admin { http, socket: socket.value, metrics, allowed_hosts, group: group.value }
 }
 
 /// Whether no two sockets can listen on both addresses: bind(2) gives a wildcard every address of its port, and the IPv6

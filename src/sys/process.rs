@@ -87,6 +87,11 @@ pub(crate) fn holder(inode: u32) -> Option<Holder> {
     })
 }
 
+/// Lets nobody but root read this process's memory, and the kernel write none of it to a core dump (PR_SET_DUMPABLE of prctl(2)).
+pub(crate) fn keep_memory_private() {
+    let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
+}
+
 /// Number of cores that the process may run on.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)

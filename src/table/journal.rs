@@ -152,6 +152,14 @@ pub enum What {
         command: String,
         error: String,
     },
+    /// A process has sent an order to the admin socket. Whether Baton carries it out, other events and the answer say.
+    OrderReceived {
+        uid: u32,
+        /// 0: the process is in another PID namespace.
+        pid: u32,
+        /// As it is typed after `baton`.
+        order: String,
+    },
     Started {
         version: String,
     },

@@ -276,6 +276,7 @@ fn config(directory: &Path) -> Config {
             http: Some("127.0.0.1:0".parse().unwrap()),
             socket: directory.join("admin.sock"),
             metrics: Some("127.0.0.1:0".parse().unwrap()),
+            allowed_hosts: Vec::new(),
             group: Some(config::Group { name: "nogroup".to_owned(), gid: 65534 }),
         },
         process: config::Process { workers: Some(2), max_connections: Some(1_000_000), ..base.process },

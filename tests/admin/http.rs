@@ -37,7 +37,7 @@ fn ask_at(address: SocketAddr, request: &str) -> Answer {
 }
 
 pub async fn get(instance: &FakeInstance, path: &str) -> Answer {
-    ask(instance, &format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).await
+    ask(instance, &format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")).await
 }
 
 #[tokio::test]
@@ -63,17 +63,42 @@ async fn status_json_tells_the_whole_state() {
 async fn only_get_and_head_and_only_known_paths() {
     let instance = FakeInstance::start();
     for method in ["POST", "PUT", "DELETE", "OPTIONS"] {
-        let answer = ask(&instance, &format!("{method} /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).await;
+        let answer =
+            ask(&instance, &format!("{method} /livez HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")).await;
         assert_eq!(answer.status, 405, "{method}");
         assert!(answer.head.contains("allow: get, head"), "{}", answer.head);
     }
-    let head = ask(&instance, "HEAD / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+    let head = ask(&instance, "HEAD / HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n").await;
     assert_eq!((head.status, head.body.as_str()), (200, ""));
     assert_eq!(get(&instance, "/etc/passwd").await.status, 404);
     assert_eq!(get(&instance, "/metrics?x=1").await.status, 200);
     assert_eq!(ask(&instance, "nonsense\r\n\r\n").await.status, 400);
-    let long = format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "a".repeat(100_000));
+    let long = format!("GET /{} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n", "a".repeat(100_000));
     assert!(matches!(ask(&instance, &long).await.status, 414 | 431));
+}
+
+/// A page of a stranger whose name he lets resolve to this host's address would read the addresses of all clients.
+#[tokio::test]
+async fn a_strangers_name_for_this_host_gets_no_page_with_addresses() {
+    let instance = FakeInstance::start();
+    let named = |path: &'static str, host: &str| {
+        let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+        let instance = &instance;
+        async move { ask(instance, &request).await }
+    };
+    for path in ["/", "/status.json"] {
+        let refused = named(path, "attacker.example:9470").await;
+        assert_eq!(refused.status, 421, "{path}");
+        assert!(refused.body.contains("admin.allowed_hosts") && !refused.body.contains("192.0.2."), "{}", refused.body);
+        let own = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        for host in ["localhost:9470", "[::1]:9470", &own] {
+            assert_eq!(named(path, host).await.status, 200, "{path} of {host}");
+        }
+    }
+    // No client's address is on these, and Prometheus may use any name.
+    for path in ["/metrics", "/livez", "/readyz"] {
+        assert_eq!(named(path, "lb-a.monitoring.svc:9470").await.status, 200, "{path}");
+    }
 }
 
 #[tokio::test]
@@ -150,7 +175,7 @@ async fn promtool_finds_nothing_to_complain_about() {
 #[tokio::test]
 async fn prometheus_itself_gets_openmetrics() {
     let instance = FakeInstance::start();
-    let request = "GET /metrics HTTP/1.1\r\nhost: x\r\naccept: application/openmetrics-text;version=1.0.0\r\n\
+    let request = "GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\naccept: application/openmetrics-text;version=1.0.0\r\n\
         connection: close\r\n\r\n";
     let answer = ask(&instance, request).await;
     assert!(answer.head.contains("content-type: application/openmetrics-text; version=1.0.0"), "{}", answer.head);
@@ -193,7 +218,7 @@ async fn a_probe_is_answered_at_once_however_many_connections_keep_silent() {
             })
             .collect();
         let began_ns = baton::sys::clock::now_ns();
-        let answer = ask_at(address, "GET /readyz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        let answer = ask_at(address, "GET /readyz HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n");
         let took = Duration::from_nanos(baton::sys::clock::now_ns() - began_ns);
         drop(silent);
         (answer.status, took)

@@ -120,6 +120,29 @@ async fn orders_reach_the_control_by_the_backends_id() {
 }
 
 #[tokio::test]
+async fn each_order_is_recorded_with_the_user_and_the_process_that_gave_it() {
+    let instance = FakeInstance::start();
+    let _: Ordered = ask(&instance, Command::Drain { backend: name("cp1") }).await.unwrap();
+    let _: Status = ask(&instance, Command::Status {}).await.unwrap();
+    let _ = ask::<KillReport>(&instance, Command::Kill { target: KillTarget::Flow(FlowId(99)) }).await.unwrap_err();
+    let told = with_client(&instance, |client| {
+        let mut told = Vec::new();
+        let end = client.list::<Event, Listed>(&Command::Events(EventFilter::default()), |event| {
+            if let What::OrderReceived { uid, pid, order } = event.what {
+                told.push((uid, pid, order));
+            }
+            ControlFlow::Continue(())
+        });
+        end.unwrap();
+        told
+    })
+    .await;
+    let own = (rustix::process::geteuid().as_raw(), std::process::id());
+    let order = |order: &str| (own.0, own.1, order.to_owned());
+    assert_eq!(told, [order("drain cp1"), order("kill 99")], "also an order that is refused, and no look");
+}
+
+#[tokio::test]
 async fn kill_answers_when_the_flows_are_gone() {
     let instance = FakeInstance::start();
     let (rows, _) = list_flows(&instance, FlowFilter::default()).await;

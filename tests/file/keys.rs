@@ -10,6 +10,7 @@ const ATTEMPTS: &str = "tests/net/reloads/backends attempts_to_connect_follow_a_
 const REBALANCE: &str = "tests/net/reloads/backends rebalancing_follows_a_reload";
 const DOORS: &str = "tests/net/reloads/process the_doors_move_with_a_reload";
 const GROUP: &str = "tests/net/reloads/process members_of_the_group_may_look_and_another_door_has_metrics_alone";
+const HOSTS: &str = "tests/net/reloads/doors names_of_this_host_in_urls_follow_a_reload";
 const LOG: &str = "tests/net/reloads/process the_log_follows_a_reload";
 const PACE: &str = "tests/net/reloads/process the_pace_of_resets_follows_a_reload";
 const STOP: &str = "tests/net/reloads/process the_times_of_a_stop_follow_a_reload";
@@ -40,7 +41,7 @@ const KUBERNETES: &str = "tests/net/discovery/kubernetes credentials_of_a_reload
 /// A running instance has no use for these: `baton check` computes from the file.
 const CHECK: &str = "src/cli/check the_budget_is_computed_from_the_files_own_timers";
 
-const PROOFS: [(&str, &str); 33] = [
+const PROOFS: [(&str, &str); 34] = [
     (DNS, "frontend.discover.name frontend.discover.record frontend.discover.port frontend.discover.servers"),
     (
         KUBERNETES,
@@ -50,6 +51,7 @@ const PROOFS: [(&str, &str); 33] = [
     (DISCOVERY, "frontend.discover.kind frontend.discover.path frontend.discover.cache_file"),
     (DOORS, "admin.http admin.socket"),
     (GROUP, "admin.group admin.metrics"),
+    (HOSTS, "admin.allowed_hosts"),
     (STOP, "process.shutdown_delay process.stop_timeout"),
     (PACE, "process.reset_within process.reset_rate"),
     (LOG, "log.format log.level log.flows log.flows_per_second"),

@@ -253,7 +253,7 @@ impl Baton {
         let address: SocketAddr = ([127, 0, 0, 1], 9470).into();
         let mut stream = self.host.enter(|| TcpStream::connect_timeout(&address, secs(1))).ok()?;
         stream.set_read_timeout(Some(LONG)).ok()?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: baton\r\nConnection: close\r\n\r\n").ok()?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).ok()?;
         let answer = String::from_utf8_lossy(&answer).into_owned();

@@ -116,6 +116,12 @@ fn the_log_has_one_line_for_each_event_of_an_order() {
         eventually(LONG, "the reload is logged", || log()[before..].iter().any(|line| line == reloaded));
         let mut said = log().split_off(before);
         assert_eq!(said.pop().as_deref(), Some(reloaded));
+        // Each order stands first, with the user and the process that gave it.
+        let (first, last) = (said.remove(0), said.pop().expect("the order to reload"));
+        for (line, order) in [(first, order.join(" ").replace(" --yes", "")), (last, "reload".to_owned())] {
+            let user = format!("uid {} (process ", rustix::process::geteuid().as_raw());
+            assert!(line.starts_with(&user) && line.ends_with(&format!(") orders: baton {order}")), "{line}");
+        }
         said
     };
     assert_eq!(logged(&["drain", "b3"]), ["apiserver/b3: ready → draining: drained by an operator"]);

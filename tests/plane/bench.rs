@@ -129,7 +129,17 @@ pub fn free_address(ipv6: bool) -> SocketAddr {
 pub fn config(frontend: Frontend) -> Config {
     let base = by_default(vec![Arc::new(frontend)]);
     let process = Process { shutdown_delay: Duration::ZERO, stop_timeout: DEADLINE, ..base.process };
-    Config { admin: Admin { http: None, socket: "/nonexistent".into(), metrics: None, group: None }, process, ..base }
+    Config {
+        admin: Admin {
+            http: None,
+            socket: "/nonexistent".into(),
+            metrics: None,
+            allowed_hosts: Vec::new(),
+            group: None,
+        },
+        process,
+        ..base
+    }
 }
 
 pub fn frontend(vip: SocketAddr, backends: &[SocketAddr]) -> Frontend {

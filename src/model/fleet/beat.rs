@@ -8,12 +8,13 @@ use std::fmt;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
+use zeroize::ZeroizeOnDrop;
 
 use super::vip::VipStanding;
 use super::{Epoch, InstanceName};
 
 /// The secret that a process seals its beats with, as long as it runs. Every instance that was linked with it knows it.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ZeroizeOnDrop)]
 pub struct BeatKey(pub [u8; 32]);
 
 /// One beat.

@@ -181,6 +181,9 @@ impl What {
             Self::VipHookFailed { command, error } => {
                 say!(Bad, { command }, "{command} has failed: {error}")
             }
+            Self::OrderReceived { uid, pid, order } => {
+                say!(Plain, { uid, pid, order }, "uid {uid} (process {pid}) orders: baton {order}")
+            }
             Self::Started { version } => say!(Plain, { version }, "Baton {version} starts"),
             Self::Stopping { flows, timeout_ms } => {
                 let (number, timeout) = (plural(*flows as u64, "flow"), duration_ms(*timeout_ms));

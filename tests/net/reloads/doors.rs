@@ -1,5 +1,6 @@
 //! The further servers of an instance: the metrics for another network.
 
+use std::os::unix::process::ExitStatusExt;
 use std::process::Output;
 
 use super::*;
@@ -67,4 +68,41 @@ fn the_metrics_listener_follows_a_reload_and_shows_no_client() {
     conn.echo(2, 100);
     drop(conn);
     it.baton.rests();
+}
+
+#[test]
+fn names_of_this_host_in_urls_follow_a_reload() {
+    let Some(it) = Running::start("reloaded host names") else { return };
+    let status_of = |name: &str, path: &str| {
+        let to = format!("{name}:9470:127.0.0.1");
+        let url = format!("http://{name}:9470{path}");
+        let ask = ["-s", "-o", "/dev/null", "-m", "10", "-w", "%{http_code}", "--resolve", &to, &url];
+        let got = it.lab.lb.enter(|| std::process::Command::new("curl").args(ask).output()).expect("curl");
+        String::from_utf8(got.stdout).expect("UTF-8")
+    };
+    assert_eq!(status_of("lb-a.example.com", "/status.json"), "421");
+    assert_eq!(status_of("lb-a.example.com", "/metrics"), "200");
+    it.reload(&it.config.clone().admin("allowed_hosts", vec!["LB-A.example.com"]));
+    assert_eq!(status_of("lb-a.example.com", "/status.json"), "200");
+    assert_eq!(status_of("attacker.example", "/"), "421");
+    it.baton.write_config(&it.config.clone().admin("allowed_hosts", vec!["no name"]));
+    let refused = it.baton.cli(&["reload"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("allowed_hosts") && said.contains("a whole DNS name"), "{said}");
+    assert_eq!(status_of("lb-a.example.com", "/status.json"), "200", "the running configuration stays");
+    it.reload(&it.config);
+    assert_eq!(status_of("lb-a.example.com", "/status.json"), "421");
+}
+
+/// A core dump had the fleet's key. The kernel writes none of a process whose memory only root may read.
+#[test]
+fn a_process_that_is_aborted_leaves_no_core_dump_whatever_its_limit_allows() {
+    let Some(mut it) = Running::start("no core dump") else { return };
+    it.baton.process.kill();
+    it.baton = Baton::start_by(&["prlimit", "--core=unlimited"], &it.lab.lb, it.lab.directory());
+    it.baton.wait_until_ready();
+    it.baton.process.signal(rustix::process::Signal::ABORT);
+    let status = it.baton.process.wait(LONG);
+    assert_eq!(status.signal(), Some(rustix::process::Signal::ABORT.as_raw()));
+    assert!(!status.core_dumped(), "{status}");
 }

@@ -357,3 +357,70 @@ fn an_evacuated_host_of_three_costs_at_the_deadline_the_flows_of_its_own_apiserv
     fleet.owner().host.link_down();
     others.iter_mut().for_each(|conn| conn.echo(8, 3000));
 }
+
+/// Regression: the peers carried such flows, but the host that was emptied kept the VIP on `lo` and dropped their packets. Kubelets had no
+/// heartbeat until the deadline had passed and TCP had sent its segment again.
+#[test]
+fn flows_that_a_host_has_from_a_dead_one_do_not_stall_while_that_host_is_evacuated() {
+    let test = "flows_that_a_host_has_from_a_dead_one_do_not_stall";
+    let own = |config: Config| {
+        let config = config.rebalance("when", "ordered");
+        config.vip("addresses", vec![format!("{VIP}/32")]).vip("interface", "eth0")
+    };
+    let Some(cluster) = Cluster::new(test, 3, Flows::Offload, own) else { return };
+    let cluster = Cluster { fleet: cluster.fleet.with_holder_first(), ..cluster };
+    let fleet = &cluster.fleet;
+    let of = |number: usize| NAMES.iter().position(|name| *name == fleet.all[number].name).unwrap();
+    let synced = || {
+        for (one, other) in [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)] {
+            fleet.all[one].wait_synced(fleet.all[other].name);
+            BACKENDS.iter().for_each(|name| _ = fleet.all[one].baton.wait_health(name, "ready", LONG));
+        }
+    };
+    synced();
+    let mut by_backend = cluster.clients(30);
+    // Kubelets of the next holder's host, at an apiserver that lives on.
+    let mut locals: Vec<_> = (0..9).map(|_| fleet.all[1].host.connect(fleet.vip)).collect();
+    (0..5).for_each(|round| locals.iter_mut().for_each(|conn| conn.echo(round, 200)));
+    locals.retain(|conn| fleet.owner().baton.serving(conn) == BACKENDS[of(2)]);
+    // All conditions but this are equal, and the one with the fewest of these flows takes the VIP.
+    by_backend[of(1)].truncate(4);
+    let mut doomed = std::mem::take(&mut by_backend[of(0)]);
+    let mut ending: Vec<_> = by_backend[of(1)].drain(..).collect();
+    let mut others: Vec<_> = by_backend[of(2)].drain(..).collect();
+    let offloaded = (doomed.len() + ending.len() + others.len() + locals.len()) as u64;
+    fleet.owner().baton.wait_offloaded(offloaded);
+    fleet.wait_known(offloaded, offloaded - doomed.len() as u64);
+    let why = || String::from_utf8(fleet.owner().baton.cli(&["vip", "--why"]).stdout).unwrap();
+    eventually(LONG, "the holder knows the counts", || why().contains(&format!("{} 4", fleet.all[1].name)));
+    fleet.owner().host.link_down();
+    eventually(LONG, "the next has the VIP", || fleet.heir().host.has_address(VIP));
+    failover::all_reset(&mut doomed);
+    ending.iter_mut().chain(&mut others).chain(&mut locals).for_each(|conn| conn.echo(5, 3000));
+    fleet.owner().host.link_up();
+    synced();
+    ending.iter_mut().chain(&mut others).chain(&mut locals).for_each(|conn| conn.echo(6, 3000));
+    let watch = Stopwatch::start();
+    std::thread::scope(|scope| {
+        let evacuation = scope.spawn(|| fleet.heir().baton.cli(&["evacuate", "--deadline", "8s", "--json"]));
+        let at_other = || [0, 2].iter().any(|it| fleet.all[*it].host.has_address(VIP));
+        eventually(LONG, "another has the VIP", || at_other() && !fleet.heir().host.has_address(VIP));
+        while watch.elapsed() < secs(5) {
+            for conn in ending.iter_mut().chain(&mut others).chain(&mut locals) {
+                let echo = Stopwatch::start();
+                conn.echo(7, 3000);
+                assert!(echo.unstalled() < secs(1), "a client waited for {:?}", echo.elapsed());
+            }
+        }
+        failover::all_reset(&mut ending);
+        failover::all_reset(&mut locals);
+        assert!(watch.elapsed() > secs(8), "nobody is reset before");
+        let output = evacuation.join().unwrap();
+        let report = Instance::report(&output);
+        println!("{report}");
+        assert_eq!(report["outcome"], "away", "{report}");
+    });
+    others.iter_mut().for_each(|conn| conn.echo(8, 3000));
+    fleet.heir().host.link_down();
+    others.iter_mut().for_each(|conn| conn.echo(9, 3000));
+}

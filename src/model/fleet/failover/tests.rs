@@ -178,6 +178,78 @@ fn flows_to_this_hosts_own_backend_go_on_when_the_address_comes_here_and_proxied
     }
 }
 
+/// Regression: peers carried a flow whose owner had it from a dead instance and keeps the VIP on `lo`. The owner's kernel dropped their packets.
+#[test]
+fn a_flow_that_another_instance_has_inherited_and_that_ends_with_its_host_is_forwarded_there() {
+    let (c, at_c) = (name("c"), ip("10.0.0.23"));
+    let held = record(1, "10.0.1.7", true);
+    let stays = FlowRecord { keeping: Keeping::Stays, ..held.clone() };
+    let id = held.fleet_id();
+    let begin = || {
+        let mut scene = Scene::new();
+        scene.remote(Remote::Liveness { owner: c.clone(), liveness: Liveness::Alive });
+        scene.remote(Remote::Begin { owner: c.clone(), epoch: Epoch(1), slot: 2 });
+        scene.remote(Remote::Synced { owner: c.clone() });
+        scene.remote(Remote::Addresses { owner: c.clone(), vips: vec![at_c, ip(VIP)] });
+        scene
+    };
+    let is_forwarded_last = |actions: &[Action]| {
+        let forward = StandbyRequest::Forward { flows: vec![forwarded(&held)], to: at_c };
+        let forward = place(actions, |action| *action == Action::Standby(forward.clone()));
+        let drops = |action: &Action| matches!(action, Action::Standby(StandbyRequest::Drop(ids)) if ids.contains(&id));
+        let release = |action: &Action| *action == Action::Standby(StandbyRequest::Release(vec![id]));
+        assert!(place(actions, drops) < forward, "an entry that carries it goes first: {actions:?}");
+        assert!(actions.iter().rposition(release).is_none_or(|at| at < forward), "{actions:?}");
+    };
+    // This instance holds it for a dead one.
+    let mut scene = begin();
+    scene.told(&held);
+    scene.liveness(Liveness::Dead);
+    scene.take();
+    scene.remote(Remote::Flow { owner: c.clone(), record: Box::new(stays.clone()) });
+    is_forwarded_last(&scene.take());
+    // Its packets may come here at any time, and it stays there.
+    scene.addresses(&["10.0.0.22", VIP]);
+    assert!(!is_reset(&scene.take(), &held));
+    scene.remote(Remote::Liveness { owner: c.clone(), liveness: Liveness::Dead });
+    assert!(is_reset(&scene.take(), &held), "its apiserver is dead, too");
+    // This instance was cut off, lists the flow as its own, and has the address.
+    let mut scene = begin();
+    scene.addresses(&["10.0.0.22", VIP]);
+    scene.take();
+    scene.remote(Remote::Flow { owner: c.clone(), record: Box::new(stays) });
+    scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Ours(vec![id]));
+    let actions = scene.take();
+    assert!(actions.contains(&Action::Send(PeerCommand::Leave { to: c, flow: id })), "{actions:?}");
+    let release = place(&actions, |action| *action == Action::Standby(StandbyRequest::Release(vec![id])));
+    is_forwarded_last(&actions[release..]);
+}
+
+/// The other instance was cut off, and lists the flow as its own.
+#[test]
+fn an_inherited_flow_that_ends_with_this_host_is_not_left_to_an_instance_with_the_address() {
+    let flow = own_backend(1, true);
+    let id = flow.fleet_id();
+    for is_known in [true, false] {
+        let mut scene = Scene::new();
+        if is_known {
+            scene.addresses(&["10.0.0.22", VIP]);
+            scene.told(&flow);
+            scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Touched(vec![id]));
+        }
+        scene.addresses(&["10.0.0.22"]);
+        scene.take();
+        scene.told(&flow);
+        if !is_known {
+            scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Ours(vec![id]));
+        }
+        let actions = scene.take();
+        let claim = Action::Send(PeerCommand::Claim { owner: name("a"), flows: vec![id] });
+        assert!(actions.contains(&claim), "{actions:?}");
+        assert!(!actions.contains(&Action::Standby(StandbyRequest::Release(vec![id]))), "{actions:?}");
+    }
+}
+
 #[test]
 fn without_offload_flows_to_this_hosts_own_backend_are_reset_when_the_address_comes_here() {
     for dead in [false, true] {

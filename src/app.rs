@@ -478,6 +478,8 @@ impl Core {
             offload: ports.part(),
             flows: table.part(),
             late_resets: ports.part(),
+            orders: ports.part(),
+            registry: table.part(),
             journal: table.part(),
             beats: table.part(),
             vip: ports.part(),

@@ -8,6 +8,7 @@
 //! ```
 
 mod addresses;
+mod beyond;
 mod control;
 mod firewall;
 mod handed;
@@ -29,9 +30,11 @@ use crate::model::fleet::{PeerCommand, Remote};
 use crate::ports::fleet::Fleet;
 use crate::ports::late_resets::LateResets;
 use crate::ports::offload::{Offload, StandbyQueues};
+use crate::ports::orders::Orders;
 use crate::ports::vip::VipPort;
 use crate::sys::source;
 use crate::table::Part;
+use crate::table::backend::Registry;
 use crate::table::beats::LoopBeats;
 use crate::table::fleet::{FleetCensus, FleetView};
 use crate::table::flows::FlowTable;
@@ -48,6 +51,9 @@ pub(crate) struct FailoverParts {
     /// To find the flows that still need an address of this host.
     pub flows: Part<FlowTable>,
     pub late_resets: Part<LateResets>,
+    /// For flows whose backend is beyond reach.
+    pub orders: Part<Orders>,
+    pub registry: Part<Registry>,
     pub journal: Part<Journal>,
     pub beats: Part<LoopBeats>,
     /// For addresses that are about to leave.

@@ -15,7 +15,7 @@ const SPREAD: &[(&str, &str, usize)] = &[("model/fleet/simulation", "World", 9)]
 /// Types that only pass calls on to their components, and have little of their own: limits for methods and fields.
 const DISPATCHERS: &[(&str, &str, usize, usize)] = &[
     ("proxy/worker", "Worker", 27, 9),
-    ("model/fleet/failover", "Failover", 37, 11),
+    ("model/fleet/failover", "Failover", 38, 11),
     ("offload/engine", "Engine", 11, 10),
 ];
 

@@ -11,6 +11,7 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::sync::watch;
 
 use super::addresses::{self, Addresses};
+use super::beyond;
 use super::firewall::{Firewall, MARK};
 use super::handed::HandedFlows;
 use super::untold::UntoldQueue;
@@ -217,9 +218,24 @@ impl FailoverControl {
         if self.unseen || self.addresses.lacks_one(&self.table.flows, now_ns) {
             self.look_at_addresses();
         }
+        self.end_what_is_beyond_reach();
         for ip in self.addresses.tidy(&self.table.flows, &self.table.fleet) {
             tracing::info!(%ip, "removed the address from lo: no flow needs it here any more");
             self.end_connections_of_clients(ip);
+        }
+    }
+
+    fn end_what_is_beyond_reach(&self) {
+        if !self.settings.carries {
+            return;
+        }
+        let config = self.config.borrow().clone();
+        let ended = beyond::end(&self.table, &self.machine, &config, &self.table.fleet_view.places());
+        if ended > 0 {
+            tracing::warn!(
+                flows = ended,
+                "the VIP is on the host of these flows' backend now, which takes no packets from it: Baton resets their clients"
+            );
         }
     }
 

@@ -318,6 +318,11 @@ impl Failover {
         self.members.peers().all(|(_, peer)| peer.is_heard())
     }
 
+    /// Whether a living peer's host has both addresses.
+    pub(crate) fn are_together(&self, vip: IpAddr, end: IpAddr) -> bool {
+        self.members.peers().any(|(_, peer)| peer.serves() && peer.has(vip) && peer.has(end))
+    }
+
     /// The members or their addresses have changed.
     fn see_members(&mut self) {
         self.members.see_sharing(&mut self.agenda);

@@ -424,3 +424,38 @@ fn flows_that_a_host_has_from_a_dead_one_do_not_stall_while_that_host_is_evacuat
     fleet.heir().host.link_down();
     others.iter_mut().for_each(|conn| conn.echo(9, 3000));
 }
+
+/// Regression: the kernel of the new holder's host drops what the evacuated host sends there from the VIP, and the RST of the new holder does not
+/// reach clients of a host that has the VIP on `lo`. They waited for the deadline.
+#[test]
+fn clients_of_an_evacuated_host_whose_apiserver_is_beside_the_new_holder_do_not_wait_for_the_deadline() {
+    let test = "clients_of_an_evacuated_host_whose_apiserver_is_beside_the_new_holder";
+    let own = |config: Config| config.vip("addresses", vec![format!("{VIP}/32")]).vip("interface", "eth0");
+    let Some(cluster) = Cluster::new(test, 3, Flows::Offload, own) else { return };
+    let cluster = Cluster { fleet: cluster.fleet.with_holder_first(), ..cluster };
+    let fleet = &cluster.fleet;
+    let of = |number: usize| NAMES.iter().position(|name| *name == fleet.all[number].name).unwrap();
+    for (one, other) in [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)] {
+        fleet.all[one].wait_synced(fleet.all[other].name);
+        BACKENDS.iter().for_each(|name| _ = fleet.all[one].baton.wait_health(name, "ready", LONG));
+    }
+    let mut locals: Vec<_> = (0..12).map(|_| fleet.owner().host.connect(fleet.vip)).collect();
+    locals.iter_mut().for_each(|conn| conn.echo(1, 200));
+    let beside = |conn: &Conn| fleet.owner().baton.serving(conn) == BACKENDS[of(1)];
+    let (mut ending, mut others): (Vec<_>, Vec<_>) = locals.into_iter().partition(beside);
+    assert!(ending.len() > 2 && others.len() > 4);
+    let to = fleet.all[1].name;
+    std::thread::scope(|scope| {
+        scope.spawn(|| fleet.owner().baton.cli(&["evacuate", "--to", to, "--deadline", "8s"]));
+        eventually(LONG, "the heir has the VIP", || fleet.heir().host.has_address(VIP));
+        let watch = Stopwatch::start();
+        let after = failover::all_reset(&mut ending);
+        println!("{} clients were reset after {after:?}", ending.len());
+        assert!(watch.unstalled() < secs(3), "they waited for {after:?}");
+        others.iter_mut().for_each(|conn| conn.echo(2, 3000));
+        // They come again, and are served although one apiserver is beyond reach from here.
+        let mut fresh: Vec<_> = (0..6).map(|_| fleet.owner().host.connect(fleet.vip)).collect();
+        fresh.iter_mut().for_each(|conn| conn.echo(3, 3000));
+        fleet.owner().baton.wait_ended("backend_has_vip", ending.len() as u64);
+    });
+}

@@ -334,7 +334,9 @@ impl Evacuation {
     /// Peers must hold the recently offloaded flows before this host may go.
     fn confirming(&mut self, look: &Situation<'_>) {
         self.watch_heirs(look);
-        if self.step != EvacuateStep::Confirming {
+        // Without a living peer that has the address, nobody is left to whom the last changes matter: it comes back, or this host
+        // takes the address again.
+        if self.step != EvacuateStep::Confirming || self.missing_since_ns.is_some() {
             return;
         }
         if look.ending_here > 0 && look.now_ns < self.deadline_ns() {

@@ -237,6 +237,19 @@ fn a_host_is_not_empty_while_one_of_its_peers_is_starting_again() {
     assert_eq!(scene.pass(300), (vec![EvacuateOrder::Release], EvacuateStep::Away));
 }
 
+/// Regression: the instance with the VIP was killed and not linked again yet, another one knew all, and the host died.
+#[test]
+fn a_host_is_not_empty_while_the_instance_with_the_vip_counts_as_dead() {
+    let mut scene = Scene::emptying();
+    let other = MemberView { name: name("c"), vips: Vec::new(), ..scene.peers[0].clone() };
+    scene.peers.push(other);
+    scene.ending_here = 0;
+    scene.peers[0].liveness = Liveness::Dead;
+    assert_eq!(scene.pass(1500), (vec![], EvacuateStep::Confirming));
+    scene.peers[0].liveness = Liveness::Alive;
+    assert_eq!(scene.pass(300), (vec![EvacuateOrder::Release], EvacuateStep::Away));
+}
+
 #[test]
 fn an_address_that_nobody_has_any_more_comes_back() {
     for done in [false, true] {

@@ -216,6 +216,7 @@ fn nor_does_any_that_once_showed_a_fault() {
     run(1768..1769, &WITHSTOOD);
     run(2257..2258, &[Kind::Die, Kind::Kill, Kind::Move]);
     run(851..852, &BUILT_IN);
+    run(8038..8039, &[Kind::Kill, Kind::Evacuation, Kind::BuiltIn, Kind::Stacked]);
 }
 
 /// `BATON_SEEDS=0..20000 BATON_KINDS=Die,Cut cargo nextest run --lib --run-ignored only long_search --no-capture` names

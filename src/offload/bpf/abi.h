@@ -28,6 +28,12 @@ typedef long long __s64;
 /* The compiler must not move or merge code across this. */
 #define barrier() __asm__ volatile("" ::: "memory")
 
+/*
+ * The compiler must compare and use the one register that holds this. It would else compare a copy, and older verifiers do not
+ * know of the other, or of one on the stack, that it is the same.
+ */
+#define one_register(x) __asm__ volatile("" : "+r"(x))
+
 #define ntohs(x) __builtin_bswap16(x)
 #define htons(x) __builtin_bswap16(x)
 #define ntohl(x) __builtin_bswap32(x)
@@ -171,4 +177,3 @@ static __u64 (*bpf_ktime_get_ns)(void) = (void *)5;
 static __u64 (*bpf_ktime_get_coarse_ns)(void) = (void *)160;
 static long (*bpf_redirect_neigh)(__u32 ifindex, struct bpf_redir_neigh *, int size, __u64 flags) = (void *)152;
 static long (*bpf_check_mtu)(void *ctx, __u32 ifindex, __u32 *mtu_len, __s32 len_diff, __u64 flags) = (void *)163;
-static long (*bpf_loop)(__u32 times, void *callback, void *callback_ctx, __u64 flags) = (void *)181;

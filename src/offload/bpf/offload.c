@@ -91,14 +91,16 @@ __function int is_for_socket(struct __sk_buff *skb, const struct packet *packet,
 	       beyond_expected(skb, packet, ntohl(tcp.seq)) < distance(ntohl(tcp.seq), (__u32)entry->sent);
 }
 
-__separate int handle(struct __sk_buff *skb, const struct packet *packet)
+/*
+ * The caller looks the entry up, by a key on its own stack: in memory that a separate function was given, verifiers before
+ * Linux 6.2 accept no key.
+ */
+__separate int handle(struct __sk_buff *skb, const struct packet *packet, struct entry *entry)
 {
-	struct entry *entry;
 	int verdict;
 
 	if (!packet)
 		return NEXT;
-	entry = bpf_map_lookup_elem(&flows, &packet->key);
 	/* Of what this host sends to itself only that is the program's which would be it on the wire. */
 	if (unlikely(skb->ingress_ifindex == LOOPBACK)) {
 		if (!entry || !(entry->flags & FLAG_BY_LO) || skb->mark == TOLD_MARK)
@@ -139,17 +141,20 @@ __separate int handle(struct __sk_buff *skb, const struct packet *packet)
 }
 
 /* A fragment that is not the first has no ports: it follows the first one, or passes. */
-__function int later_fragment(struct __sk_buff *skb, struct fragment_key *key)
+__function int later_fragment(struct __sk_buff *skb, const struct packet *packet)
 {
-	struct fragment *onward = bpf_map_lookup_elem(&fragments, key);
+	struct fragment_key key = { .src = packet->key.src, .dst = packet->key.dst, .id = packet->fragment_id };
+	struct fragment *onward;
 	__u64 pseudo = 0, other = 0;
 	void *data, *end;
 
+	key.family = packet->key.family;
+	onward = bpf_map_lookup_elem(&fragments, &key);
 	if (!onward)
 		return NEXT;
 	data = (void *)(long)skb->data;
 	end = (void *)(long)skb->data_end;
-	if (key->family == 4) {
+	if (key.family == 4) {
 		struct ipv4 *ip = data + ETH_LEN;
 
 		if ((void *)(ip + 1) > end)
@@ -205,12 +210,8 @@ __function int from_ipv4(struct __sk_buff *skb)
 	packet.end = ip->total_length ? ETH_LEN + ntohs(ip->total_length) : skb->len;
 	if (packet.end > skb->len)
 		return NEXT;
-	if (unlikely(fragment & IPV4_OFFSET)) {
-		struct fragment_key key = { .src = packet.key.src, .dst = packet.key.dst, .family = 4 };
-
-		key.id = packet.fragment_id;
-		return later_fragment(skb, &key);
-	}
+	if (unlikely(fragment & IPV4_OFFSET))
+		return later_fragment(skb, &packet);
 	if (linear(skb, packet.tcp + TCP_LEN))
 		return NEXT;
 	data = (void *)(long)skb->data;
@@ -220,7 +221,7 @@ __function int from_ipv4(struct __sk_buff *skb)
 		return NEXT;
 	packet.key.sport = tcp->sport;
 	packet.key.dport = tcp->dport;
-	return handle(skb, &packet);
+	return handle(skb, &packet, bpf_map_lookup_elem(&flows, &packet.key));
 }
 
 /*
@@ -285,13 +286,10 @@ __function int from_ipv6(struct __sk_buff *skb)
 	packet.end = ip->payload_length ? ETH_LEN + IPV6_LEN + ntohs(ip->payload_length) : skb->len;
 	if (packet.end > skb->len || find_tcp(skb, &packet, ip->next, &offset))
 		return NEXT;
-	if (unlikely(offset)) {
-		struct fragment_key key = { .src = packet.key.src, .dst = packet.key.dst, .family = 6 };
-
-		key.id = packet.fragment_id;
-		return later_fragment(skb, &key);
-	}
+	if (unlikely(offset))
+		return later_fragment(skb, &packet);
 	at = packet.tcp;
+	one_register(at);
 	if (at > TCP_AT_MAX || linear(skb, at + TCP_LEN))
 		return NEXT;
 	data = (void *)(long)skb->data;
@@ -301,7 +299,7 @@ __function int from_ipv6(struct __sk_buff *skb)
 		return NEXT;
 	packet.key.sport = tcp->sport;
 	packet.key.dport = tcp->dport;
-	return handle(skb, &packet);
+	return handle(skb, &packet, bpf_map_lookup_elem(&flows, &packet.key));
 }
 
 SEC("classifier")

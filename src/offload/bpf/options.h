@@ -2,8 +2,7 @@
 /*
  * TCP options: timestamps (RFC 7323) and SACK blocks (RFC 2018) hold numbers of one
  * leg. Nearly every segment has only timestamps, in the layout of the RFC's appendix
- * A, and the program rewrites those in place. It walks all other options on a copy,
- * because the verifier must see a bound for the walk, once and not forty times.
+ * A, and the program rewrites those in place. It walks all other options on a copy.
  */
 #pragma once
 #include "packet.h"
@@ -51,11 +50,14 @@ __inline __u32 echo(__u32 tsecr, __u32 delta)
 	return tsecr ? tsecr + delta : 0;
 }
 
-/* One option of the copy; 1 ends the walk. */
-static long rewrite_option(__u32 index __attribute__((unused)), struct walk *walk)
+/* One option of the copy; 1 ends the walk. Separate, so that the verifier checks it once for all options. */
+__separate int rewrite_option(struct walk *walk)
 {
-	__u32 at = walk->at, length, block;
+	__u32 at, length, block;
 
+	if (!walk)
+		return 1;
+	at = walk->at;
 	if (at >= walk->length || at >= OPTIONS_MAX)
 		return 1;
 	if (walk->bytes[at] == OPTION_END)
@@ -78,6 +80,7 @@ static long rewrite_option(__u32 index __attribute__((unused)), struct walk *wal
 		for (block = 0; block < SACK_BLOCKS_MAX; block++) {
 			__u32 edge = at + 2 + block * 8;
 
+			one_register(edge);
 			if (block * 8 + 10 > length || edge > OPTIONS_MAX - 8)
 				break;
 			put_word(walk, edge, word_at(walk, edge) + walk->ack);
@@ -98,10 +101,16 @@ __function __s64 rewrite_options(struct __sk_buff *skb, __u32 at, __u32 length, 
 {
 	struct walk walk = {};
 	__u8 before[OPTIONS_MAX] = {};
+	__u32 i;
 	__s64 sum;
 
 	length &= 0x3c;
-	if (!length || length > OPTIONS_MAX)
+	one_register(length);
+	if (length > OPTIONS_MAX)
+		return -1;
+	/* Verifiers before Linux 6.8 learn no least value from a comparison with zero. */
+	one_register(length);
+	if (length < 4)
 		return -1;
 	if (bpf_skb_load_bytes(skb, at, before, length))
 		return -1;
@@ -110,7 +119,11 @@ __function __s64 rewrite_options(struct __sk_buff *skb, __u32 at, __u32 length, 
 	walk.ack = entry->ack;
 	walk.tsval = entry->tsval;
 	walk.tsecr = entry->tsecr;
-	bpf_loop(OPTIONS_MAX, rewrite_option, &walk, 0);
+	/* Not by bpf_loop, which kernels before 5.17 lack. */
+	for (i = 0; i < OPTIONS_MAX; i++) {
+		if (rewrite_option(&walk))
+			break;
+	}
 	if (walk.bad)
 		count(BAD_OPTIONS);
 	sum = bpf_csum_diff((__u32 *)before, OPTIONS_MAX, (__u32 *)walk.bytes, OPTIONS_MAX, 0);

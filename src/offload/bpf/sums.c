@@ -91,7 +91,10 @@ int sums(struct __sk_buff *skb)
 	count(COMPLETE);
 	bytes = bpf_map_lookup_elem(&scratch, &zero);
 	added = bpf_map_lookup_elem(&shift, &zero);
-	if (!bytes || !added || length < 1 || length > SUMMED_MAX)
+	if (!bytes || !added || length > SUMMED_MAX)
+		return NEXT;
+	one_register(length);
+	if (length < 20)
 		return NEXT;
 	__builtin_memset(bytes, 0, sizeof(*bytes));
 	if (bpf_skb_load_bytes(skb, ETH_LEN, bytes, length))

@@ -71,7 +71,7 @@ __inline struct bpf_sock *socket_of(struct __sk_buff *skb, const struct packet *
 /* What this host's sockets know of the connection: a socket of its own, or a listener's cookie for its SYN. */
 __function int known(struct __sk_buff *skb, const struct packet *packet)
 {
-	__u32 at = packet->tcp, length;
+	__u32 at, length;
 	struct bpf_sock *sk;
 	int known = KNOWN_LIVES;
 	void *data, *end;
@@ -88,6 +88,8 @@ __function int known(struct __sk_buff *skb, const struct packet *packet)
 	known = KNOWN_NOT;
 	data = (void *)(long)skb->data;
 	end = (void *)(long)skb->data_end;
+	at = packet->tcp;
+	one_register(at);
 	if (at > TCP_AT_MAX || data + at + TCP_LEN > end)
 		goto release;
 	tcp = data + at;
@@ -307,8 +309,9 @@ __function int ask(const struct packet *packet, struct service *service, const s
 __function void begin_foreign(const struct key *key)
 {
 	struct foreign begun = { .until_ns = bpf_ktime_get_coarse_ns() + FOREIGN_TRIAL_NS };
+	struct key copy = *key;
 
-	bpf_map_update_elem(&foreign, key, &begun, 0);
+	bpf_map_update_elem(&foreign, &copy, &begun, 0);
 }
 
 __inline int is_foreign(const struct key *key)
@@ -321,7 +324,8 @@ __inline int is_foreign(const struct key *key)
 /* As is_foreign; in time user space asks conntrack whether the connection goes on. */
 __function int passes_foreign(const struct packet *packet, struct service *service, const struct tcp *tcp)
 {
-	struct foreign *known = bpf_map_lookup_elem(&foreign, &packet->key);
+	struct key key = packet->key;
+	struct foreign *known = bpf_map_lookup_elem(&foreign, &key);
 	__u64 now = bpf_ktime_get_coarse_ns();
 
 	if (!known || now >= known->until_ns)

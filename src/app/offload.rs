@@ -210,6 +210,7 @@ fn start(settings: &OffloadSettings, table: &EngineParts) -> Result<Option<Offlo
     }
     let directory = settings.pins.clone();
     let program = Program::open(&settings::OffloadSettings { directory, interfaces, flows_max: settings.max_flows })?;
+    tracing::info!("the BPF program of offloaded flows is attached by {}", program.attachment());
     let on_demand = settings.interfaces.is_empty();
     if let Some(error) = unread.filter(|_| !on_demand) {
         // The pins can be read by now, but the attached interfaces beyond those of the settings are not known.

@@ -11,7 +11,7 @@ use super::output::{CliError, Output};
 use crate::config;
 use crate::model::humane::{count, plural};
 use crate::model::weight::Weight;
-use crate::offload::program::{self, ProgramStatus};
+use crate::offload::program::{self, Attachment, ProgramStatus};
 use crate::offload::settings::DIRECTORY_DEFAULT;
 use crate::proxy;
 
@@ -80,6 +80,7 @@ fn status(pins: &Path, output: &Output) -> Result<ExitCode, CliError> {
     output.line(format!("flows       {flows}"))?;
     for link in &status.links {
         let state = match link.attached {
+            true if link.by == Some(Attachment::Clsact) => output.paint(Weight::Good, "attached by a filter of clsact"),
             true => output.paint(Weight::Good, "attached"),
             false => output
                 .paint(Weight::Bad, "detached: packets of its flows get RST; a running instance attaches it again"),

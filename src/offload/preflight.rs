@@ -10,6 +10,7 @@ use super::program;
 use crate::model::finding::Finding;
 use crate::sys::bpf::{self, Barrier};
 use crate::sys::netdev::{self, HARDWARE_ETHERNET, HARDWARE_LOOPBACK};
+use crate::sys::netlink::filter::{self, Filter};
 use crate::sys::netlink::xfrm::Policies;
 use crate::sys::process::holds_capability;
 use crate::sys::{bpffs, netlink};
@@ -23,8 +24,17 @@ pub fn look(
     backends: &[SocketAddr],
     interfaces: &[String],
 ) -> Vec<Finding> {
-    let mut findings =
-        vec![kernel(), btf(), capabilities(), barrier(), lockdown(), jit(), file_system(directory), pinned(directory)];
+    let mut findings = vec![
+        kernel(),
+        loads(),
+        btf(),
+        capabilities(),
+        barrier(),
+        lockdown(),
+        jit(),
+        file_system(directory),
+        pinned(directory),
+    ];
     findings.extend(ipsec());
     let interfaces = if interfaces.is_empty() { by_addresses(addresses, backends) } else { interfaces.to_vec() };
     if interfaces.is_empty() {
@@ -52,17 +62,29 @@ fn kernel() -> Finding {
 fn kernel_of(release: &str, knows_tcx: io::Result<bool>) -> Finding {
     match knows_tcx {
         Ok(true) => Finding::good("kernel", format!("Linux {release}, which has TCX links")),
-        Ok(false) => Finding::hindrance(
+        Ok(false) => Finding::good(
             "kernel",
-            format!("Linux {release} has no TCX links"),
-            "Baton attaches the BPF program with TCX links, which Linux has since 6.6",
-            "boot a kernel of 6.6 or later (Debian: apt-get install -t bookworm-backports linux-image-amd64)",
+            format!("Linux {release}, which has no TCX links: the BPF program is attached by filters of clsact"),
         ),
         Err(error) => Finding::advice(
             "kernel",
             format!("Linux {release}; cannot find out whether it has TCX links: {error}"),
-            "Baton attaches the BPF program with TCX links, which Linux has since 6.6, and some distributions in older kernels",
+            "Baton attaches the BPF program with TCX links (Linux 6.6), and by filters of clsact where the kernel has none",
             "run this as root",
+        ),
+    }
+}
+
+/// Has the kernel check the programs, and unloads them: only this shows what a kernel lacks, because distributions backport features.
+fn loads() -> Finding {
+    let topic = "BPF program";
+    match program::try_out() {
+        Ok(()) => Finding::good(topic, "the kernel accepts it"),
+        Err(error) => Finding::hindrance(
+            topic,
+            error,
+            "the kernel refuses the BPF program, without which every flow stays proxied",
+            "give Baton the capabilities below; if it has them, boot a kernel of 6.1 or later",
         ),
     }
 }
@@ -256,9 +278,16 @@ fn others(name: &str, index: u32) -> Vec<String> {
         others
             .extend(names.filter(|(_, name)| name != "offload").map(|(id, name)| format!("TCX program {id} ({name})")));
     }
-    let filters = netlink::ingress_filters(index).unwrap_or_default();
-    others.extend(filters.into_iter().map(|kind| format!("tc filter ({kind})")));
+    let filters = filter::ingress_filters(index).unwrap_or_default();
+    others.extend(filters.iter().filter(|filter| filter.name != "baton").map(other_filter));
+    others.dedup();
     others
+}
+
+fn other_filter(filter: &Filter) -> String {
+    let Filter { kind, preference, name, .. } = filter;
+    let name = if name.is_empty() { String::new() } else { format!(" {name}") };
+    format!("tc filter ({kind}){name} at preference {preference}")
 }
 
 fn mtu(mtus: &BTreeMap<String, u32>) -> Option<Finding> {
@@ -286,10 +315,10 @@ mod tests {
     use crate::model::finding::Verdict;
 
     #[test]
-    fn an_old_number_is_no_hindrance_and_a_missing_feature_is() {
+    fn neither_an_old_number_nor_the_lack_of_tcx_is_a_hindrance() {
         let verdict = |release, tcx| kernel_of(release, tcx).verdict;
         assert_eq!(verdict("5.14.0-570.el9.x86_64", Ok(true)), Verdict::Good);
-        assert_eq!(verdict("6.12.0", Ok(false)), Verdict::Hindrance);
+        assert_eq!(verdict("6.1.0-56-amd64", Ok(false)), Verdict::Good);
         assert_eq!(verdict("5.14.0", Err(io::ErrorKind::PermissionDenied.into())), Verdict::Advice);
     }
 }

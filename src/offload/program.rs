@@ -12,6 +12,8 @@ mod unknown;
 
 pub(crate) use dismiss::dismiss;
 pub use error::{InstallError, OpenError};
+pub use links::Attachment;
+pub(crate) use load::try_out;
 pub(crate) use reading::Unread;
 pub use status::{AttachedLink, ProgramStatus, Removal, remove, status};
 pub use unknown::Owner;
@@ -40,6 +42,7 @@ use crate::sys::netdev;
 #[derive(Debug)]
 pub struct Program {
     pins: Pins,
+    attachment: Attachment,
     interfaces: Vec<String>,
     /// Indices of the interfaces.
     attached: Vec<u32>,
@@ -126,11 +129,17 @@ impl Program {
     /// Loads the program, or recovers the pinned one, and attaches it to its interfaces in this thread's network
     /// namespace. The flows of a recovered program go on all the while.
     pub fn open(settings: &OffloadSettings) -> Result<Self, OpenError> {
+        Self::open_by(settings, Attachment::of_kernel())
+    }
+
+    /// As [`Self::open`], attached in this way. What is attached in the other way is attached in this one.
+    pub fn open_by(settings: &OffloadSettings, attachment: Attachment) -> Result<Self, OpenError> {
         let pins = Pins::prepare(&settings.directory)?;
         let _lock = pins.lock()?;
         let origin = match pins.meta()? {
             None => {
                 // A process that died while it pinned left this: no interface runs it.
+                links::detach_all(&pins)?;
                 pins.clear()?;
                 load::fresh(&pins, settings.flows_max)?;
                 ProgramOrigin::Fresh
@@ -151,7 +160,7 @@ impl Program {
             interfaces.retain(|name| name == LOOPBACK_NAME && !settings.interfaces.contains(name));
             interfaces.extend_from_slice(&settings.interfaces);
         }
-        links::ensure(&pins, &interfaces)?;
+        links::ensure(&pins, &interfaces, attachment)?;
         let [probe, amend] = load::tools(&pins)?;
         Ok(Self {
             flows: pins.map("flows")?,
@@ -162,6 +171,7 @@ impl Program {
             port_ranges: pins.map("port_ranges")?,
             foreign: pins.map("foreign")?,
             attached: links::indices(&pins, &interfaces)?,
+            attachment,
             interfaces,
             origin,
             probe,
@@ -176,12 +186,17 @@ impl Program {
         self.origin
     }
 
+    /// How it is attached to its interfaces.
+    pub(crate) fn attachment(&self) -> Attachment {
+        self.attachment
+    }
+
     /// Attaches the program again where somebody detached it or made the interface anew; returns those interfaces. An
     /// interface that is gone is left out until it is back.
     pub fn fix(&mut self) -> Result<Vec<String>, OpenError> {
         let _lock = self.pins.lock()?;
         let there: Vec<_> = self.interfaces.iter().filter(|name| netdev::interface(name).is_ok()).cloned().collect();
-        let fixed = links::ensure(&self.pins, &there)?;
+        let fixed = links::ensure(&self.pins, &there, self.attachment)?;
         self.attached = links::indices(&self.pins, &there)?;
         Ok(fixed)
     }

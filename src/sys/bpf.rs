@@ -187,6 +187,12 @@ pub(crate) fn knows_tcx(ifindex: u32) -> io::Result<bool> {
     }
 }
 
+/// Whether the kernel is known to have them.
+#[allow(dead_code, reason = "for tests of the program")]
+pub fn has_tcx() -> bool {
+    knows_tcx(1).unwrap_or(false)
+}
+
 /// The state of a TCX link; `InvalidInput` if it is a link of another kind.
 pub fn tcx_link_info(link: impl AsFd) -> io::Result<TcxLinkInfo> {
     // struct bpf_link_info: type, id, prog_id, padding, then for TCX: ifindex, attach_type.
@@ -195,6 +201,13 @@ pub fn tcx_link_info(link: impl AsFd) -> io::Result<TcxLinkInfo> {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     Ok(TcxLinkInfo { program_id: words[2], ifindex: words[4] })
+}
+
+/// The id of a program, which no other has until the machine boots again.
+pub(crate) fn program_id(program: impl AsFd) -> io::Result<u32> {
+    // struct bpf_prog_info: type, id.
+    let [_, id] = info::<2>(program)?;
+    Ok(id)
 }
 
 /// The inode of the network namespace that a link is attached to; 0: the namespace is gone, or somebody detached the link.

@@ -3,6 +3,7 @@
 
 mod address;
 pub(crate) mod conntrack;
+pub(crate) mod filter;
 mod link;
 mod route;
 mod translated;
@@ -12,7 +13,7 @@ pub(crate) mod xfrm;
 pub(crate) use address::{
     add_to_loopback, added_to_loopback, end_lease, lease, remove_from_loopback, renew_ipv6_routes, secondaries,
 };
-pub(crate) use link::{carrier_changes, merging};
+pub(crate) use link::{carrier_changes, indices, merging};
 pub(crate) use route::{Route, is_local, leaves_by, neighbour, route};
 pub(crate) use translated::is_translated;
 pub(crate) use watch::{Changed, Watch};
@@ -25,7 +26,6 @@ use netlink_packet_core::{
     NetlinkHeader, NlaBuffer, NlasIterator, Parseable,
 };
 use netlink_packet_route::link::{LinkXdp, XdpAttached};
-use netlink_packet_route::tc::{TcHandle, TcHeader};
 use rustix::buffer::spare_capacity;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
@@ -47,20 +47,6 @@ pub(crate) fn xdp_program(ifindex: u32) -> io::Result<Option<u32>> {
         }
     })?;
     Ok(program)
-}
-
-/// Kinds of the classifiers at the ingress of an interface, attached through netlink: `bpf`, `flower` ...
-pub(crate) fn ingress_filters(ifindex: u32) -> io::Result<Vec<String>> {
-    let parent = TcHandle { minor: TcHandle::MIN_INGRESS, ..TcHandle::CLSACT };
-    let header = TcHeader { index: ifindex as i32, parent, ..TcHeader::default() };
-    let mut kinds = Vec::new();
-    ask(None, libc::RTM_GETTFILTER, NLM_F_DUMP, &[&header], |message| {
-        let mut all = attributes(message.get(header.buffer_len()..).unwrap_or_default());
-        let kind = all.find(|it| it.kind() == libc::TCA_KIND);
-        kinds.extend(kind.map(|it| String::from_utf8_lossy(it.value()).trim_end_matches('\0').to_owned()));
-    })?;
-    kinds.dedup();
-    Ok(kinds)
 }
 
 /// Sends one request and passes the body of each answer to `answer`.
@@ -141,7 +127,6 @@ mod tests {
     #[test]
     fn loopback_has_no_program_and_a_stranger_is_told() {
         assert_eq!(xdp_program(1).unwrap(), None);
-        assert_eq!(ingress_filters(1).unwrap(), [""; 0]);
         assert!(xdp_program(1 << 30).is_err());
     }
 

@@ -2,6 +2,7 @@
 
 mod actions;
 mod by_hand;
+mod clsact;
 mod command;
 mod hostile;
 mod life;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The path of offloaded flows, at the ingress of each interface (TCX): a packet of theirs is rewritten and leaves again,
+ * The path of offloaded flows, at the ingress of each interface (TCX or clsact): a packet of theirs is rewritten and leaves again,
  * and the kernel's TCP never sees it. Everything else passes.
  *
  *   abi.h      the kernel's interface          options.h  timestamps and SACK

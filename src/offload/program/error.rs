@@ -27,11 +27,13 @@ pub enum OpenError {
     )]
     Layout { path: PathBuf, found: u32, wanted: u32 },
     #[error(
-        "loading the program: {0}; it takes Linux 6.6, /sys/kernel/btf/vmlinux and CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON"
+        "loading the program: {0}; it takes a kernel with the BPF of Linux 6.1, /sys/kernel/btf/vmlinux and CAP_BPF, CAP_NET_ADMIN, \
+         CAP_PERFMON"
     )]
     Load(Box<EbpfError>),
     #[error(
-        "loading the program: {0}; it takes Linux 6.6, /sys/kernel/btf/vmlinux and CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON"
+        "loading the program: {0}; it takes a kernel with the BPF of Linux 6.1, /sys/kernel/btf/vmlinux and CAP_BPF, CAP_NET_ADMIN, \
+         CAP_PERFMON"
     )]
     Program(Box<ProgramError>),
     #[error("pinning: {0}")]
@@ -42,8 +44,13 @@ pub enum OpenError {
         "interface {interface} has no Ethernet header (hardware type {hardware}); leave it out of [offload] interfaces"
     )]
     Hardware { interface: String, hardware: u16 },
-    #[error("attaching to {interface}: {source}; TCX takes Linux 6.6 and CAP_NET_ADMIN")]
+    #[error("attaching to {interface}: {source}; it takes CAP_NET_ADMIN")]
     Attach { interface: String, source: Box<dyn Error + Send + Sync> },
+    #[error(
+        "interface {interface} has a {kind} filter of another program at preference 1, and packets would meet that before Baton's; give it \
+         another preference (tc filter show dev {interface} ingress)"
+    )]
+    Preceded { interface: String, kind: String },
     #[error("cannot start the offload engine's thread: {0}")]
     Begin(io::Error),
     #[error("cannot read the pinned program: {0}; `baton offload remove` removes it and resets its flows")]

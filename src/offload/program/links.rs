@@ -1,21 +1,63 @@
-//! The program on its interfaces: a TCX link for each, pinned, so that it stays attached without a process.
+//! The program on its interfaces, where it stays attached without a process: by TCX links, or on kernels without these by filters of the
+//! qdisc clsact.
 
+mod clsact;
+mod tcx;
+
+use std::fmt;
 use std::io;
 
-use aya::programs::links::{FdLink, PinnedLink};
-use aya::programs::tc::{SchedClassifierLink, TcAttachOptions};
-use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
+use aya::programs::SchedClassifier;
+use serde::Serialize;
 
 use super::error::OpenError;
 use super::pins::Pins;
+use crate::sys::bpf;
 use crate::sys::netdev::{self, HARDWARE_ETHERNET, HARDWARE_LOOPBACK};
-use crate::sys::{bpf, bpf::TcxLinkInfo};
+
+/// How the program is attached to interfaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Attachment {
+    /// By links, in the order of TCX (since Linux 6.6, or backported).
+    Tcx,
+    /// By filters of the qdisc clsact, before all other filters.
+    Clsact,
+}
+
+/// The program on one interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Attached {
+    /// 0: packets of the interface do not run through it.
+    pub ifindex: u32,
+    pub by: Attachment,
+}
+
+impl fmt::Display for Attachment {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Tcx => "TCX links",
+            Self::Clsact => "filters of clsact",
+        })
+    }
+}
+
+impl Attachment {
+    /// What this kernel can do. A process that may not ask gets the better one, and its refusal.
+    pub(crate) fn of_kernel() -> Self {
+        match bpf::knows_tcx(LOOPBACK) {
+            Ok(false) => Self::Clsact,
+            Ok(true) | Err(_) => Self::Tcx,
+        }
+    }
+}
 
 /// Attaches the pinned program to each of `interfaces` that lacks it, and detaches it from all others. Returns the
 /// interfaces that are new.
-pub(super) fn ensure(pins: &Pins, interfaces: &[String]) -> Result<Vec<String>, OpenError> {
+pub(super) fn ensure(pins: &Pins, interfaces: &[String], by: Attachment) -> Result<Vec<String>, OpenError> {
     for stale in pins.links()?.iter().filter(|name| !interfaces.contains(name)) {
-        std::fs::remove_file(pins.link_path(stale))?;
+        tcx::detach(pins, stale)?;
+        clsact::detach(pins, stale)?;
     }
     let mut attached = Vec::new();
     for name in interfaces {
@@ -24,16 +66,38 @@ pub(super) fn ensure(pins: &Pins, interfaces: &[String]) -> Result<Vec<String>, 
         if ![HARDWARE_ETHERNET, HARDWARE_LOOPBACK].contains(&interface.hardware) {
             return Err(OpenError::Hardware { interface: name.clone(), hardware: interface.hardware });
         }
-        match state(pins, name)? {
-            Some(link) if link.ifindex == interface.index => continue,
-            // Its interface was made anew, or somebody detached it: the pinned link is dead.
-            Some(_) => std::fs::remove_file(pins.link_path(name))?,
-            None => {}
+        // Should an earlier process have attached it in the other way, that attachment goes once this one sees all packets: of the two only the
+        // first sees the packets of flows, because it consumes them.
+        let was_missing = match by {
+            Attachment::Tcx => {
+                let was_missing = tcx::ensure(pins, name, interface.index)?;
+                clsact::detach(pins, name)?;
+                was_missing
+            }
+            Attachment::Clsact => {
+                let was_missing = clsact::ensure(pins, name, interface.index)?;
+                tcx::detach(pins, name)?;
+                was_missing
+            }
+        };
+        if was_missing {
+            attached.push(name.clone());
         }
-        attach(pins, name)?;
-        attached.push(name.clone());
     }
     Ok(attached)
+}
+
+/// Detaches the program from all interfaces of this network namespace; returns the names of those.
+pub(super) fn detach_all(pins: &Pins) -> io::Result<Vec<String>> {
+    let mut names = pins.links()?;
+    for name in &names {
+        tcx::detach(pins, name)?;
+        clsact::detach(pins, name)?;
+    }
+    names.extend(clsact::detach_all(pins)?);
+    names.sort();
+    names.dedup();
+    Ok(names)
 }
 
 /// Interfaces with a pinned link that still exist.
@@ -52,40 +116,25 @@ pub(super) fn indices(pins: &Pins, interfaces: &[String]) -> io::Result<Vec<u32>
     Ok(indices)
 }
 
-/// The kernel's state of the pinned link of `interface`.
-pub(super) fn state(pins: &Pins, interface: &str) -> io::Result<Option<TcxLinkInfo>> {
-    match bpf::open_pinned(&pins.link_path(interface)) {
-        Ok(link) => bpf::tcx_link_info(link).map(Some),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
+/// The kernel's state of the program on `interface`; `None`: it does not belong there.
+pub(super) fn state(pins: &Pins, interface: &str) -> io::Result<Option<Attached>> {
+    if let Some(ifindex) = tcx::state(pins, interface)? {
+        return Ok(Some(Attached { ifindex, by: Attachment::Tcx }));
     }
+    Ok(clsact::state(pins, interface)?.map(|ifindex| Attached { ifindex, by: Attachment::Clsact }))
 }
 
-/// Attaches it before all other programs: packets that only pass through are no matter for this host's firewall or
-/// policies.
-fn attach(pins: &Pins, interface: &str) -> Result<(), OpenError> {
-    let mut program = SchedClassifier::from_pin(pins.path("program")).map_err(OpenError::program)?;
-    let options = TcAttachOptions::TcxOrder(LinkOrder::first());
-    let id = program
-        .attach_with_options(interface, TcAttachType::Ingress, options)
-        .map_err(|error| OpenError::attach(interface, error))?;
-    let link = program.take_link(id).map_err(|error| OpenError::attach(interface, error))?;
-    let link = FdLink::try_from(link).expect("TCX links have descriptors");
-    link.pin(pins.link_path(interface)).map_err(OpenError::pin)?;
-    Ok(())
-}
-
-/// Makes the pinned link of `interface` run `program` from the next packet on.
+/// Makes the pinned link, or the filter, of `interface` run `program` from the next packet on.
 pub(super) fn update(pins: &Pins, interface: &str, program: &mut SchedClassifier) -> Result<(), OpenError> {
-    if state(pins, interface)?.is_none_or(|link| link.ifindex == 0) {
-        return Ok(());
+    match state(pins, interface)? {
+        Some(Attached { by: Attachment::Clsact, .. }) => {
+            let program = program.fd().map_err(OpenError::program)?;
+            clsact::update(pins, interface, program).map_err(|error| OpenError::attach(interface, error))
+        }
+        Some(Attached { by: Attachment::Tcx, ifindex }) if ifindex != 0 => tcx::update(pins, interface, program),
+        _ => Ok(()),
     }
-    let pinned =
-        PinnedLink::from_pin(pins.link_path(interface)).map_err(|error| OpenError::attach(interface, error))?;
-    let link =
-        SchedClassifierLink::try_from(FdLink::from(pinned)).map_err(|error| OpenError::attach(interface, error))?;
-    let id = program.attach_to_link(link).map_err(|error| OpenError::attach(interface, error))?;
-    // Dropping our descriptor leaves the pin in place.
-    program.take_link(id).map_err(|error| OpenError::attach(interface, error))?;
-    Ok(())
 }
+
+/// The first interface of each network namespace.
+const LOOPBACK: u32 = 1;

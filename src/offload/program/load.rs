@@ -58,6 +58,17 @@ pub(super) fn tools(pins: &Pins) -> Result<[OwnedFd; 2], OpenError> {
     Ok([fd("probe")?, fd("amend")?])
 }
 
+/// Has the kernel check both objects and unloads them, with maps of their own that nobody else sees.
+pub(crate) fn try_out() -> Result<(), OpenError> {
+    for (object, names) in [(PATH_OBJECT, &["offload"][..]), (TOOLS_OBJECT, &["probe", "amend"])] {
+        let mut object = EbpfLoader::new().load(object).map_err(OpenError::load)?;
+        for name in names {
+            classifier(&mut object, name)?;
+        }
+    }
+    Ok(())
+}
+
 /// Loads the object. It uses maps that are pinned, and makes and pins the others.
 fn load(pins: &Pins, flows_max: Option<u32>) -> Result<Ebpf, OpenError> {
     let mut loader = EbpfLoader::new();

@@ -4,6 +4,8 @@
 //!   DIRECTORY/flows notes counters backends ...             maps
 //!             program                                       the program that the links run
 //!             link-eth0 ...                                 each attaches it to one interface, and detaches it when removed
+//!             filter-eth0 ...                               directories: a filter of clsact attaches it to this interface
+//!             qdisc-2 ...                                   directories: Baton made the qdisc clsact of the interface with this index
 //!             meta                                          a map of one element, made last: the rest is whole
 //! ```
 
@@ -41,6 +43,11 @@ pub(super) const MAPS: [&str; 13] = [
 const PROGRAMS: [&str; 2] = ["program", "program-next"];
 
 const LINK_PREFIX: &str = "link-";
+const FILTER_PREFIX: &str = "filter-";
+const QDISC_PREFIX: &str = "qdisc-";
+
+/// The file system takes no name with a dot, as a VLAN's interface has (`bpf_lookup`, kernel/bpf/inode.c); and no interface has a colon.
+const DOT: (&str, &str) = (".", ":");
 
 /// The directory.
 #[derive(Clone, Debug)]
@@ -86,7 +93,19 @@ impl Pins {
     }
 
     pub(super) fn link_path(&self, interface: &str) -> PathBuf {
-        self.path(&format!("{LINK_PREFIX}{interface}"))
+        self.path(&format!("{LINK_PREFIX}{}", interface.replace(DOT.0, DOT.1)))
+    }
+
+    pub(super) fn filter_path(&self, interface: &str) -> PathBuf {
+        self.path(&format!("{FILTER_PREFIX}{}", interface.replace(DOT.0, DOT.1)))
+    }
+
+    pub(super) fn qdisc_path(&self, index: u32) -> PathBuf {
+        self.path(&format!("{QDISC_PREFIX}{index}"))
+    }
+
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// Waits for other processes that pin or remove here.
@@ -100,12 +119,17 @@ impl Pins {
         Map::open(&self.path(name))
     }
 
-    /// Interfaces with a pinned link, attached or not.
+    /// Interfaces that the program belongs on, by a pinned link or by a filter, attached or not.
     pub(super) fn links(&self) -> io::Result<Vec<String>> {
         let names = bpffs::names(&self.directory)?.into_iter();
-        let name = |path: PathBuf| Some(path.file_name()?.to_str()?.strip_prefix(LINK_PREFIX)?.to_owned());
+        let name = |path: PathBuf| {
+            let name = path.file_name()?.to_str()?;
+            let name = name.strip_prefix(LINK_PREFIX).or_else(|| name.strip_prefix(FILTER_PREFIX))?;
+            Some(name.replace(DOT.1, DOT.0))
+        };
         let mut links: Vec<_> = names.filter_map(name).collect();
         links.sort();
+        links.dedup();
         Ok(links)
     }
 
@@ -122,16 +146,20 @@ impl Pins {
     pub(super) fn strangers(&self) -> io::Result<Vec<PathBuf>> {
         let ours = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            MAPS.contains(&name) || PROGRAMS.contains(&name) || name.starts_with(LINK_PREFIX)
+            let prefixes = [LINK_PREFIX, FILTER_PREFIX, QDISC_PREFIX];
+            MAPS.contains(&name) || PROGRAMS.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
         };
         Ok(bpffs::names(&self.directory)?.into_iter().filter(|path| !ours(path)).collect())
     }
 
-    /// Removes everything: the links first, so that no packet meets a program without its maps.
+    /// Removes everything: the links first, so that no packet meets a program without its maps. Filters must be gone.
     pub(super) fn clear(&self) -> io::Result<()> {
         let mut paths = bpffs::names(&self.directory)?;
         paths.sort_by_key(|path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(LINK_PREFIX)));
-        paths.iter().try_for_each(std::fs::remove_file)
+        paths.iter().try_for_each(|path| match path.is_dir() {
+            true => std::fs::remove_dir(path),
+            false => std::fs::remove_file(path),
+        })
     }
 }
 

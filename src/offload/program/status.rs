@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::links;
+use super::links::{self, Attachment};
 use super::load;
 use super::pins::{LAYOUT, MAPS, Pins};
 use crate::offload::counters::Counters;
@@ -39,6 +39,7 @@ pub struct AttachedLink {
     pub interface: String,
     /// Whether packets of that interface run through the program.
     pub attached: bool,
+    pub by: Option<Attachment>,
 }
 
 /// The result of a removal.
@@ -70,7 +71,7 @@ pub fn status(directory: &Path) -> io::Result<Option<ProgramStatus>> {
         let link = links::state(&pins, &interface)?;
         let index = netdev::interface(&interface).map(|interface| interface.index).ok();
         let attached = link.is_some_and(|link| link.ifindex != 0 && Some(link.ifindex) == index);
-        status.links.push(AttachedLink { interface, attached });
+        status.links.push(AttachedLink { interface, attached, by: link.map(|link| link.by) });
     }
     if status.recoverable {
         let (entries, other) = count(&pins.map("flows")?)?;
@@ -85,7 +86,10 @@ pub fn status(directory: &Path) -> io::Result<Option<ProgramStatus>> {
 pub fn remove(directory: &Path) -> io::Result<Option<Removal>> {
     let pins = Pins::at(directory);
     if !directory.exists() {
-        return Ok(None);
+        // Pins that were removed by hand take links with them, and no filters.
+        let interfaces = links::detach_all(&pins).unwrap_or_default();
+        let removal = Removal { directory: directory.to_path_buf(), interfaces, flows: None };
+        return Ok(Some(removal).filter(|removal| !removal.interfaces.is_empty()));
     }
     let lock = pins.lock()?;
     let strangers = pins.strangers()?;
@@ -93,14 +97,14 @@ pub fn remove(directory: &Path) -> io::Result<Option<Removal>> {
         let text = format!("{} is not Baton's: Baton has removed nothing", strangers[0].display());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
-    let interfaces = pins.links()?;
     // An estimate: it must be possible to remove a broken set, too.
     let entries = pins.map("flows").and_then(|flows| count(&flows)).ok();
-    let whole = interfaces.is_empty() && MAPS.iter().all(|name| !pins.path(name).exists());
+    let is_empty = pins.links()?.is_empty() && MAPS.iter().all(|name| !pins.path(name).exists());
+    let interfaces = links::detach_all(&pins)?;
     pins.clear()?;
     drop(lock);
     std::fs::remove_dir(directory)?;
-    if whole {
+    if is_empty && interfaces.is_empty() {
         return Ok(None);
     }
     let flows = entries.map(|(entries, _)| entries / 2);

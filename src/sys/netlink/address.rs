@@ -15,11 +15,17 @@ const LOOPBACK: u32 = 1;
 const NOBODYS: Ipv6Addr = Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 0xba);
 /// The origin of the address (IFA_PROTO, since Linux 5.18): Baton. The kernel's own numbers are below 4.
 const BY_BATON: AddressProtocol = AddressProtocol::Other(0xba);
+/// The metric of the routes that belong to the address (IFA_RT_PRIORITY, since Linux 4.18): none belongs to a single address of `lo` but
+/// the one of IPv6 to that very address, which the table of local routes answers before. So the number can say, also on a kernel without
+/// IFA_PROTO, who has added the address: nobody would choose it.
+const BATONS_METRIC: u32 = 0xba70_0ba7;
+const MARKS: [AddressAttribute; 2] =
+    [AddressAttribute::Protocol(BY_BATON), AddressAttribute::RoutePriority(BATONS_METRIC)];
 
 /// Adds `ip` alone (/32, /128) to `lo`. Returns whether it was missing.
 pub(crate) fn add_to_loopback(ip: IpAddr) -> io::Result<bool> {
     let (header, attributes) = alone(ip);
-    let request: &[&dyn Emitable] = &[&header, &attributes.as_slice(), &AddressAttribute::Protocol(BY_BATON)];
+    let request: &[&dyn Emitable] = &[&header, &attributes.as_slice(), &MARKS.as_slice()];
     match ask(None, libc::RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE, request, |_| {}) {
         Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
         added => added.map(|()| true),
@@ -48,7 +54,7 @@ pub(crate) fn added_to_loopback() -> io::Result<Vec<IpAddr>> {
     let mut added = Vec::new();
     ask(None, libc::RTM_GETADDR, NLM_F_DUMP, &[&AddressHeader::default()], |message| {
         let Some((interface, all)) = read(message) else { return };
-        if interface == LOOPBACK && all.contains(&AddressAttribute::Protocol(BY_BATON)) {
+        if interface == LOOPBACK && is_marked(&all) {
             added.extend(
                 all.iter().find_map(|it| if let AddressAttribute::Address(ip) = it { Some(*ip) } else { None }),
             );
@@ -106,6 +112,11 @@ pub(super) fn read(message: &[u8]) -> Option<(u32, Vec<AddressAttribute>)> {
     ))
 }
 
+/// Whether [`add_to_loopback`] has added the address. A kernel tells of the marks that it knows; a version before the metric set one.
+fn is_marked(attributes: &[AddressAttribute]) -> bool {
+    MARKS.iter().any(|mark| attributes.contains(mark))
+}
+
 /// `ip` on the loopback interface, with the longest prefix.
 fn alone(ip: IpAddr) -> (AddressHeader, [AddressAttribute; 2]) {
     let header = AddressHeader {
@@ -138,6 +149,15 @@ mod tests {
         let (interface, all) = read(&sent[16..]).unwrap();
         let [local, address] = [AddressAttribute::Local(ip), AddressAttribute::Address(ip)];
         assert_eq!((interface, all), (LOOPBACK, vec![local, address, AddressAttribute::Protocol(BY_BATON)]));
+    }
+
+    #[test]
+    fn an_address_is_baton_s_by_either_mark_and_another_one_s_is_not() {
+        let [origin, metric] = MARKS;
+        let ip = AddressAttribute::Local("10.0.0.1".parse().unwrap());
+        assert!(is_marked(&[ip.clone(), origin]) && is_marked(&[metric, ip.clone()]));
+        let others = [AddressAttribute::Protocol(AddressProtocol::Other(3)), AddressAttribute::RoutePriority(256)];
+        assert!(!is_marked(&[ip.clone()]) && others.iter().all(|other| !is_marked(&[ip.clone(), other.clone()])));
     }
 
     #[test]

@@ -35,6 +35,11 @@ pub(crate) fn merging() -> io::Result<HashSet<u32>> {
     Ok(health_on(&links, |link| netdev::merges_for_good(&link.name).unwrap_or(false)))
 }
 
+/// Indices of all interfaces of this network namespace.
+pub(crate) fn indices() -> io::Result<Vec<u32>> {
+    Ok(links()?.iter().map(|link| link.index).collect())
+}
+
 /// Number of changes of an interface's carrier since it was made.
 pub(crate) fn carrier_changes(index: u32) -> io::Result<u32> {
     let mut changes = None;

@@ -1,4 +1,5 @@
-//! `baton demo --fleet`: its tour in both layouts, and that nothing of it is left behind, however it ends.
+//! `baton demo --fleet`: its tour in both layouts and beside haproxy, and that nothing of it is left behind, however it
+//! ends.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -91,8 +92,9 @@ fn output(mut demo: Demo, test: &str) -> Option<(Demo, Output)> {
     Some((demo, Output { status, stdout, stderr }))
 }
 
-/// The rows of the closing table: fault, VIP, connections lost with their apiserver, others, gap.
-fn rows(said: &str) -> Vec<[String; 5]> {
+/// The rows of the closing table: fault, VIP, connections lost with their apiserver, others, gap. With `--compare`:
+/// fault, what it cost with Baton, and what with haproxy.
+fn rows<const COLUMNS: usize>(said: &str) -> Vec<[String; COLUMNS]> {
     let (_, table) = said.split_once("\nfault ").unwrap_or_else(|| panic!("no table:\n{said}"));
     let rows = table.lines().skip(1).take_while(|line| !line.is_empty());
     let cells =
@@ -106,7 +108,7 @@ fn tour(test: &str, layout: &str) {
     let said = String::from_utf8_lossy(&output.stdout);
     let why = String::from_utf8_lossy(&output.stderr);
     println!("{said}");
-    let rows = rows(&said);
+    let rows: Vec<[String; 5]> = rows(&said);
     let faults: Vec<_> = rows.iter().map(|row| row[0].as_str()).collect();
     assert_eq!(
         faults,
@@ -143,6 +145,52 @@ fn no_kubelet_of_two_balancers_reconnects_when_one_of_them_is_upgraded_killed_ev
 #[test]
 fn kubelets_of_stacked_hosts_lose_only_connections_whose_apiserver_goes_with_its_host() {
     tour("demo_fleet_stacked", "stacked");
+}
+
+#[test]
+fn a_tour_beside_haproxy_shows_kubelets_that_hang_before_haproxy_and_none_that_reconnects_before_baton() {
+    let test = "demo_fleet_beside_haproxy";
+    let demo = Demo::start(&["--tour", "--layout", "dedicated", "--compare", "haproxy", "--for", "280s"]);
+    let Some((demo, output)) = output(demo, test) else { return };
+    let said = String::from_utf8_lossy(&output.stdout);
+    println!("{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}");
+    let rows: Vec<[String; 3]> = rows(&said);
+    assert_eq!(rows.len(), 5, "{said}");
+    for [fault, baton, _] in &rows {
+        assert!(
+            baton.starts_with("none, "),
+            "{fault}: before Baton, kubelets whose apiserver lived reconnected: {baton}"
+        );
+    }
+    let of = |fault: &str| &rows.iter().find(|row| row[0].starts_with(fault)).unwrap_or_else(|| panic!("{said}"))[2];
+    for fault in ["balancer upgraded", "balancer killed", "evacuated"] {
+        assert!(!of(fault).starts_with("none"), "{fault}: {}", of(fault));
+    }
+    // Each kubelet waits until its own ping stays unanswered.
+    let firewalls = of("plug pulled, firewalls drop");
+    assert!(firewalls.starts_with("12 (12 hung, 12 NotReady), 4"), "{firewalls}");
+    assert_eq!(demo.left_behind(), [""; 0]);
+}
+
+#[test]
+fn a_comparison_with_programs_that_are_missing_names_their_packages() {
+    // A PATH that has nothing but ip(8).
+    let directory = tempfile::tempdir().unwrap();
+    let ip = std::env::split_paths(&std::env::var_os("PATH").unwrap()).map(|it| it.join("ip")).find(|it| it.exists());
+    std::os::unix::fs::symlink(ip.expect("ip(8) is there"), directory.path().join("ip")).unwrap();
+    let baton = |arguments: &[&str]| {
+        Command::new(BINARY).arg("demo").args(arguments).env("PATH", directory.path()).output().expect("baton starts")
+    };
+    let said = String::from_utf8(baton(&["--fleet", "--compare", "haproxy"]).stderr).unwrap();
+    if said.contains("--fleet: it needs") {
+        return skip("a comparison with programs that are missing", said.trim());
+    }
+    let expected =
+        "baton demo: --compare haproxy: it needs haproxy keepalived curl: apt-get install haproxy keepalived curl\n";
+    assert_eq!(said, expected);
+    let said = String::from_utf8(baton(&["--compare", "haproxy"]).stderr).unwrap();
+    assert!(said.contains("--fleet"), "{said}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::fleet::layout::FleetLayout;
+use super::fleet::layout::{FleetLayout, Rival};
 use super::fleet::{FleetError, FleetPlan};
 use super::live::LiveError;
 use super::stage::{DemoStage, StageError};
@@ -34,6 +34,9 @@ pub(crate) struct DemoArgs {
     /// Where the balancers of --fleet run.
     #[arg(long, requires = "fleet", value_enum, default_value_t)]
     pub layout: FleetLayout,
+    /// Shows the same hosts with another balancer beside those with Baton; each key and fault acts on both.
+    #[arg(long, requires = "fleet", value_enum, value_name = "BALANCER")]
+    pub compare: Option<Rival>,
     /// Address of the status page; if its port is in use, the next free port.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9470")]
     pub http: SocketAddr,
@@ -87,7 +90,8 @@ async fn play(args: &DemoArgs) -> Result<bool, DemoError> {
     let mut over = std::pin::pin!(over(args.run_for)?);
     if args.fleet {
         let kubelets = args.kubelets.unwrap_or(FLEET_KUBELETS).into();
-        let plan = FleetPlan { layout: args.layout, kubelets, tour: args.tour, no_tui: args.no_tui };
+        let plan =
+            FleetPlan { layout: args.layout, compare: args.compare, kubelets, tour: args.tour, no_tui: args.no_tui };
         return Ok(fleet::play(plan, over).await?);
     }
     let mut stage = tokio::select! {

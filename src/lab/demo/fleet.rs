@@ -7,13 +7,19 @@
 //!           │          └─ cp3
 //!
 //! layout   the hosts                    host     one of them, with its processes and its link
-//! stage    all that runs, and the keys  view     the content of the display, and whose connections were lost
+//! baton    Baton on a host              haproxy  what stands in its place with `--compare haproxy`
+//! stage    all that runs, and the keys  files    the configuration of Baton    orders  what Baton was told to do
+//! view     the content of the display, and whose connections were lost
 //! live     the terminal                 screen   its drawing          tour   each fault once, and a table
 //! ```
 
+mod baton;
+mod files;
+mod haproxy;
 mod host;
 pub(super) mod layout;
 mod live;
+mod orders;
 mod screen;
 mod stage;
 mod tour;
@@ -24,7 +30,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::log;
-use layout::FleetLayout;
+use layout::{BalancerKind, FleetLayout, Rival};
 pub(super) use stage::FleetError;
 use stage::FleetStage;
 use view::FleetWatcher;
@@ -33,6 +39,8 @@ use view::FleetWatcher;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FleetPlan {
     pub layout: FleetLayout,
+    /// Beside Baton.
+    pub compare: Option<Rival>,
     pub kubelets: usize,
     pub tour: bool,
     pub no_tui: bool,
@@ -44,37 +52,62 @@ pub(super) async fn play(plan: FleetPlan, over: impl Future<Output = ()>) -> Res
     if let Some(obstacle) = obstacle() {
         return Err(FleetError::Impossible(obstacle));
     }
+    if plan.compare.is_some() {
+        let missing: Vec<_> = COMPARED.into_iter().filter(|program| !is_installed(program)).collect();
+        if !missing.is_empty() {
+            return Err(FleetError::NothingToCompare { missing: missing.join(" ") });
+        }
+    }
     let mut over = std::pin::pin!(over);
     let early = || if plan.tour { Err(FleetError::CutShort) } else { Ok(true) };
-    log::print(&format!("laying out {}; this takes a few seconds", plan.layout.in_words()));
-    let mut stage = tokio::select! {
-        stage = FleetStage::start(plan.layout, plan.kubelets) => stage?,
+    let beside =
+        plan.compare.map_or(String::new(), |Rival::Haproxy| ", twice: with Baton, and with haproxy".to_owned());
+    log::print(&format!("laying out {}{beside}; this takes a few seconds", plan.layout.in_words()));
+    let mut stages = tokio::select! {
+        stages = start(plan) => stages?,
         () = &mut over => return early(),
     };
     let drawn = !plan.tour && !plan.no_tui && io::stdout().is_terminal() && io::stdin().is_terminal();
     let played = tokio::select! {
         played = async {
             match (plan.tour, drawn) {
-                (true, _) => tour::run(&mut stage).await,
-                (false, true) => live::run(&mut stage).await.map(|()| true),
-                (false, false) => print_events(&mut stage).await,
+                (true, _) => tour::run(&mut stages).await,
+                (false, true) => live::run(&mut stages).await.map(|()| true),
+                (false, false) => print_events(&mut stages).await,
             }
         } => played,
         () = over => early(),
     };
-    stage.stop();
+    stages.into_iter().for_each(FleetStage::stop);
     played
 }
 
+/// The fleet of Baton, and the one beside it.
+async fn start(plan: FleetPlan) -> Result<Vec<FleetStage>, FleetError> {
+    let baton = FleetStage::start(BalancerKind::Baton, plan.layout, plan.kubelets);
+    match plan.compare {
+        None => Ok(vec![baton.await?]),
+        Some(Rival::Haproxy) => {
+            let haproxy = FleetStage::start(BalancerKind::Haproxy, plan.layout, plan.kubelets);
+            let (baton, haproxy) = tokio::try_join!(baton, haproxy)?;
+            Ok(vec![baton, haproxy])
+        }
+    }
+}
+
 /// Prints events until this is dropped.
-async fn print_events(stage: &mut FleetStage) -> Result<bool, FleetError> {
-    let mut watcher = FleetWatcher::default();
-    watcher.view(stage).head().iter().for_each(|line| log::print(line));
+async fn print_events(stages: &mut [FleetStage]) -> Result<bool, FleetError> {
+    let mut watchers = FleetWatcher::for_each_of(stages);
+    for (stage, watcher) in stages.iter().zip(&watchers) {
+        watcher.view(stage).head().iter().for_each(|line| log::print(line));
+    }
     let mut ticks = tokio::time::interval(Duration::from_millis(100));
     loop {
         ticks.tick().await;
-        watcher.gather(stage)?;
-        log::print_lines(&watcher.due());
+        for (stage, watcher) in stages.iter_mut().zip(&mut watchers) {
+            watcher.gather(stage)?;
+            log::print_lines(&watcher.due());
+        }
     }
 }
 
@@ -89,16 +122,20 @@ pub(super) fn obstacle() -> Option<String> {
     // In a user namespace root may make networks, but load no BPF program.
     let all_users =
         std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| map.trim_end().ends_with("4294967295"));
-    let installed = |name: &str| {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&path).any(|directory| directory.join(name).is_file())
-    };
     let why = match () {
         () if !is_root => "it needs root, for network namespaces and BPF programs: sudo baton demo --fleet",
         () if !all_users => "it needs the machine's root, and this is the root of a user namespace",
-        () if !installed("ip") => "it needs ip(8): apt-get install iproute2",
+        () if !is_installed("ip") => "it needs ip(8): apt-get install iproute2",
         () if !Path::new("/proc/self/ns/net").exists() => "this kernel has no network namespaces",
         () => return None,
     };
     Some(why.to_owned())
 }
+
+fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+}
+
+/// The programs of the other fleet, which are the names of their Debian packages, too. keepalived's script runs curl.
+const COMPARED: [&str; 3] = ["haproxy", "keepalived", "curl"];

@@ -101,7 +101,7 @@ impl DemoStage {
     /// free port.
     pub(super) async fn start(http: SocketAddr, kubelets: usize) -> Result<Self, StageError> {
         let program = std::env::current_exe().map_err(StageError::Program)?;
-        let dir = Dir::create().map_err(StageError::Dir)?;
+        let dir = Dir::create("").map_err(StageError::Dir)?;
         let mut guard = Guard::start(&program, &dir.0).map_err(StageError::Guard)?;
         let authority = Authority::new()?;
         let ca = authority.write(&dir.0)?;
@@ -237,8 +237,8 @@ pub(super) struct Dir(pub PathBuf);
 
 impl Dir {
     /// The name is short, because users type the path of the socket in it.
-    pub(super) fn create() -> io::Result<Self> {
-        let name = format!("{DIR_PREFIX}{}", std::process::id());
+    pub(super) fn create(suffix: &str) -> io::Result<Self> {
+        let name = format!("{DIR_PREFIX}{}{suffix}", std::process::id());
         let make = |name: &str| {
             let path = std::env::temp_dir().join(name);
             DirBuilder::new().mode(0o700).create(&path).map(|()| Self(path))

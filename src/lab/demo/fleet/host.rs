@@ -1,20 +1,13 @@
 //! One host of the fleet: its namespace, its link to the others, and its processes.
 
-use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use tokio::sync::watch;
-
+use super::baton::FleetBaton;
+use super::haproxy::{FleetHaproxy, HaproxyStep};
 use super::layout::HostPlan;
-use crate::lab::demo::baton::status::DemoStatus;
 use crate::lab::demo::guard::Guard;
-use crate::lab::demo::process::{Condition, ProcessError, Reaper, StandInProcess};
+use crate::lab::demo::process::{Condition, ProcessError, StandInProcess};
 use crate::lab::demo::space::{NetSpace, SpaceError};
 use crate::sys::clock::now_ns;
 
@@ -24,11 +17,13 @@ pub(super) struct FleetHost {
     pub plan: HostPlan,
     pub space: NetSpace,
     /// `None`: the host does not balance.
-    pub baton: Option<FleetBaton>,
+    pub balancer: Option<Balancer>,
     pub apiserver: Option<StandInProcess>,
     pub link: FleetLink,
     /// Whether its firewall drops packets of connections that it has not tracked.
     pub strict: bool,
+    /// What the user did to its balancer.
+    duty: Duty,
     /// The time in which connections to its apiserver end with the apiserver; the end is the future while it is away.
     away: Option<(u64, u64)>,
 }
@@ -41,9 +36,25 @@ pub(super) enum FleetLink {
     Pulled,
 }
 
-/// What the user did to Baton on a host.
+/// The balancer of a host.
+#[derive(Debug)]
+pub(super) enum Balancer {
+    Baton(FleetBaton),
+    Haproxy(FleetHaproxy),
+}
+
+impl Balancer {
+    pub(super) fn label(&self) -> &'static str {
+        match self {
+            Self::Baton(_) => "Baton",
+            Self::Haproxy(_) => "haproxy",
+        }
+    }
+}
+
+/// What the user did to the balancer of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BatonDuty {
+pub(super) enum Duty {
     Serves,
     /// Killed; it starts again at this moment, as systemd would start it.
     Killed {
@@ -54,28 +65,94 @@ pub(super) enum BatonDuty {
     Evacuated,
 }
 
-/// Baton on a host.
-#[derive(Debug)]
-pub(super) struct FleetBaton {
-    program: PathBuf,
-    config: PathBuf,
-    pub socket: PathBuf,
-    pub log: PathBuf,
-    pub duty: BatonDuty,
-    pub status: watch::Receiver<DemoStatus>,
-    child: Option<Reaper>,
-    /// The process that replaced the child in an upgrade.
-    successor: Option<OwnedFd>,
-}
-
 impl FleetHost {
     pub(super) fn new(plan: HostPlan, space: NetSpace) -> Self {
-        Self { plan, space, baton: None, apiserver: None, link: FleetLink::Up, strict: false, away: None }
+        Self {
+            plan,
+            space,
+            balancer: None,
+            apiserver: None,
+            link: FleetLink::Up,
+            strict: false,
+            duty: Duty::Serves,
+            away: None,
+        }
+    }
+
+    pub(super) fn baton(&self) -> Option<&FleetBaton> {
+        match &self.balancer {
+            Some(Balancer::Baton(baton)) => Some(baton),
+            _ => None,
+        }
     }
 
     pub(super) fn has_vip(&self) -> bool {
-        let listed = |baton: &FleetBaton| baton.status.borrow().instance.vips.contains(&super::layout::VIP.into());
-        self.link == FleetLink::Up && self.baton.as_ref().is_some_and(listed)
+        let has_it = match &self.balancer {
+            Some(Balancer::Baton(baton)) => baton.has_vip(),
+            Some(Balancer::Haproxy(haproxy)) => haproxy.has_vip(),
+            None => false,
+        };
+        self.link == FleetLink::Up && has_it
+    }
+
+    /// Starts its balancer, as it does at the host's start and after an end.
+    pub(super) fn start_balancer(&mut self, guard: &mut Guard) -> io::Result<()> {
+        match &mut self.balancer {
+            Some(Balancer::Baton(baton)) => baton.start(&self.space, guard)?,
+            Some(Balancer::Haproxy(haproxy)) => haproxy.start(&self.space, guard)?,
+            None => {}
+        }
+        self.set_duty(Duty::Serves);
+        Ok(())
+    }
+
+    /// SIGKILL.
+    pub(super) fn kill_balancer(&mut self) {
+        match &mut self.balancer {
+            Some(Balancer::Baton(baton)) => baton.kill(),
+            Some(Balancer::Haproxy(haproxy)) => haproxy.kill(),
+            None => {}
+        }
+    }
+
+    /// Carries out the next step of an order to haproxy, if it is due; a sentence about it.
+    pub(super) fn carry_out(&mut self, guard: &mut Guard) -> io::Result<Option<String>> {
+        let Some(Balancer::Haproxy(haproxy)) = &mut self.balancer else { return Ok(None) };
+        let (duty, said) = match haproxy.carry_out(&self.space, guard)? {
+            Some(HaproxyStep::Replace) => (Duty::Serves, "upgraded: a new haproxy has replaced the old one".to_owned()),
+            Some(HaproxyStep::End) => (Duty::Evacuated, format!("evacuated: {} may be switched off", self.plan.name)),
+            Some(HaproxyStep::StopInOrder) | None => return Ok(None),
+        };
+        self.set_duty(duty);
+        Ok(Some(said))
+    }
+
+    /// Whether its balancer serves, as far as that can be seen without a client.
+    pub(super) fn is_serving(&mut self) -> bool {
+        let serves = match &mut self.balancer {
+            Some(Balancer::Baton(baton)) => baton.status.borrow().all_ready(),
+            Some(Balancer::Haproxy(haproxy)) => !haproxy.has_ended(),
+            None => true,
+        };
+        self.duty == Duty::Serves && serves
+    }
+
+    /// Whether its balancer has ended, although nobody ended it.
+    pub(super) fn has_failed(&mut self) -> bool {
+        let ended = match &mut self.balancer {
+            Some(Balancer::Baton(baton)) => baton.has_ended(),
+            Some(Balancer::Haproxy(haproxy)) => self.duty == Duty::Serves && haproxy.has_ended(),
+            None => false,
+        };
+        ended && !matches!(self.duty, Duty::Killed { .. } | Duty::Upgrading)
+    }
+
+    pub(super) fn last_words(&self) -> String {
+        match &self.balancer {
+            Some(Balancer::Baton(baton)) => baton.last_words(),
+            Some(Balancer::Haproxy(haproxy)) => haproxy.last_words(),
+            None => String::new(),
+        }
     }
 
     /// Pulls the plug at the other end of the cable, or puts it in again.
@@ -120,15 +197,13 @@ impl FleetHost {
         Ok(())
     }
 
-    pub(super) fn set_duty(&mut self, duty: BatonDuty) {
-        if let Some(baton) = &mut self.baton {
-            baton.duty = duty;
-        }
+    pub(super) fn set_duty(&mut self, duty: Duty) {
+        self.duty = duty;
         self.note_absence(now_ns());
     }
 
-    pub(super) fn duty(&self) -> Option<BatonDuty> {
-        self.baton.as_ref().map(|baton| baton.duty)
+    pub(super) fn duty(&self) -> Option<Duty> {
+        self.balancer.as_ref().map(|_| self.duty)
     }
 
     /// Whether a connection to its apiserver that ended at `at_ns` ended with the apiserver or its host.
@@ -141,7 +216,7 @@ impl FleetHost {
         // Times of clients are in milliseconds, rounded down.
         let begin_ns = begin_ns - 1_000_000;
         let killed = self.apiserver.as_ref().is_some_and(|it| it.condition() == Condition::Killed);
-        let leaves = matches!(self.duty(), Some(BatonDuty::Evacuating | BatonDuty::Evacuated));
+        let leaves = matches!(self.duty(), Some(Duty::Evacuating | Duty::Evacuated));
         let is_away = killed || leaves || self.link == FleetLink::Pulled;
         self.away = match self.away {
             _ if is_away && self.away.is_none_or(|(_, until_ns)| until_ns < begin_ns) => Some((begin_ns, u64::MAX)),
@@ -150,67 +225,6 @@ impl FleetHost {
             Some((since_ns, u64::MAX)) => Some((since_ns, now_ns() + HEARD_WITHIN.as_nanos() as u64)),
             past => past,
         };
-    }
-}
-
-impl FleetBaton {
-    /// Baton that does not run yet. Its files are `stem`.toml, `stem`.sock and `stem`.log.
-    pub(super) fn new(program: PathBuf, stem: &std::path::Path, status: watch::Receiver<DemoStatus>) -> Self {
-        Self {
-            program,
-            config: stem.with_extension("toml"),
-            socket: stem.with_extension("sock"),
-            log: stem.with_extension("log"),
-            duty: BatonDuty::Serves,
-            status,
-            child: None,
-            successor: None,
-        }
-    }
-
-    /// Starts `baton run` in the host's namespace.
-    pub(super) fn start(&mut self, space: &NetSpace, guard: &mut Guard) -> io::Result<()> {
-        let log = OpenOptions::new().create(true).append(true).open(&self.log)?;
-        let mut command = Command::new(&self.program);
-        command.args(["run", "-c"]).arg(&self.config);
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
-        let child = space.inside(|| command.spawn())?;
-        let _ = guard.take(&child);
-        self.child = Some(Reaper(child));
-        self.duty = BatonDuty::Serves;
-        Ok(())
-    }
-
-    /// SIGKILL.
-    pub(super) fn kill(&mut self) {
-        if let Some(successor) = self.successor.take() {
-            let _ = pidfd_send_signal(successor, Signal::KILL);
-        }
-        self.child = None;
-    }
-
-    /// An upgrade has replaced the process by this one.
-    pub(super) fn replaced_by(&mut self, pid: u32) {
-        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        self.successor = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-    }
-
-    /// Whether its process has ended, although nobody killed it.
-    pub(super) fn has_failed(&mut self) -> bool {
-        let ended = self.child.as_mut().is_some_and(|child| matches!(child.0.try_wait(), Ok(Some(_))));
-        ended && self.successor.is_none() && !matches!(self.duty, BatonDuty::Killed { .. } | BatonDuty::Upgrading)
-    }
-
-    pub(super) fn last_words(&self) -> String {
-        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
-        let lines: Vec<_> = log.lines().collect();
-        lines[lines.len().saturating_sub(12)..].join("\n")
-    }
-}
-
-impl Drop for FleetBaton {
-    fn drop(&mut self) {
-        self.kill();
     }
 }
 

@@ -21,6 +21,46 @@ pub(super) struct HostPlan {
     pub has_apiserver: bool,
 }
 
+/// The program before the apiservers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BalancerKind {
+    Baton,
+    /// With keepalived.
+    Haproxy,
+}
+
+/// The program that `--compare` runs beside Baton.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Rival {
+    /// haproxy and keepalived, with the files of kubeadm's guide.
+    Haproxy,
+}
+
+impl BalancerKind {
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::Baton => "Baton",
+            Self::Haproxy => "haproxy",
+        }
+    }
+
+    /// Appended to the name of the demo's directory.
+    pub(super) fn suffix(self) -> &'static str {
+        match self {
+            Self::Baton => "",
+            Self::Haproxy => "-haproxy",
+        }
+    }
+
+    /// The port of the VIP. Beside an apiserver haproxy cannot have its port.
+    pub(super) fn port(self, layout: FleetLayout) -> u16 {
+        match (self, layout) {
+            (Self::Haproxy, FleetLayout::Stacked) => 8443,
+            _ => PORT,
+        }
+    }
+}
+
 impl FleetLayout {
     pub(super) fn in_words(self) -> &'static str {
         match self {

@@ -1,11 +1,12 @@
 //! The fleet on a terminal: a picture several times a second, and keys.
 
+use ratatui::Frame;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::screen;
 use super::stage::{FleetError, FleetKey, FleetStage};
-use super::view::FleetWatcher;
+use super::view::{FleetPicture, FleetWatcher};
 use crate::lab::demo::live::{REDRAW, Restore, read_keys};
 use crate::sys::clock::now_ns;
 
@@ -16,20 +17,23 @@ enum FleetWish {
     Quit,
 }
 
-/// Shows the fleet until `q` or Ctrl-C. Restores the terminal at the end, also after a panic.
-pub(super) async fn run(stage: &mut FleetStage) -> Result<(), FleetError> {
+/// Shows the fleet, or both, until `q` or Ctrl-C. Restores the terminal at the end, also after a panic.
+pub(super) async fn run(stages: &mut [FleetStage]) -> Result<(), FleetError> {
     // Also installs a panic hook that restores the terminal.
     let mut terminal = ratatui::try_init().map_err(FleetError::Terminal)?;
     let _restore = Restore;
-    let mut watcher = FleetWatcher::default();
+    let mut watchers = FleetWatcher::for_each_of(stages);
     let mut keys = read_keys();
     let mut ticks = interval(REDRAW);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    watcher.say_at(now_ns(), "you", "started the fleet: try p, which takes the VIP's host from the network, then r");
+    watchers[0].say_at(now_ns(), "you", "started: try p, which takes the host with the VIP from the network, then r");
     loop {
-        watcher.gather(stage)?;
-        let view = watcher.view(stage);
-        terminal.draw(|frame| screen::draw(frame, &view)).map_err(FleetError::Terminal)?;
+        let mut views = Vec::new();
+        for (stage, watcher) in stages.iter_mut().zip(&mut watchers) {
+            watcher.gather(stage)?;
+            views.push(watcher.view(stage));
+        }
+        terminal.draw(|frame| draw(frame, &views)).map_err(FleetError::Terminal)?;
         let key = tokio::select! {
             _ = ticks.tick() => continue,
             key = keys.recv() => key,
@@ -38,12 +42,21 @@ pub(super) async fn run(stage: &mut FleetStage) -> Result<(), FleetError> {
             // The terminal is gone, so no more keys can come.
             None | Some(Some(FleetWish::Quit)) => return Ok(()),
             Some(Some(FleetWish::Press(key))) => {
-                let at_ns = now_ns();
-                let done = stage.press(key).await.unwrap_or_else(|error| error.to_string());
-                watcher.say_at(at_ns, "you", done);
+                for (stage, watcher) in stages.iter_mut().zip(&mut watchers) {
+                    let at_ns = now_ns();
+                    let done = stage.press(key).await.unwrap_or_else(|error| error.to_string());
+                    watcher.say_at(at_ns, "you", done);
+                }
             }
             Some(None) => {}
         }
+    }
+}
+
+fn draw(frame: &mut Frame<'_>, views: &[FleetPicture]) {
+    match views {
+        [baton, haproxy] => screen::beside::draw(frame, baton, haproxy),
+        views => views.iter().for_each(|view| screen::draw(frame, view)),
     }
 }
 
@@ -52,7 +65,7 @@ fn wish(key: KeyEvent) -> Option<FleetWish> {
         KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => FleetWish::Quit,
         KeyCode::Char('q') | KeyCode::Esc => FleetWish::Quit,
         KeyCode::Char('k') => FleetWish::Press(FleetKey::KillApiserver),
-        KeyCode::Char('b') => FleetWish::Press(FleetKey::KillBaton),
+        KeyCode::Char('b') => FleetWish::Press(FleetKey::KillBalancer),
         KeyCode::Char('p') => FleetWish::Press(FleetKey::PullPlug),
         KeyCode::Char('e') => FleetWish::Press(FleetKey::Evacuate),
         KeyCode::Char('u') => FleetWish::Press(FleetKey::Upgrade),

@@ -1,5 +1,7 @@
 //! Draws the fleet on a terminal of 80 by 24 or more.
 
+pub(super) mod beside;
+
 use std::time::Duration;
 
 use ratatui::Frame;
@@ -9,9 +11,10 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
 
 use super::host::FleetLink;
-use super::layout::{PORT, VIP};
-use super::view::{BatonState, FleetPicture, HostRow, Losses};
+use super::layout::VIP;
+use super::view::{BalancerState, FleetPicture, HostRow, Losses};
 use crate::lab::demo::BUDGET;
+use crate::lab::demo::chronicle::ViewLine;
 use crate::lab::demo::process::Condition;
 use crate::lab::demo::screen::{gap_style, seconds};
 use crate::lab::kubelet::Summary;
@@ -34,18 +37,18 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &FleetPicture) {
     draw_counter(frame, counter, view);
     draw_hosts(frame, hosts, view);
     draw_kubelets(frame, title, kubelets, view, columns);
-    draw_lines(frame, lines, view);
+    draw_lines(frame, lines, &view.lines.iter().collect::<Vec<_>>());
     frame.render_widget(Paragraph::new(KEYS).style(Style::new().reversed()), keys);
 }
 
 fn draw_head(frame: &mut Frame<'_>, area: Rect, view: &FleetPicture) {
-    let text = format!("  {}  {}  VIP {VIP}:{PORT}", seconds(view.elapsed), view.layout);
+    let text = format!("  {}  {}  VIP {VIP}:{}", seconds(view.elapsed), view.layout, view.port);
     frame.render_widget(Paragraph::new(Line::from(vec!["Baton demo".bold(), text.into()])), area);
 }
 
 /// The number of reconnects in large, and what it consists of.
 fn draw_counter(frame: &mut Frame<'_>, area: Rect, view: &FleetPicture) {
-    let Losses { with_apiserver, without_cause } = view.lost;
+    let Losses { with_apiserver, without_cause, .. } = view.lost;
     let style = if without_cause == 0 { Style::new().green().bold() } else { Style::new().red().bold() };
     let large = large(without_cause);
     let gap = view.longest_gap();
@@ -72,7 +75,7 @@ fn draw_hosts(frame: &mut Frame<'_>, area: Rect, view: &FleetPicture) {
         let row = Row::new([
             Cell::from(host.name).style(Style::new().bold()),
             Cell::from(if host.has_vip { "VIP" } else { "" }).style(Style::new().cyan().bold()),
-            baton_cell(host),
+            balancer_cell(host),
             Cell::from(flows(host)),
             apiserver_cell(host),
             Cell::from(if host.apiserver.is_some() { host.kubelets.to_string() } else { String::new() }),
@@ -86,17 +89,17 @@ fn draw_hosts(frame: &mut Frame<'_>, area: Rect, view: &FleetPicture) {
     frame.render_widget(Table::new(rows, widths).column_spacing(0).header(header.dim()), area);
 }
 
-fn baton_cell(host: &HostRow) -> Cell<'static> {
-    let style = match &host.baton {
-        None | Some(BatonState::Serves) => Style::new(),
-        Some(BatonState::Does(_)) => Style::new().yellow(),
-        Some(BatonState::Silent) => bad(),
+fn balancer_cell(host: &HostRow) -> Cell<'static> {
+    let style = match &host.balancer {
+        None | Some(BalancerState::Serves) => Style::new(),
+        Some(BalancerState::Does(_)) => Style::new().yellow(),
+        Some(BalancerState::Silent) => bad(),
     };
-    Cell::from(host.baton.as_ref().map_or(String::new(), |baton| baton.label().to_owned())).style(style)
+    Cell::from(host.balancer.as_ref().map_or(String::new(), |state| state.label().to_owned())).style(style)
 }
 
 fn flows(host: &HostRow) -> String {
-    match (&host.baton, host.offloaded, host.proxied) {
+    match (&host.balancer, host.offloaded, host.proxied) {
         (None, ..) => String::new(),
         // It does not hear that they are another host's by now.
         _ if host.link == FleetLink::Pulled => String::new(),
@@ -126,21 +129,26 @@ fn cells(kubelet: &Summary) -> [Span<'static>; 2] {
     let width = usize::from(KUBELET_CELLS) - 7;
     [
         Span::from(format!("{number:>2} {served_by:<3} ")),
-        Span::from(format!("{:<width$}", seconds(last))).style(gap_style(last)),
+        Span::from(format!("{:<width$}", last_seen(last))).style(gap_style(last)),
     ]
 }
 
-fn draw_lines(frame: &mut Frame<'_>, area: Rect, view: &FleetPicture) {
+/// Without tenths where they would fill the cell.
+fn last_seen(last: Duration) -> String {
+    if last.as_secs() < 10 { seconds(last) } else { format!("{} s", last.as_secs()) }
+}
+
+fn draw_lines(frame: &mut Frame<'_>, area: Rect, lines: &[&ViewLine]) {
     let [title, area] = Layout::vertical([Constraint::Length(1), Constraint::Min(1)]).areas(area);
     frame.render_widget(Paragraph::new("what happens".dim()), title);
     let width = usize::from(area.width).saturating_sub(PREFIX_CELLS).max(10);
-    let lines: Vec<Line<'_>> = view
-        .lines
+    let lines: Vec<Line<'_>> = lines
         .iter()
         .flat_map(|line| {
             let style = match line.who.as_str() {
                 "you" => Style::new().yellow(),
-                who if who.starts_with("node-") => Style::new().dim(),
+                "haproxy" => Style::new().magenta(),
+                who if who.starts_with("node-") || who == "nodes" => Style::new().dim(),
                 _ => Style::new().cyan(),
             };
             wrapped(&line.text, width).into_iter().enumerate().map(move |(number, text)| match number {

@@ -10,13 +10,17 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-use super::host::{BatonDuty, FleetBaton, FleetHost, FleetLink};
-use super::layout::{FleetLayout, HostPlan, KUBELETS, PORT, VIP};
+use super::baton::FleetBaton;
+use super::files::FleetFiles;
+use super::haproxy::{FleetHaproxy, STOP_WITHIN};
+use super::host::{Balancer, Duty, FleetHost, FleetLink};
+use super::layout::{BalancerKind, FleetLayout, KUBELETS, PORT, VIP};
+use super::orders::{OrderOutcome, OrderOver, over};
 use crate::addr::VipAddr;
 use crate::admin::client::{Client, ClientError};
-use crate::admin::evacuate::{EvacuationOutcome, EvacuationReport, EvacuationRequest};
+use crate::admin::evacuate::{EvacuationReport, EvacuationRequest};
 use crate::admin::protocol::Command;
-use crate::admin::upgrade::{UpgradeRequest, Upgraded};
+use crate::admin::upgrade::UpgradeRequest;
 use crate::lab::certs::{Authority, CertError, Flaw};
 use crate::lab::demo::baton::status;
 use crate::lab::demo::guard::{DIR_PREFIX, Guard};
@@ -26,12 +30,13 @@ use crate::lab::demo::stage::{DemoClient, Dir, SHUTDOWN_DELAY, WATCH_PERIOD};
 use crate::lab::kubelet::{KubeletSettings, Summary};
 use crate::lab::tls::{self, TlsFileError};
 use crate::sys::clock::now_ns;
-use crate::sys::random;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FleetError {
     #[error("--fleet: {0}; `baton demo` needs nothing of this")]
     Impossible(String),
+    #[error("--compare haproxy: it needs {missing}: apt-get install {missing}")]
+    NothingToCompare { missing: String },
     #[error("the files of the fleet: {0}")]
     Files(#[from] io::Error),
     #[error(transparent)]
@@ -42,8 +47,8 @@ pub(crate) enum FleetError {
     Tls(#[from] TlsFileError),
     #[error(transparent)]
     StandIn(#[from] ProcessError),
-    #[error("Baton of {host} ended. Its last words:\n{last_words}")]
-    BatonEnded { host: &'static str, last_words: String },
+    #[error("{balancer} of {host} ended. Its last words:\n{last_words}")]
+    BalancerEnded { balancer: &'static str, host: &'static str, last_words: String },
     #[error("after {} s this was still awaited: {awaited}\n{last_words}", within.as_secs())]
     Awaited { awaited: String, within: Duration, last_words: String },
     #[error("the terminal: {0}")]
@@ -57,8 +62,8 @@ pub(crate) enum FleetError {
 pub(super) enum FleetKey {
     /// SIGKILL to the apiserver with the most kubelets.
     KillApiserver,
-    /// SIGKILL to the VIP's Baton; it starts again after [`RESTART`].
-    KillBaton,
+    /// SIGKILL to the VIP's balancer; it starts again after [`RESTART`].
+    KillBalancer,
     /// Cuts the VIP's host off.
     PullPlug,
     Evacuate,
@@ -69,26 +74,11 @@ pub(super) enum FleetKey {
     Repair,
 }
 
-/// An order to an instance is over.
-#[derive(Debug)]
-struct OrderOver {
-    host: usize,
-    at_ns: u64,
-    outcome: OrderOutcome,
-}
-
-#[derive(Debug)]
-enum OrderOutcome {
-    Upgraded(Box<Upgraded>),
-    Evacuated(Box<EvacuationReport>),
-    Cancelled,
-    Failed(&'static str, ClientError),
-}
-
 /// All hosts, processes and tasks of the fleet. Dropping it ends them; the guard then removes the namespaces.
 #[derive(Debug)]
 pub(super) struct FleetStage {
     pub layout: FleetLayout,
+    pub kind: BalancerKind,
     pub clients: Vec<DemoClient>,
     pub hosts: Vec<FleetHost>,
     switch: NetSpace,
@@ -99,11 +89,11 @@ pub(super) struct FleetStage {
 }
 
 impl FleetStage {
-    /// Starts everything, and returns once all kubelets are served by offloaded flows.
-    pub(super) async fn start(layout: FleetLayout, kubelets: usize) -> Result<Self, FleetError> {
+    /// Starts everything, and returns once all kubelets are served; with Baton, by offloaded flows.
+    pub(super) async fn start(kind: BalancerKind, layout: FleetLayout, kubelets: usize) -> Result<Self, FleetError> {
         let program = std::env::current_exe()?;
         space::sweep(DIR_PREFIX, &program);
-        let dir = Dir::create()?;
+        let dir = Dir::create(kind.suffix())?;
         let demo = dir.0.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut guard = Guard::start(&program, &dir.0)?;
         let switch = NetSpace::make(format!("{demo}-switch"))?;
@@ -112,7 +102,7 @@ impl FleetStage {
         let mut hosts = Vec::new();
         for plan in layout.hosts() {
             let host = lay_out(&demo, &switch, plan.name, plan.address.into())?;
-            for (parameter, value) in sysctls() {
+            for (parameter, value) in sysctls().filter(|_| kind == BalancerKind::Baton) {
                 // Conntrack may not be loaded.
                 match host.set(parameter.trim_start_matches('-'), value) {
                     Err(error) if !parameter.starts_with('-') => return Err(error.into()),
@@ -141,20 +131,30 @@ impl FleetStage {
             host.apiserver = Some(StandInProcess::start(recipe, everywhere, Some(&mut guard)).await?);
         }
         let files = FleetFiles::write(&dir.0, &ca, layout)?;
-        for host in hosts.iter_mut().filter(|host| host.plan.balances) {
+        for (number, host) in hosts.iter_mut().filter(|host| host.plan.balances).enumerate() {
             let stem = dir.0.join(host.plan.name);
-            std::fs::write(stem.with_extension("toml"), files.configuration(&host.plan, &host.space, &stem))?;
-            let status = status::follow_socket(stem.with_extension("sock"));
-            let mut baton = FleetBaton::new(program.clone(), &stem, status);
-            baton.start(&host.space, &mut guard)?;
-            host.baton = Some(baton);
+            host.balancer = Some(match kind {
+                BalancerKind::Baton => {
+                    std::fs::write(stem.with_extension("toml"), files.configuration(&host.plan, &host.space, &stem))?;
+                    let status = status::follow_socket(stem.with_extension("sock"));
+                    Balancer::Baton(FleetBaton::new(program.clone(), &stem, status))
+                }
+                BalancerKind::Haproxy => {
+                    Balancer::Haproxy(FleetHaproxy::new(&stem, &host.space, kind.port(layout), number == 0)?)
+                }
+            });
+            host.start_balancer(&mut guard)?;
         }
         let network = network_of(&kubelets_space)?;
         let orders = mpsc::unbounded_channel();
-        let mut stage = Self { layout, clients: Vec::new(), hosts, switch, network: Some(network), orders, dir, guard };
+        let clients = Vec::new();
+        let mut stage = Self { layout, kind, clients, hosts, switch, network: Some(network), orders, dir, guard };
         stage.until("one host has the VIP, and all know each other", START_WITHIN, Self::is_whole).await?;
+        if kind == BalancerKind::Haproxy {
+            stage.until_settled().await?;
+        }
         stage.start_clients(kubelets, &ca)?;
-        stage.until("all kubelets are served by offloaded flows", START_WITHIN, Self::is_calm).await?;
+        stage.until("all kubelets are served by the VIP", START_WITHIN, Self::is_calm).await?;
         Ok(stage)
     }
 
@@ -163,8 +163,26 @@ impl FleetStage {
         // Tasks of that runtime have the kubelets' network.
         let _entered = self.network.as_ref().map(Runtime::enter);
         for number in 1..=kubelets {
-            let server = VipAddr::new(SocketAddr::from((VIP, PORT)));
+            let server = VipAddr::new(SocketAddr::from((VIP, self.kind.port(self.layout))));
             self.clients.push(DemoClient::start(KubeletSettings::new(server, tls.clone(), format!("node-{number}"))));
+        }
+        Ok(())
+    }
+
+    /// Waits until keepalived's checks have passed, before which it moves the VIP to and fro: what this costs the kubelets
+    /// is no effect of a key.
+    async fn until_settled(&mut self) -> Result<(), FleetError> {
+        let mut since = Instant::now();
+        let deadline = since + START_WITHIN;
+        while since.elapsed() < CHECKS_PASS {
+            self.look_after()?;
+            if !self.is_whole() {
+                since = Instant::now();
+            }
+            if Instant::now() > deadline {
+                return Err(self.late("keepalived leaves the VIP on the first host", START_WITHIN));
+            }
+            sleep(Duration::from_millis(20)).await;
         }
         Ok(())
     }
@@ -189,38 +207,48 @@ impl FleetStage {
 
     /// The error of a wait that took too long.
     pub(super) fn late(&self, awaited: &str, within: Duration) -> FleetError {
-        let batons = self.hosts.iter().filter_map(|host| Some((host.plan.name, host.baton.as_ref()?)));
-        let words = batons.map(|(name, baton)| {
-            let status = baton.status.borrow();
-            let (flows, peers) = (status.totals.flows, &status.fleet.peers);
-            format!(
-                "Baton of {name}: {}, {flows:?}, {peers:?}. Its last words:\n{}",
-                status.instance.phase,
-                baton.last_words()
-            )
+        let words = self.hosts.iter().filter_map(|host| {
+            let state = match host.balancer.as_ref()? {
+                Balancer::Baton(baton) => {
+                    let status = baton.status.borrow();
+                    format!("{}, {:?}, {:?}", status.instance.phase, status.totals.flows, status.fleet.peers)
+                }
+                Balancer::Haproxy(_) => format!("{:?}", host.duty()),
+            };
+            let label = self.kind.label();
+            Some(format!("{label} of {}: {state}. Its last words:\n{}", host.plan.name, host.last_words()))
         });
         let last_words = words.collect::<Vec<_>>().join("\n");
         FleetError::Awaited { awaited: awaited.to_owned(), within, last_words }
     }
 
-    /// Every Baton serves and knows all flows of the others, every apiserver is ready, and one host has the VIP.
+    /// Every balancer serves, every apiserver is ready, and one host has the VIP. Every Baton knows all flows of the
+    /// others. keepalived has given the VIP back to the host that it prefers.
     pub(super) fn is_whole(&self) -> bool {
-        let mut batons = self.hosts.iter().filter_map(|host| host.baton.as_ref());
-        let peers = batons.clone().count() - 1;
+        let mut batons = self.hosts.iter().filter_map(FleetHost::baton);
+        let peers = batons.clone().count().saturating_sub(1);
         let is_well = |baton: &FleetBaton| {
             let status = baton.status.borrow();
             status.all_ready() && status.all_synced() && status.fleet.peers.len() == peers
         };
         let unharmed = self.hosts.iter().all(|host| host.link == FleetLink::Up);
-        unharmed && batons.all(is_well) && self.hosts.iter().filter(|host| host.has_vip()).count() == 1
+        let serve = self.hosts.iter().all(|host| host.duty().is_none_or(|duty| duty == Duty::Serves));
+        let holder = self.holder();
+        let is_home = self.kind == BalancerKind::Baton || holder == Some(0);
+        let holders = self.hosts.iter().filter(|host| host.has_vip()).count();
+        unharmed && serve && is_home && batons.all(is_well) && holders == 1
     }
 
-    /// As [`FleetStage::is_whole`], and each kubelet is served by an offloaded flow, which all hosts know.
+    /// As [`FleetStage::is_whole`], and each kubelet is served; with Baton, by an offloaded flow, which all hosts know.
     pub(super) fn is_calm(&self) -> bool {
+        self.is_whole() && self.all_served() && (self.kind == BalancerKind::Haproxy || self.is_offloaded())
+    }
+
+    fn is_offloaded(&self) -> bool {
         let clients = self.clients.len() as u64;
         let (mut offloaded, mut proxied, mut untold, mut known) = (0, 0, 0, Vec::new());
         for host in &self.hosts {
-            let Some(baton) = &host.baton else { continue };
+            let Some(baton) = host.baton() else { continue };
             let status = baton.status.borrow();
             let flows = status.totals.flows;
             offloaded += flows.offloaded;
@@ -230,7 +258,7 @@ impl FleetStage {
             known.push(flows.offloaded + status.fleet.peers.iter().map(|peer| peer.offloaded).sum::<u64>());
         }
         let is_told = known.iter().all(|known| known + untold >= clients);
-        self.is_whole() && self.all_served() && offloaded >= clients && proxied == 0 && is_told
+        offloaded >= clients && proxied == 0 && is_told
     }
 
     /// Every kubelet is connected, and its last renewal is fresh.
@@ -259,15 +287,18 @@ impl FleetStage {
             said.push((at_ns, host.plan.name, over(host, outcome)));
         }
         for host in &mut self.hosts {
-            let duty = host.duty();
-            let Some(baton) = &mut host.baton else { continue };
-            if let Some(BatonDuty::Killed { starts_ns }) = duty
+            let Some(label) = host.balancer.as_ref().map(Balancer::label) else { continue };
+            if let Some(Duty::Killed { starts_ns }) = host.duty()
                 && starts_ns <= now_ns()
             {
-                baton.start(&host.space, &mut self.guard)?;
-                said.push((now_ns(), host.plan.name, "Baton was started again, as systemd does it".to_owned()));
-            } else if baton.has_failed() {
-                return Err(FleetError::BatonEnded { host: host.plan.name, last_words: baton.last_words() });
+                host.start_balancer(&mut self.guard)?;
+                said.push((now_ns(), host.plan.name, format!("{label} was started again, as systemd does it")));
+            } else if host.has_failed() {
+                let last_words = host.last_words();
+                return Err(FleetError::BalancerEnded { balancer: label, host: host.plan.name, last_words });
+            }
+            if let Some(done) = host.carry_out(&mut self.guard)? {
+                said.push((now_ns(), host.plan.name, done));
             }
         }
         Ok(said)
@@ -302,32 +333,43 @@ impl FleetStage {
     fn press_holder(&mut self, key: FleetKey, holder: usize) -> Result<String, FleetError> {
         let host = &mut self.hosts[holder];
         let name = host.plan.name;
-        let busy = host.duty() != Some(BatonDuty::Serves);
-        Ok(match key {
-            _ if busy && key != FleetKey::PullPlug => format!("{name} is busy: wait, or press r"),
-            FleetKey::KillBaton => {
-                if let Some(baton) = &mut host.baton {
-                    baton.kill();
-                }
-                host.set_duty(BatonDuty::Killed { starts_ns: now_ns() + RESTART.as_nanos() as u64 });
-                format!("killed Baton on {name} (SIGKILL); it starts again after {} ms", RESTART.as_millis())
+        let busy = host.duty() != Some(Duty::Serves);
+        let within = EVACUATE_WITHIN.as_secs();
+        let done = match (key, &mut host.balancer) {
+            (FleetKey::PullPlug, _) => self.pull_plug(holder)?,
+            _ if busy => format!("{name} is busy: wait, or press r"),
+            (FleetKey::KillBalancer, balancer) => {
+                let label = balancer.as_ref().map_or("", Balancer::label);
+                host.kill_balancer();
+                host.set_duty(Duty::Killed { starts_ns: now_ns() + RESTART.as_nanos() as u64 });
+                format!("killed {label} on {name} (SIGKILL); it starts again after {} ms", RESTART.as_millis())
             }
-            FleetKey::PullPlug => self.pull_plug(holder)?,
-            FleetKey::Evacuate => {
-                host.set_duty(BatonDuty::Evacuating);
+            (FleetKey::Evacuate, Some(Balancer::Haproxy(haproxy))) => {
+                haproxy.evacuate(EVACUATE_WITHIN);
+                host.set_duty(Duty::Evacuating);
+                format!("stopped keepalived on {name} (SIGTERM); haproxy has {within} s to end its connections")
+            }
+            (_, Some(Balancer::Haproxy(haproxy))) => {
+                haproxy.upgrade();
+                host.set_duty(Duty::Upgrading);
+                format!("replaces haproxy on {name}: SIGUSR1, SIGKILL after {} s, a new one", STOP_WITHIN.as_secs())
+            }
+            (FleetKey::Evacuate, _) => {
+                host.set_duty(Duty::Evacuating);
                 let deadline_ms = EVACUATE_WITHIN.as_millis() as u64;
                 let command = Command::Evacuate(EvacuationRequest { to: None, deadline_ms });
                 let outcome = |report| OrderOutcome::Evacuated(Box::new(report));
                 self.order(holder, "evacuate", command, outcome);
-                format!("baton evacuate --deadline {}s on {name}", EVACUATE_WITHIN.as_secs())
+                format!("baton evacuate --deadline {within}s on {name}")
             }
             _ => {
-                host.set_duty(BatonDuty::Upgrading);
+                host.set_duty(Duty::Upgrading);
                 let outcome = |upgraded| OrderOutcome::Upgraded(Box::new(upgraded));
                 self.order(holder, "upgrade", Command::Upgrade(UpgradeRequest::default()), outcome);
                 format!("baton upgrade on {name}")
             }
-        })
+        };
+        Ok(done)
     }
 
     /// Cuts a host off.
@@ -370,8 +412,14 @@ impl FleetStage {
                 host.start_apiserver(guard).await?;
             }
             match host.duty() {
-                Some(BatonDuty::Killed { .. }) => host.set_duty(BatonDuty::Killed { starts_ns: now_ns() }),
-                Some(BatonDuty::Evacuated | BatonDuty::Evacuating) => {
+                Some(Duty::Killed { .. }) => host.set_duty(Duty::Killed { starts_ns: now_ns() }),
+                Some(Duty::Evacuated | Duty::Evacuating) if self.kind == BalancerKind::Haproxy => {
+                    if let Some(Balancer::Haproxy(haproxy)) = &mut host.balancer {
+                        haproxy.end();
+                    }
+                    host.start_balancer(guard)?;
+                }
+                Some(Duty::Evacuated | Duty::Evacuating) => {
                     self.order(number, "cancel", Command::CancelEvacuation {}, |_: EvacuationReport| {
                         OrderOutcome::Cancelled
                     });
@@ -390,7 +438,7 @@ impl FleetStage {
         command: Command,
         outcome: impl FnOnce(T) -> OrderOutcome + Send + 'static,
     ) {
-        let Some(baton) = &self.hosts[host].baton else { return };
+        let Some(baton) = self.hosts[host].baton() else { return };
         let (socket, sender): (PathBuf, _) = (baton.socket.clone(), self.orders.0.clone());
         tokio::task::spawn_blocking(move || {
             let asked = Client::connect(&socket).and_then(|mut client| {
@@ -424,43 +472,6 @@ impl Drop for FleetStage {
     }
 }
 
-/// Notes the outcome of an order and tells it in a sentence.
-fn over(host: &mut FleetHost, outcome: OrderOutcome) -> String {
-    match outcome {
-        OrderOutcome::Upgraded(upgraded) => {
-            if let Some(baton) = &mut host.baton {
-                baton.replaced_by(upgraded.new_pid);
-            }
-            host.set_duty(BatonDuty::Serves);
-            format!("upgraded: process {} has replaced process {}", upgraded.new_pid, upgraded.old_pid)
-        }
-        OrderOutcome::Evacuated(report) => match report.outcome {
-            EvacuationOutcome::Away => {
-                host.set_duty(BatonDuty::Evacuated);
-                format!("evacuated: {} may be switched off", host.plan.name)
-            }
-            EvacuationOutcome::Failed(why) => {
-                host.set_duty(BatonDuty::Serves);
-                format!("the evacuation failed: {why}")
-            }
-            EvacuationOutcome::Cancelled => {
-                host.set_duty(BatonDuty::Serves);
-                "the evacuation was cancelled".to_owned()
-            }
-        },
-        OrderOutcome::Cancelled => {
-            host.set_duty(BatonDuty::Serves);
-            "baton evacuate --cancel".to_owned()
-        }
-        OrderOutcome::Failed(verb, error) => {
-            if !matches!(host.duty(), Some(BatonDuty::Killed { .. })) {
-                host.set_duty(BatonDuty::Serves);
-            }
-            format!("baton {verb}: {error}")
-        }
-    }
-}
-
 /// A host with this address on the switch.
 fn lay_out(demo: &str, switch: &NetSpace, name: &str, address: IpAddr) -> Result<NetSpace, SpaceError> {
     let space = NetSpace::make(format!("{demo}-{name}"))?;
@@ -488,94 +499,12 @@ fn sysctls() -> impl Iterator<Item = (&'static str, &'static str)> {
     })
 }
 
-/// What the configuration files of all hosts have in common.
-struct FleetFiles {
-    key: PathBuf,
-    ca: PathBuf,
-    hosts: Vec<HostPlan>,
-}
-
-impl FleetFiles {
-    fn write(dir: &Path, ca: &Path, layout: FleetLayout) -> io::Result<Self> {
-        use std::io::Write;
-        use std::os::unix::fs::OpenOptionsExt;
-        let key = dir.join("peers.key");
-        let secret: String = random::secret::<32>()?.iter().map(|byte| format!("{byte:02x}")).collect();
-        std::fs::OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&key)?
-            .write_all(secret.as_bytes())?;
-        Ok(Self { key, ca: ca.to_owned(), hosts: layout.hosts() })
-    }
-
-    /// The file of docs/stacked.md for this host.
-    fn configuration(&self, host: &HostPlan, space: &NetSpace, stem: &Path) -> String {
-        let text = |path: &Path| toml::Value::from(path.display().to_string()).to_string();
-        let balancers = || self.hosts.iter().filter(|host| host.balances);
-        let slot = balancers().position(|other| other == host).unwrap_or(0);
-        let peers: String = balancers()
-            .filter(|other| *other != host)
-            .map(|peer| format!("\n[[peers.peer]]\nname = \"{}\"\naddress = \"{}:9471\"\n", peer.name, peer.address))
-            .collect();
-        let backends: String = self
-            .hosts
-            .iter()
-            .filter(|host| host.has_apiserver)
-            .map(|it| format!("\n[[frontend.backend]]\nname = \"{}\"\naddress = \"{}:{PORT}\"\n", it.name, it.address))
-            .collect();
-        let share_port = if host.has_apiserver { "share_port = \"on\"\n" } else { "" };
-        format!(
-            r#"[instance]
-name = "{name}"
-slot = {slot}
-
-[admin]
-http = "127.0.0.1:9470"
-socket = {socket}
-
-[offload]
-mode = "require"
-pins = {pins}
-
-[vip]
-addresses = ["{VIP}/32"]
-interface = "eth0"
-
-[peers]
-listen = "{address}:9471"
-key_file = {key}
-{peers}
-[[frontend]]
-name = "apiserver"
-listen = ["{VIP}:{PORT}"]
-balance = "least_conn"
-{share_port}
-[frontend.rebalance]
-when = "ordered"
-
-[frontend.health]
-kind = "https"
-path = "/readyz"
-interval = "1s"
-slow_start = "0s"
-ca_file = {ca}
-{backends}"#,
-            name = host.name,
-            address = host.address,
-            socket = text(&stem.with_extension("sock")),
-            pins = text(&space.pins()),
-            key = text(&self.key),
-            ca = text(&self.ca),
-        )
-    }
-}
-
 /// Less than the time until another host takes the VIP.
 const RESTART: Duration = Duration::from_millis(500);
 /// Connections to the host's own apiserver end then.
 pub(super) const EVACUATE_WITHIN: Duration = Duration::from_secs(3);
+/// Two checks at the guide's interval of 3 s, and a moment.
+const CHECKS_PASS: Duration = Duration::from_secs(7);
 const START_WITHIN: Duration = Duration::from_secs(30);
 /// One and a half intervals of renewals.
 const FRESH_MS: u64 = 1500;

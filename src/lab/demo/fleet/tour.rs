@@ -2,11 +2,13 @@
 
 mod table;
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::host::BatonDuty;
+use super::host::Duty;
+use super::layout::BalancerKind;
 use super::stage::{FleetError, FleetKey, FleetStage};
 use super::view::{FleetWatcher, Losses};
 use crate::lab::demo::BUDGET;
@@ -17,7 +19,7 @@ use crate::sys::clock::now_ns;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FleetFault {
     Upgrade,
-    KillBaton,
+    KillBalancer,
     EvacuateThenPull,
     PullWithFirewall,
     KillApiserver,
@@ -33,16 +35,23 @@ struct FaultOutcome {
     lost: Losses,
     /// The longest time that any kubelet went without a heartbeat.
     longest_gap: Duration,
+    /// Number of kubelets whose nodes would have become NotReady.
+    not_ready: usize,
+    /// Some kubelets still hung when it was repaired.
+    is_cut_short: bool,
 }
 
 impl FleetFault {
     const ALL: [Self; 5] =
-        [Self::Upgrade, Self::KillBaton, Self::EvacuateThenPull, Self::PullWithFirewall, Self::KillApiserver];
+        [Self::Upgrade, Self::KillBalancer, Self::EvacuateThenPull, Self::PullWithFirewall, Self::KillApiserver];
 
-    fn title(self) -> &'static str {
+    /// Also of haproxy, `beside` Baton.
+    fn title(self, beside: bool) -> &'static str {
         match self {
+            Self::Upgrade if beside => "balancer upgraded",
             Self::Upgrade => "Baton upgraded",
-            Self::KillBaton => "Baton killed, back in 0.5 s",
+            Self::KillBalancer if beside => "balancer killed, back in 0.5 s",
+            Self::KillBalancer => "Baton killed, back in 0.5 s",
             Self::EvacuateThenPull => "evacuated, then plug pulled",
             Self::PullWithFirewall => "plug pulled, firewalls drop",
             Self::KillApiserver => "apiserver killed",
@@ -50,20 +59,63 @@ impl FleetFault {
     }
 }
 
-/// Runs the tour and prints it. True if no kubelet waited for longer than the budget, nor lost a connection to an
-/// apiserver that lived.
-pub(super) async fn run(stage: &mut FleetStage) -> Result<bool, FleetError> {
-    let mut guide = FleetGuide { stage, watcher: FleetWatcher::default() };
-    guide.watcher.view(guide.stage).head().iter().for_each(|line| log::print(line));
-    let mut outcomes = Vec::new();
-    for fault in FleetFault::ALL {
-        outcomes.push(guide.play(fault).await?);
+/// Runs the tour and prints it, with two fleets at the same time. True if no kubelet of Baton waited for longer than the
+/// budget, nor lost a connection to an apiserver that lived.
+pub(super) async fn run(stages: &mut [FleetStage]) -> Result<bool, FleetError> {
+    let begin = Instant::now();
+    let watchers = FleetWatcher::for_each_of(stages);
+    let mut guides: Vec<_> =
+        stages.iter_mut().zip(watchers).map(|(stage, watcher)| FleetGuide { stage, watcher }).collect();
+    for guide in &guides {
+        guide.watcher.view(guide.stage).head().iter().for_each(|line| log::print(line));
     }
-    log::print_lines(&guide.watcher.rest());
-    let longest = guide.watcher.view(guide.stage).longest_gap();
-    let all = guide.watcher.lost();
-    table::lines(&outcomes, all, guide.stage.clients.len(), longest).iter().for_each(|line| log::print(line));
+    let is_beside = guides.len() > 1;
+    let mut outcomes: [Vec<FaultOutcome>; 2] = Default::default();
+    for fault in FleetFault::ALL {
+        let title = fault.title(is_beside);
+        match guides.as_mut_slice() {
+            [one, other] => {
+                let (calm, struck) = (Cell::new(0), Cell::new(0));
+                tokio::try_join!(one.beside(&calm, FleetGuide::calm_down), other.beside(&calm, FleetGuide::calm_down))?;
+                tokio::try_join!(one.begin(), other.begin())?;
+                say_begin(&mut [one, other], title);
+                let strike = async |guide: &mut FleetGuide<'_>| guide.strike(fault, title).await;
+                let found = tokio::try_join!(one.beside(&struck, strike), other.beside(&struck, strike))?;
+                outcomes[0].push(found.0);
+                outcomes[1].push(found.1);
+                tokio::try_join!(one.press(FleetKey::Repair), other.press(FleetKey::Repair))?;
+            }
+            alone => {
+                for guide in alone {
+                    guide.calm_down().await?;
+                    guide.begin().await?;
+                    say_begin(&mut [guide], title);
+                    outcomes[0].push(guide.strike(fault, title).await?);
+                    guide.press(FleetKey::Repair).await?;
+                }
+            }
+        }
+    }
+    guides.iter_mut().for_each(|guide| log::print_lines(&guide.watcher.rest()));
+    let longest = guides[0].watcher.view(guides[0].stage).longest_gap();
+    let all = guides[0].watcher.lost();
+    let kubelets = guides[0].stage.clients.len();
+    let lines = match &outcomes {
+        [baton, haproxy] if is_beside => table::lines_beside(baton, haproxy, guides[1].watcher.lost(), begin.elapsed()),
+        [baton, _] => table::lines(baton, all, kubelets, longest),
+    };
+    lines.iter().for_each(|line| log::print(line));
     Ok(longest <= BUDGET && all.without_cause == 0)
+}
+
+/// Prints the title of a fault that begins now.
+fn say_begin(guides: &mut [&mut FleetGuide<'_>], title: &str) {
+    for guide in guides.iter_mut() {
+        log::print_lines(&guide.watcher.rest());
+    }
+    let holder = |guide: &FleetGuide<'_>| guide.stage.holder().map_or("none", |it| guide.stage.hosts[it].plan.name);
+    let holders = guides.iter().map(|guide| holder(guide)).collect::<Vec<_>>();
+    log::print(&format!("\n== {title}: the VIP is on {}", holders.join(" and ")));
 }
 
 struct FleetGuide<'a> {
@@ -72,29 +124,53 @@ struct FleetGuide<'a> {
 }
 
 impl FleetGuide<'_> {
-    async fn play(&mut self, fault: FleetFault) -> Result<FaultOutcome, FleetError> {
-        self.until("the fleet is whole, and each kubelet is served by an offloaded flow", FleetStage::is_calm).await?;
+    /// Waits until nothing is left of the fault before.
+    async fn calm_down(&mut self) -> Result<(), FleetError> {
+        self.until("the fleet is whole, and each kubelet is served", FleetStage::is_calm).await
+    }
+
+    /// Does `work`, and tells events until the other fleet's guide has done the same. `done` counts both.
+    async fn beside<T>(
+        &mut self,
+        done: &Cell<usize>,
+        work: impl AsyncFnOnce(&mut Self) -> Result<T, FleetError>,
+    ) -> Result<T, FleetError> {
+        let result = work(self).await?;
+        done.set(done.get() + 1);
+        while done.get() < 2 {
+            self.tell()?;
+            sleep(PERIOD).await;
+        }
+        Ok(result)
+    }
+
+    async fn begin(&mut self) -> Result<(), FleetError> {
         self.stage.clients.iter().for_each(|client| client.kubelet.begin_window());
-        self.watch_for(CALM).await?;
+        self.watch_for(CALM).await
+    }
+
+    async fn strike(&mut self, fault: FleetFault, title: &'static str) -> Result<FaultOutcome, FleetError> {
         let Some(holder) = self.stage.holder() else { return Err(self.stage.late("a host has the VIP", CALM)) };
         let from = self.stage.hosts[holder].plan.name;
-        log::print_lines(&self.watcher.rest());
-        log::print(&format!("\n== {}: the VIP is on {from}", fault.title()));
         let before = self.watcher.lost();
+        let mut is_cut_short = false;
         match fault {
             FleetFault::Upgrade => {
                 self.press(FleetKey::Upgrade).await?;
                 self.serves(holder).await?;
             }
-            FleetFault::KillBaton => {
-                self.press(FleetKey::KillBaton).await?;
+            FleetFault::KillBalancer => {
+                self.press(FleetKey::KillBalancer).await?;
                 self.serves(holder).await?;
             }
             FleetFault::EvacuateThenPull => {
                 self.press(FleetKey::Evacuate).await?;
-                let is_over = move |stage: &FleetStage| stage.hosts[holder].duty() == Some(BatonDuty::Evacuated);
+                let is_over = move |stage: &FleetStage| stage.hosts[holder].duty() == Some(Duty::Evacuated);
                 self.until("the host is evacuated", is_over).await?;
-                self.pull(holder).await?;
+                match self.stage.kind {
+                    BalancerKind::Baton => self.pull(holder).await?,
+                    BalancerKind::Haproxy => is_cut_short = self.pull_for_a_moment(holder, before.hung).await?,
+                }
             }
             FleetFault::PullWithFirewall => {
                 self.press(FleetKey::Firewall).await?;
@@ -106,11 +182,12 @@ impl FleetGuide<'_> {
             }
         }
         self.watch_for(SETTLE).await?;
-        let longest_gap = self.stage.clients.iter().map(|client| client.kubelet.window_gap()).max().unwrap_or_default();
+        let gaps: Vec<_> = self.stage.clients.iter().map(|client| client.kubelet.window_gap()).collect();
+        let longest_gap = gaps.iter().copied().max().unwrap_or_default();
+        let not_ready = gaps.iter().filter(|gap| **gap > GRACE).count();
         let lost = self.watcher.lost().since(before);
         let to = self.stage.holder().map_or("none", |holder| self.stage.hosts[holder].plan.name);
-        self.press(FleetKey::Repair).await?;
-        Ok(FaultOutcome { title: fault.title(), from, to, lost, longest_gap })
+        Ok(FaultOutcome { title, from, to, lost, longest_gap, not_ready, is_cut_short })
     }
 
     async fn press(&mut self, key: FleetKey) -> Result<(), FleetError> {
@@ -129,14 +206,30 @@ impl FleetGuide<'_> {
         self.until("another host serves all kubelets", is_over).await
     }
 
+    /// The same, but where kubelets hang for longer than is allowed, it waits no longer than until that is counted: only
+    /// one fault of a tour under two minutes can be watched until a kubelet notices by itself.
+    /// True if some still hang. `hung` is the number of those that have hung before.
+    async fn pull_for_a_moment(&mut self, host: usize, hung: u64) -> Result<bool, FleetError> {
+        let waited = tokio::time::timeout(BUDGET + SETTLE, self.pull(host)).await;
+        match waited {
+            Err(_) if self.watcher.lost().hung > hung => Ok(true),
+            Err(_) => Err(self.stage.late("another host serves all kubelets", BUDGET + SETTLE)),
+            Ok(pulled) => pulled.map(|()| false),
+        }
+    }
+
     /// Waits until a new process serves on this host.
     async fn serves(&mut self, host: usize) -> Result<(), FleetError> {
-        let serves = move |stage: &FleetStage| {
-            let Some(baton) = &stage.hosts[host].baton else { return true };
-            let status = baton.status.borrow();
-            baton.duty == BatonDuty::Serves && status.all_ready() && stage.holder().is_some() && stage.all_served()
-        };
-        self.until("a new process serves", serves).await
+        let deadline = Instant::now() + STEP_TIMEOUT;
+        while !self.stage.hosts[host].is_serving() {
+            self.tell()?;
+            if Instant::now() > deadline {
+                return Err(self.stage.late("a new process serves", STEP_TIMEOUT));
+            }
+            sleep(PERIOD).await;
+        }
+        let serves = |stage: &FleetStage| stage.holder().is_some() && is_served_by_the_living(stage);
+        self.until("all kubelets are served again", serves).await
     }
 
     /// Waits until `holds`, and prints events meanwhile.
@@ -180,5 +273,8 @@ fn is_served_by_the_living(stage: &FleetStage) -> bool {
 const CALM: Duration = Duration::from_millis(1200);
 /// Pause after it, so that each kubelet has renewed.
 const SETTLE: Duration = Duration::from_millis(1500);
-const STEP_TIMEOUT: Duration = Duration::from_secs(45);
+/// Longer than a kubelet needs to notice by itself that no one answers (45 s).
+const STEP_TIMEOUT: Duration = Duration::from_secs(75);
+/// A node without a heartbeat for longer becomes NotReady (--node-monitor-grace-period).
+const GRACE: Duration = Duration::from_secs(40);
 const PERIOD: Duration = Duration::from_millis(20);

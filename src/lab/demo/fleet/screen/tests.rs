@@ -19,11 +19,11 @@ fn kubelet(number: usize) -> Summary {
     }
 }
 
-fn host(name: &'static str, baton: Option<BatonState>, apiserver: Option<Condition>) -> HostRow {
+fn host(name: &'static str, balancer: Option<BalancerState>, apiserver: Option<Condition>) -> HostRow {
     HostRow {
         name,
         has_vip: false,
-        baton,
+        balancer,
         offloaded: 0,
         proxied: 0,
         apiserver,
@@ -41,6 +41,7 @@ fn picture(hosts: Vec<HostRow>, lost: Losses) -> FleetPicture {
     FleetPicture {
         elapsed: Duration::from_secs(42),
         layout: "3 stacked hosts",
+        port: 6443,
         hosts,
         kubelets: (1..=12).map(kubelet).collect(),
         lost,
@@ -66,19 +67,38 @@ fn drawn(width: u16, height: u16, picture: &FleetPicture) -> String {
 
 #[test]
 fn on_80_by_24_a_stacked_fleet_and_its_last_events_are_whole() {
-    let mut gone = host("cp1", Some(BatonState::Does("cut off")), Some(Condition::Running));
+    let mut gone = host("cp1", Some(BalancerState::Does("cut off")), Some(Condition::Running));
     (gone.link, gone.kubelets) = (FleetLink::Pulled, 0);
-    let mut owner = host("cp2", Some(BatonState::Serves), Some(Condition::Running));
+    let mut owner = host("cp2", Some(BalancerState::Serves), Some(Condition::Running));
     (owner.has_vip, owner.offloaded, owner.proxied, owner.strict) = (true, 10, 2, true);
-    let hosts = vec![gone, owner, host("cp3", Some(BatonState::Does("evacuated")), Some(Condition::Killed))];
-    insta::assert_snapshot!(drawn(80, 24, &picture(hosts, Losses { with_apiserver: 4, without_cause: 0 })));
+    let hosts = vec![gone, owner, host("cp3", Some(BalancerState::Does("evacuated")), Some(Condition::Killed))];
+    insta::assert_snapshot!(drawn(80, 24, &picture(hosts, Losses { with_apiserver: 4, without_cause: 0, hung: 0 })));
 }
 
 #[test]
 fn on_80_by_24_five_dedicated_hosts_leave_room_for_events() {
-    let mut hosts = vec![host("lb-a", Some(BatonState::Silent), None), host("lb-b", Some(BatonState::Serves), None)];
+    let mut hosts =
+        vec![host("lb-a", Some(BalancerState::Silent), None), host("lb-b", Some(BalancerState::Serves), None)];
     hosts.extend(["cp1", "cp2", "cp3"].map(|name| host(name, None, Some(Condition::Running))));
-    insta::assert_snapshot!(drawn(80, 24, &picture(hosts, Losses { with_apiserver: 0, without_cause: 12 })));
+    insta::assert_snapshot!(drawn(80, 24, &picture(hosts, Losses { with_apiserver: 0, without_cause: 12, hung: 0 })));
+}
+
+#[test]
+fn on_80_by_24_two_fleets_stand_side_by_side_and_leave_room_for_events() {
+    let hosts = |state: BalancerState| {
+        let mut gone = host("cp1", Some(state), Some(Condition::Running));
+        (gone.link, gone.kubelets) = (FleetLink::Pulled, 0);
+        let mut owner = host("cp2", Some(BalancerState::Serves), Some(Condition::Running));
+        (owner.has_vip, owner.strict) = (true, true);
+        vec![gone, owner, host("cp3", Some(BalancerState::Does("evacuates")), Some(Condition::Killed))]
+    };
+    let baton = picture(hosts(BalancerState::Does("cut off")), Losses { with_apiserver: 4, without_cause: 0, hung: 0 });
+    let lost = Losses { with_apiserver: 2, without_cause: 10, hung: 12 };
+    let mut haproxy = picture(hosts(BalancerState::Silent), lost);
+    haproxy.lines = VecDeque::from([line(39_500, "haproxy", "pulled the plug of cp1: no packet reaches or leaves it")]);
+    let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
+    terminal.draw(|frame| beside::draw(frame, &baton, &haproxy)).unwrap();
+    insta::assert_snapshot!(terminal.backend().to_string());
 }
 
 #[test]

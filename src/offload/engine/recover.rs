@@ -13,6 +13,7 @@ use super::watch::has_moved;
 use super::witness::Witnesses;
 use super::{Outside, note};
 use crate::model::end_reason::EndReason;
+use crate::model::ends::Key;
 use crate::model::ids::FlowId;
 use crate::model::offload::steps::{LeftEntry, goes_on};
 use crate::model::splice::FlowDirection;
@@ -47,15 +48,20 @@ struct LeftFlows {
 
 /// Reserves the ids and ports of all flows in the map: no new flow may get one of them.
 pub(super) fn keep_names(outside: &Outside, keep: &mut Keep) -> io::Result<()> {
-    let LeftFlows { pairs, witnesses } = left(&outside.program, keep)?;
-    for ends in pairs.values().filter_map(|pair| pair.ends) {
-        outside.table.offload.reserve(ends.local, ends.backend);
-    }
+    let tag = outside.table.flows.tag();
+    let count_of = |id: FlowId| (id.tag() == tag).then(|| id.count());
+    let mut highest = None;
+    // Clients wait for the end of this: no list of the flows is made here.
+    each_left(&outside.program, keep, |key, entry| {
+        if entry.action != Action::Witness {
+            let ends = entry.ends(key);
+            outside.table.offload.reserve(ends.local, ends.backend);
+        }
+        highest = highest.max(count_of(entry.id));
+    })?;
     // Ids of other instances' flows, held or inherited, come from those instances.
-    let (held, tag) = (keep.held().iter().map(|(id, _)| id.flow), outside.table.flows.tag());
-    let ids = pairs.into_keys().chain(witnesses.into_iter().map(|(id, _)| id));
-    let highest = ids.chain(held).filter(|id| id.tag() == tag).map(FlowId::count).max();
-    outside.table.flows.begin_ids_at(highest.map_or(0, |count| count + 1));
+    let held = keep.held().iter().filter_map(|(id, _)| count_of(id.flow)).max();
+    outside.table.flows.begin_ids_at(highest.max(held).map_or(0, |count| count + 1));
     Ok(())
 }
 
@@ -112,33 +118,37 @@ pub(super) fn recover(outside: &mut Outside, flows: &mut Flows, keep: &mut Keep,
 /// Returns the flows of this instance, and records those that are held for others.
 fn left(program: &Program, keep: &mut Keep) -> io::Result<LeftFlows> {
     let LeftFlows { mut pairs, mut witnesses } = LeftFlows::default();
+    each_left(program, keep, |key, entry| {
+        if entry.action == Action::Witness {
+            // Its flow had sockets: they closed with their process, or came to this one, which starts a new witness.
+            return witnesses.push((entry.id, entry.ends(key)));
+        }
+        let pair: &mut Pair = pairs.entry(entry.id).or_default();
+        pair.ends = Some(entry.ends(key));
+        match entry.direction {
+            FlowDirection::ToBackend => pair.up = Some(entry),
+            FlowDirection::ToClient => pair.down = Some(entry),
+        }
+    })?;
+    Ok(LeftFlows { pairs, witnesses })
+}
+
+/// Passes each entry of this instance to `visit`, and records those that are held for others.
+fn each_left(program: &Program, keep: &mut Keep, mut visit: impl FnMut(Key, Entry)) -> io::Result<()> {
     let mut cursor = Cursor::default();
     loop {
         let mut seen = Vec::new();
         let more = program.scan(&mut cursor, STEP, &mut seen)?;
         for (key, entry) in seen {
-            if entry.action == Action::Witness {
-                // Its flow had sockets: they closed with their process, or came to this one, which starts a new
-                // witness.
-                witnesses.push((entry.id, entry.ends(key)));
-                continue;
-            }
-            if entry.held {
-                keep.recover(key, &entry);
-                continue;
-            }
-            let pair = pairs.entry(entry.id).or_default();
-            pair.ends = Some(entry.ends(key));
-            match entry.direction {
-                FlowDirection::ToBackend => pair.up = Some(entry),
-                FlowDirection::ToClient => pair.down = Some(entry),
+            match entry.held && entry.action != Action::Witness {
+                true => keep.recover(key, &entry),
+                false => visit(key, entry),
             }
         }
         if !more {
-            break;
+            return Ok(());
         }
     }
-    Ok(LeftFlows { pairs, witnesses })
 }
 
 pub(super) fn claim(outside: &mut Outside, flows: &mut Flows, ticket: Ticket, patience_ns: u64) {

@@ -50,8 +50,10 @@ impl Worker {
         }
     }
 
-    /// Handles the offload engine's answers.
+    /// Handles the offload engine's answers. Of an earlier process's flows, which may be a million, it takes a part in each turn, so that
+    /// connections do not wait for all of them.
     fn take_answers(&mut self) {
+        let mut found_flows = 0;
         while let Some(answer) = self.cx.table.offload.next_answer(self.cx.number) {
             match answer {
                 Answer::Offloaded { ticket, stays_here } => {
@@ -70,7 +72,13 @@ impl Worker {
                     let reason = offload::ended(&self.cx, &mut flow, &last, reason);
                     self.finish(flow, reason, 0);
                 }
-                Answer::Found(found) => recover_found(&mut self.cx, &mut self.flows, *found),
+                Answer::Found(found) => {
+                    recover_found(&mut self.cx, &mut self.flows, *found);
+                    found_flows += 1;
+                    if found_flows == FOUND_IN_A_TURN {
+                        return self.cx.table.orders.wake(self.cx.number);
+                    }
+                }
                 Answer::AskEnds { until_ns } => self.watch.ask_ends(&mut self.cx, &self.flows, until_ns),
             }
         }
@@ -223,3 +231,6 @@ impl Worker {
         Ok(())
     }
 }
+
+/// Each takes some microseconds.
+const FOUND_IN_A_TURN: usize = 256;

@@ -157,7 +157,10 @@ mod tests {
         let ip = AddressAttribute::Local("10.0.0.1".parse().unwrap());
         assert!(is_marked(&[ip.clone(), origin]) && is_marked(&[metric, ip.clone()]));
         let others = [AddressAttribute::Protocol(AddressProtocol::Other(3)), AddressAttribute::RoutePriority(256)];
-        assert!(!is_marked(&[ip.clone()]) && others.iter().all(|other| !is_marked(&[ip.clone(), other.clone()])));
+        assert!(
+            !is_marked(std::slice::from_ref(&ip))
+                && others.iter().all(|other| !is_marked(&[ip.clone(), other.clone()]))
+        );
     }
 
     #[test]

@@ -100,7 +100,7 @@ fn a_removal_takes_the_qdisc_if_baton_made_it_and_nobody_else_uses_it() {
         let program = open(&pinned, &["eth0", "plain.5", "used", "lo"]).unwrap();
         assert_eq!(program.attached().len(), 4);
         drop(program);
-        lab.lb.run("tc filter add dev used egress u32 match u32 0 0 classid 1:1; ip link set used name other");
+        lab.lb.run("tc filter add dev used egress u32 match u32 0 0 classid 1:1; ip link set used down; ip link set used name other");
         assert_eq!(names(&lab.lb, "other"), ["baton"]);
         let removal = program::remove(&pinned.directory).unwrap().unwrap();
         assert!(["eth0", "lo", "plain.5"].iter().all(|name| removal.interfaces.contains(&(*name).to_owned())));

@@ -116,7 +116,7 @@ fn in_words(status: &Status, output: &Output) -> String {
         for event in &status.events[status.events.len().saturating_sub(EVENTS)..] {
             let (_, time) = date_and_time(event.at_unix_ms);
             let what = output.paint(event.what.weight(), &event.what.sentence());
-            text += &format!("  {}  {what}\n", output.faint(&time));
+            text += &format!("  {}  {what}\n", output.faint(&format!("{time}Z")));
         }
     }
     text

@@ -137,6 +137,10 @@ pub(crate) enum SetupRefusal {
     EmptyInventory(String),
     #[error("{0}: host {1} has no address: set ip or ansible_host")]
     NoHostAddress(String, String),
+    #[error("{0}: {2:?} is no value of {1}")]
+    BadFlag(String, String, String),
+    #[error("{0} has no frontend that Baton can write (`baton import {0}` says why): name the VIP with --vip")]
+    NoFrontend(String),
     #[error("{0} is not YAML: {1}")]
     NoYaml(String, yaml_rust2::ScanError),
 }
@@ -150,7 +154,7 @@ pub(crate) fn plan(request: &SetupRequest, host: &SetupHost) -> Result<SetupPlan
     if request.vips.is_empty()
         && let Some(haproxy) = host.file(HAPROXY_CONFIG)
     {
-        return Ok(translated(haproxy, host.file(KEEPALIVED_CONFIG)));
+        return translated(haproxy, host.file(KEEPALIVED_CONFIG));
     }
     with_vip(request, host, of_host.as_ref())
 }
@@ -294,7 +298,7 @@ fn node_local(request: &SetupRequest, host: &SetupHost, local: Option<&Apiserver
 }
 
 /// What `baton import` writes.
-fn translated(haproxy: &ForeignFile, keepalived: Option<&ForeignFile>) -> SetupPlan {
+fn translated(haproxy: &ForeignFile, keepalived: Option<&ForeignFile>) -> Result<SetupPlan, SetupRefusal> {
     let translation = translate(haproxy, keepalived);
     let mut facts = Facts::default();
     for ledger in &translation.ledgers {
@@ -305,12 +309,15 @@ fn translated(haproxy: &ForeignFile, keepalived: Option<&ForeignFile>) -> SetupP
     }
     let steps = vec!["`baton import` says what became of each line".to_owned()];
     let document = translation.toml.parse::<toml::Table>().unwrap_or_default();
+    if !document.contains_key("frontend") {
+        return Err(SetupRefusal::NoFrontend(haproxy.name.clone()));
+    }
     let peers = document.get("peers").and_then(|peers| peers.get("peer")).and_then(toml::Value::as_array);
     let peers = peers.into_iter().flatten().filter_map(|peer| peer.get("address")?.as_str());
     let peers = peers.filter_map(|address| address.parse::<SocketAddr>().ok()).map(|it| it.ip()).collect();
     // Beside the file, wherever that is.
     let toml = translation.toml.replace(&quoted(KEY_FILE), &quoted(KEY_NAME));
-    SetupPlan { toml, facts: facts.all, ca_file: None, peers, steps }
+    Ok(SetupPlan { toml, facts: facts.all, ca_file: None, peers, steps })
 }
 
 fn vips(

@@ -34,13 +34,17 @@ pub(super) fn kubeadm(file: &ForeignFile) -> Result<Option<LocalApiserver>, Setu
     let words = containers.flat_map(|it| [&it["command"], &it["args"]]).filter_map(Yaml::as_vec).flatten();
     let words: Vec<_> = words.filter_map(Yaml::as_str).collect();
     let flag = |name: &str| words.iter().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
-    let ip = flag("--advertise-address").and_then(|value| value.parse().ok());
-    let port = flag("--secure-port").and_then(|value| value.parse().ok());
+    // A value that cannot be read is no reason to take the default: the apiserver would not do so.
+    let bad = |name: &str, value: &str| SetupRefusal::BadFlag(file.name.clone(), name.to_owned(), value.to_owned());
+    let read = |name: &'static str| flag(name).map(|value| (value, bad(name, value)));
+    let ip: Option<IpAddr> = read("--advertise-address").map(|(it, bad)| it.parse().map_err(|_| bad)).transpose()?;
+    let port: Option<u16> = read("--secure-port").map(|(it, bad)| it.parse().map_err(|_| bad)).transpose()?;
     let flags = match (ip, port) {
         (None, None) if words.is_empty() => return Ok(None),
+        (None, None) => "it is there",
         (Some(_), Some(_)) => "--advertise-address, --secure-port",
         (Some(_), None) => "--advertise-address",
-        _ => "--secure-port",
+        (None, Some(_)) => "--secure-port",
     };
     let place = format!("{}: {flags}", file.name);
     Ok(Some(LocalApiserver { ip, port: port.unwrap_or(6443), place, names: Vec::new() }))
@@ -176,6 +180,17 @@ mod tests {
         assert_eq!(kubeadm(&file("m.yaml", "kind: Pod\n")).unwrap(), None);
         let error = kubeadm(&file("m.yaml", "a: [\n")).unwrap_err().to_string();
         assert!(error.starts_with("m.yaml is not YAML: "), "{error}");
+    }
+
+    #[test]
+    fn a_port_of_the_apiserver_that_is_none_is_not_said_to_be_6443_by_the_manifest() {
+        let manifest = |flag: &str| {
+            let text = format!("spec:\n  containers:\n  - command:\n    - kube-apiserver\n    - {flag}\n");
+            kubeadm(&file("m.yaml", &text)).map(|read| read.unwrap().place).map_err(|error| error.to_string())
+        };
+        assert_eq!(manifest("--secure-port=99999").unwrap_err(), "m.yaml: \"99999\" is no value of --secure-port");
+        assert_eq!(manifest("--advertise-address=x").unwrap_err(), "m.yaml: \"x\" is no value of --advertise-address");
+        assert_eq!(manifest("--allow-privileged=true").unwrap(), "m.yaml: it is there");
     }
 
     #[test]

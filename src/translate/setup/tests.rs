@@ -202,6 +202,19 @@ fn without_a_vip_haproxys_files_are_imported_and_with_one_its_servers_are_the_ba
     loaded(&named);
 }
 
+/// Debian's package of haproxy installs such a file.
+#[test]
+fn an_haproxy_cfg_without_a_frontend_is_not_made_into_a_file_that_check_rejects() {
+    let files = [(HAPROXY_CONFIG, "global\n\tlog /dev/log local0\n\tdaemon\n\ndefaults\n\tmode http\n")];
+    let refused = plan(&request(&[], &[]), &host(&files, &[])).unwrap_err().to_string();
+    let expected = "/etc/haproxy/haproxy.cfg has no frontend that Baton can write (`baton import /etc/haproxy/haproxy.cfg` says \
+                    why): name the VIP with --vip";
+    assert_eq!(refused, expected);
+    // With a VIP, it is no reason against the apiserver on each host.
+    let named = plan(&request(&["10.0.0.100"], &["10.0.0.12"]), &host(&files, &[])).unwrap();
+    assert_eq!(loaded(&named).frontends[0].backends.len(), 2, "{}", named.toml);
+}
+
 #[test]
 fn an_inventory_names_the_backends() {
     let text = "[kube_control_plane]\ncp1 ansible_host=10.0.0.11\ncp2 ansible_host=10.0.0.12\n";

@@ -1,0 +1,43 @@
+"""The table, for the terminal and for the page."""
+
+import re
+
+from harness import stage
+from harness.kernels import ROOT
+from harness.rows import COLUMNS
+
+PAGE = ROOT / "docs/kernels-and-cards.md"
+BEGIN, END = "<!-- written by tests/machines/run -->", "<!-- end -->"
+NONE = "–"
+
+
+def line(result):
+    said = "; ".join(f"{column}: {cell}" for column, cell in result.cells.items())
+    return f"{result.name} ({result.seconds:.0f} s): {said or NONE}: {result.outcome}"
+
+
+def cells(result):
+    return [result.name, *(result.cells.get(column, NONE) for column in COLUMNS), result.outcome]
+
+
+def table(results):
+    rows = [["row", *COLUMNS, "result"], *map(cells, results)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+
+def write(names):
+    """Puts the last result of each row into the page."""
+    kept = stage.load()
+    missing = [name for name in names if name not in kept]
+    if missing:
+        print(f"not in the page, because never run: {', '.join(missing)}")
+    lines = [f"| row | {' | '.join(COLUMNS)} | result |", "|---" * (len(COLUMNS) + 2) + "|"]
+    results = [kept[name] for name in names if name in kept]
+    lines += ["| " + " | ".join(cells(result)).replace("\n", " ") + " |" for result in results]
+    kernels = ", ".join(sorted({result.kernel for result in results if re.match(r"\d", result.kernel)}))
+    dates = sorted({result.date for result in results})
+    head = f"Kernels: {kernels}. QEMU {stage.version()}. Run on {dates[0]}{' to ' + dates[-1] if dates[0] != dates[-1] else ''}."
+    text = PAGE.read_text()
+    before, rest = text.split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{head}\n\n" + "\n".join(lines) + f"\n{END}{rest.split(END)[1]}")

@@ -96,9 +96,12 @@ class Network:
         self.machines[name] = machine
         return machine
 
-    def remove(self):
+    def kill(self):
         for machine in self.machines.values():
             machine.kill()
+
+    def remove(self):
+        self.kill()
         subprocess.run(["ip", "netns", "delete", self.name], capture_output=True)
         subprocess.run(["rm", "-rf", self.folder])
 
@@ -119,7 +122,7 @@ class Machine:
                 self.macs[f"{card}-{switch}"] = mac
                 words += ["-netdev", f"tap,id={tap},ifname={tap},script=no,downscript=no,vhost=off"]
                 words += ["-device", f"{CARDS[card]},netdev={tap},mac={mac}"]
-        append = f"console=ttyS0 panic=-1 quiet net.ifnames=0 mitigations=off nokaslr hostname={name} modules={kernel.modules} agent={GUEST / 'agent'}"
+        append = f"console=ttyS0 panic=-1 quiet net.ifnames=0 mitigations=off nokaslr no_timer_check hostname={name} modules={kernel.modules} agent={GUEST / 'agent'}"
         command = ["ip", "netns", "exec", network.name, "qemu-system-x86_64", "-accel", network.accel, "-machine", "q35"]
         command += ["-cpu", "host" if network.accel == "kvm" else "max", "-m", str(memory), "-smp", "1", "-nodefaults", "-display", "none", "-no-reboot", "-nic", "none"]
         command += ["-kernel", kernel.image, "-initrd", kernel.initrd, "-append", append, "-serial", f"file:{self.console}"]

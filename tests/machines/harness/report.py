@@ -29,15 +29,14 @@ def table(results):
 def write(names):
     """Puts the last result of each row into the page."""
     kept = stage.load()
-    missing = [name for name in names if name not in kept]
-    if missing:
-        print(f"not in the page, because never run: {', '.join(missing)}")
     lines = [f"| row | {' | '.join(COLUMNS)} | result |", "|---" * (len(COLUMNS) + 2) + "|"]
     results = [kept[name] for name in names if name in kept]
-    lines += ["| " + " | ".join(cells(result)).replace("\n", " ") + " |" for result in results]
+    lines += ["| " + " | ".join(cell.replace("|", "/") for cell in cells(result)).replace("\n", " ") + " |" for result in results]
     kernels = ", ".join(sorted({result.kernel for result in results if re.match(r"\d", result.kernel)}))
     dates = sorted({result.date for result in results})
     head = f"Kernels: {kernels}. QEMU {stage.version()}. Run on {dates[0]}{' to ' + dates[-1] if dates[0] != dates[-1] else ''}."
+    missing = sum(name not in kept for name in names)
+    tail = f"\n\nThe other {missing} rows that `tests/machines/run --list` prints have not run yet." if missing else ""
     text = PAGE.read_text()
     before, rest = text.split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{head}\n\n" + "\n".join(lines) + f"\n{END}{rest.split(END)[1]}")
+    PAGE.write_text(f"{before}{BEGIN}\n{head}\n\n" + "\n".join(lines) + f"{tail}\n{END}{rest.split(END)[1]}")

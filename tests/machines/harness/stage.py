@@ -51,7 +51,12 @@ class Stage:
                 raise Unavailable(kernel)
             if row.card not in self.known:
                 raise Unavailable(f"QEMU {version()} does not emulate {row.card}")
-            self.boot(row, kernel)
+            try:
+                self.boot(row, kernel)
+            except Unavailable:
+                # On a busy machine an emulated one may miss its own clock and end; a second time is no accident.
+                self.network.kill()
+                self.boot(row, kernel)
             row.measure(self)
         except Unavailable as error:
             outcome = f"not tried: {error}"

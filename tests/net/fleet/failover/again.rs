@@ -86,3 +86,35 @@ fn clients_whose_connects_timed_out_while_their_host_was_cut_off_are_reset_by_th
     conns.iter_mut().for_each(|conn| assert_eq!(conn.end(NEXT), End::Rst));
     println!("reset {:?} after the host was back", watch.elapsed());
 }
+
+/// The FIN of one end may pass at one host and that of the other end at the other host, so that neither sees the end.
+#[test]
+fn flows_that_end_while_the_vip_moves_to_and_fro_within_a_second_are_not_listed_for_ever() {
+    let test = "flows_that_end_while_the_vip_moves_to_and_fro_within_a_second";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Offload, |config| config) else { return };
+    let fleet = fleet.with_owner();
+    let mut conns = fleet.offloaded_clients(200);
+    fleet.wait_known(200, 200);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for (at, mut conn) in conns.drain(..).enumerate() {
+                if at % 3 == 0 {
+                    // It may be lost while the address is on no host.
+                    let _ = conn.try_echo(3, 200);
+                }
+                drop(conn);
+                std::thread::sleep(ms(5));
+            }
+        });
+        for round in 0..16 {
+            let (from, to) = if round % 2 == 0 { (fleet.owner(), fleet.heir()) } else { (fleet.heir(), fleet.owner()) };
+            fleet.remove_vip(from);
+            fleet.take(to);
+            std::thread::sleep(ms(50 + 20 * (round % 4)));
+        }
+    });
+    let watch = Stopwatch::start();
+    let listed = || fleet.all.iter().map(|it| it.baton.flow_count()).sum::<u64>();
+    eventually(secs(90), "no instance lists a flow whose ends have gone", || listed() == 0);
+    println!("no flow was listed after {:?}", watch.elapsed());
+}

@@ -251,7 +251,7 @@ fn peer(page: &mut String, it: &MemberView) {
 }
 
 fn events(page: &mut String, events: &[Event]) {
-    page.push_str("<section><h2>Last events</h2>\n");
+    page.push_str("<section><h2>Last events, UTC</h2>\n");
     if events.is_empty() {
         page.push_str("<p class=\"none\">None yet.</p>");
     }

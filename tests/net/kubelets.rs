@@ -160,7 +160,8 @@ fn after_a_rolling_restart_kubelets_are_spread_again_and_no_renewal_was_late() {
     let Some(lab) = Lab::new("rolling restart") else { return };
     let certificates = Certificates::make(&lab);
     let mut stand_ins = lab.backends().map(|host| StandIn::start(&lab, &certificates, host));
-    let baton = lab.start(&lab.config().https(&certificates.ca()));
+    // The default: the other tests have none.
+    let baton = lab.start(&lab.config().https(&certificates.ca()).health("slow_start", "30s"));
     let started = Stopwatch::start();
     let kubelets: Vec<_> = (0..KUBELETS)
         .map(|n| {

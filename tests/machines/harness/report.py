@@ -17,7 +17,13 @@ def line(result):
 
 
 def cells(result):
-    return [result.name, *(result.cells.get(column, NONE) for column in COLUMNS), result.outcome]
+    return [result.name, *(result.cells.get(column, NONE) for column in COLUMNS), in_short(result.outcome)]
+
+
+def in_short(outcome):
+    """One line: of what a command said, the last."""
+    kind, _, sentence = outcome.partition(": ")
+    return f"{kind}: {sentence.splitlines()[-1]}" if sentence else kind
 
 
 def table(results):

@@ -41,6 +41,12 @@ struct LookSender {
     looks: mpsc::Sender<SourceLook>,
 }
 
+/// Reads `bytes` as a list of EndpointSlices, and then as events of its watch, a line each.
+#[cfg(fuzzing)]
+pub(crate) fn read_any(bytes: &[u8]) {
+    kubernetes::read_any(bytes);
+}
+
 impl LookSender {
     async fn send(&self, found: Result<AddressSet, String>) {
         let (frontend, source) = (self.frontend.clone(), self.source.clone());

@@ -34,6 +34,8 @@ pub(crate) mod discover;
 pub mod drain;
 pub(crate) mod essential;
 pub mod fleet;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 pub(crate) mod health;
 #[cfg(feature = "lab")]
 pub mod lab;

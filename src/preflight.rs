@@ -45,6 +45,13 @@ pub(crate) fn advert_interval(path: Option<&Path>) -> Option<std::time::Duration
     Keepalived::read(path).advert_interval()
 }
 
+/// Reads `bytes` as each listing and file that another program writes.
+#[cfg(fuzzing)]
+pub(crate) fn read_any(bytes: &[u8]) {
+    firewall::read_any(bytes);
+    keepalived::read_any(bytes);
+}
+
 /// Checks this host, in the calling thread's network namespace. `keepalived`: its file, if it is not
 /// [`keepalived::KEEPALIVED_DEFAULT`].
 pub fn look(config: &Config, keepalived: Option<&Path>) -> Report {

@@ -33,6 +33,20 @@ use crate::part::Part;
 use crate::table::backend::Registry;
 use slices::{SliceFault, Slices};
 
+/// As [`super::read_any`].
+#[cfg(fuzzing)]
+pub(super) fn read_any(bytes: &[u8]) {
+    let (list, events) = bytes.split_at(bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len()));
+    let Ok(mut slices) = Slices::of_list(list) else { return };
+    for line in events.split(|byte| *byte == b'\n') {
+        let before = slices.addresses();
+        if let Ok(has_changed) = slices.apply(line) {
+            assert_eq!(has_changed, slices.addresses() != before);
+        }
+    }
+    let _ = slices.version();
+}
+
 const SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io%2Fservice-name%3Dkubernetes";
 
 /// Limits for an answer's head, for a whole list, and for one event of a watch.

@@ -98,7 +98,7 @@ impl AsFd for ProgramEvents {
 }
 
 /// `struct event` or `struct unknown_packet` of `bpf/entry.h`; `None`: a kind that this version does not know.
-fn decode(raw: &[u8]) -> Option<Told> {
+pub(crate) fn decode(raw: &[u8]) -> Option<Told> {
     let (key, rest) = raw.split_first_chunk::<KEY_SIZE>()?;
     let (word, rest) = rest.split_first_chunk::<8>()?;
     let (kind, rest) = rest.split_first_chunk()?;

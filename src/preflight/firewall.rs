@@ -226,6 +226,20 @@ fn read() -> (Ruleset, Vec<Finding>) {
     (rules, findings)
 }
 
+/// Reads `bytes` as each listing, and walks through the rules.
+#[cfg(fuzzing)]
+pub(super) fn read_any(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let of_nft = serde_json::from_slice(bytes).ok().as_ref().and_then(nft::read).map(|read| read.rules);
+    let service = ([10, 0, 0, 100], 6443).into();
+    for rules in of_nft.into_iter().chain([iptables::read(&text, "iptables")]) {
+        for (towards, state) in [(Towards::Service, "invalid"), (Towards::Client, "untracked")] {
+            culprit(&rules, Packet { transport: Transport::Tcp, service, towards, state, other: None });
+        }
+        judge(&rules, service, Some(0));
+    }
+}
+
 fn unread(what: &str, why: impl std::fmt::Display) -> Finding {
     Finding::advice(
         TOPIC,

@@ -56,6 +56,17 @@ struct Script<'f> {
     weight: i32,
 }
 
+/// Reads `bytes` as its file, without what the file includes.
+#[cfg(fuzzing)]
+pub(super) fn read_any(bytes: &[u8]) {
+    let lines: Vec<_> = String::from_utf8_lossy(bytes).lines().map(crate::model::keepalived::words).collect();
+    let file = File { nodes: syntax::parse(&lines), unread: Vec::new() };
+    let read = Keepalived { path: KEEPALIVED_DEFAULT.into(), named: true, file: Ok(file) };
+    read.addresses();
+    read.advert_interval();
+    read.follows(IpAddr::from([10, 0, 0, 100]), Some(Path::new("/run/baton-vip-away")));
+}
+
 impl Keepalived {
     pub(super) fn read(path: Option<&Path>) -> Self {
         let named = path.is_some();

@@ -116,6 +116,20 @@ fn attributes(raw: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
     NlasIterator::new(raw).map_while(Result::ok)
 }
 
+/// Reads `raw` as one recv of the kernel's messages, each as every kind.
+#[cfg(fuzzing)]
+pub(crate) fn read_any(raw: &[u8]) {
+    for message in messages(raw).map_while(Result::ok) {
+        let body = message.payload();
+        address::read(body);
+        route::read(body);
+        link::read_any(body);
+        for attribute in attributes(body) {
+            assert!(attributes(attribute.value()).count() <= attribute.value().len());
+        }
+    }
+}
+
 fn invalid(error: DecodeError) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }

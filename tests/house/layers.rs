@@ -8,7 +8,7 @@ use crate::sources::{DIVIDED, Source, code_only, sources, words};
 
 /// From the top; a module may use the rows below and its own modules.
 const LAYERS: &[&[&str]] = &[
-    &["main", "cli"],
+    &["main", "cli", "fuzzing"],
     &["app", "lab"],
     &[
         "proxy",

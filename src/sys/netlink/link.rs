@@ -67,6 +67,12 @@ fn links() -> io::Result<Vec<NetLink>> {
     Ok(links)
 }
 
+/// As [`super::read_any`].
+#[cfg(fuzzing)]
+pub(super) fn read_any(message: &[u8]) {
+    link(message);
+}
+
 /// `None`: the message is truncated.
 fn link(message: &[u8]) -> Option<NetLink> {
     let mut link = NetLink { index: LinkHeader::parse(message).ok()?.index, ..NetLink::default() };

@@ -55,7 +55,7 @@ fn look_up(from: Option<IpAddr>, to: IpAddr) -> io::Result<Route> {
 }
 
 /// `None`: the message is truncated.
-fn read(message: &[u8]) -> Option<Route> {
+pub(super) fn read(message: &[u8]) -> Option<Route> {
     let header = RouteHeader::parse(message).ok()?;
     let mut route = Route { interface: 0, is_local: header.kind == RouteType::Local, gateway: None };
     let of = (header.address_family, header.kind, RouteLwEnCapType::None);

@@ -10,6 +10,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,7 @@ use super::evacuate::{EvacuationFailed, EvacuationRequest};
 use super::status::BackendStatus;
 use super::upgrade::{UpgradeFailed, UpgradeRequest};
 use crate::config::Diagnostic;
+use crate::model::duration;
 use crate::model::humane::duration_ms;
 use crate::model::ids::FlowId;
 use crate::table::flows::FlowState;
@@ -309,7 +311,7 @@ impl Command {
                 order("upgrade", &words.iter().map(|word| word as &dyn fmt::Display).collect::<Vec<_>>())
             }
             Self::Evacuate(EvacuationRequest { to, deadline_ms }) => {
-                let deadline = duration_ms(*deadline_ms);
+                let deadline = duration::display(Duration::from_millis(*deadline_ms));
                 match to {
                     Some(to) => order("evacuate", &[&"--to", to, &"--deadline", &deadline]),
                     None => order("evacuate", &[&"--deadline", &deadline]),

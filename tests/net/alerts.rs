@@ -149,13 +149,13 @@ fn the_alerts_ask_for_nothing_that_the_metrics_page_of_a_fleet_lacks() {
     assert!(names.len() > 20 && !has("baton_no_such_thing", &[]), "{names:?}");
 }
 
-/// Prometheus on `host`, with the rules.
-fn prometheus(host: &Host, directory: &Path) -> process::Process {
+/// Prometheus on `host`, with the rules, which asks `targets` once a second.
+pub fn prometheus(host: &Host, directory: &Path, targets: &[String]) -> process::Process {
     let file = |name: &str| directory.join(name).to_str().expect("UTF-8").to_owned();
     let text = format!(
         "global: {{ scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s }}\n\
          rule_files: [{DIRECTORY}/baton.rules.yml]\n\
-         scrape_configs: [{{ job_name: baton, static_configs: [{{ targets: [\"127.0.0.1:9470\"] }}] }}]\n"
+         scrape_configs: [{{ job_name: baton, static_configs: [{{ targets: {targets:?} }}] }}]\n"
     );
     std::fs::write(file("prometheus.yml"), text).unwrap();
     let config = format!("--config.file={}", file("prometheus.yml"));
@@ -165,7 +165,7 @@ fn prometheus(host: &Host, directory: &Path) -> process::Process {
 }
 
 /// What its HTTP interface answers.
-fn ask(host: &Host, path: &str) -> Option<serde_json::Value> {
+pub fn ask(host: &Host, path: &str) -> Option<serde_json::Value> {
     let address: SocketAddr = ([127, 0, 0, 1], 9090).into();
     let mut stream = host.enter(|| TcpStream::connect_timeout(&address, secs(1))).ok()?;
     stream.set_read_timeout(Some(LONG)).ok()?;
@@ -188,7 +188,7 @@ fn a_real_prometheus_raises_the_alerts_of_real_faults_and_takes_them_back() {
     let servers = lab.echo_everywhere();
     let config = lab.config().process("max_connections", 10);
     let baton = lab.start(&config);
-    let _prometheus = prometheus(&lab.lb, lab.directory());
+    let _prometheus = prometheus(&lab.lb, lab.directory(), &["127.0.0.1:9470".to_owned()]);
     eventually(secs(30), "Prometheus has looked and found nothing", || {
         let looked = ask(&lab.lb, "query?query=baton_build_info");
         looked.is_some_and(|it| it["data"]["result"] != serde_json::json!([]))

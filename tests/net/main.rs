@@ -7,6 +7,7 @@ mod lab;
 
 mod admission;
 mod alerts;
+mod boards;
 mod closing;
 mod demo_fleet;
 mod discovery;

@@ -1,0 +1,122 @@
+//! deploy/grafana: each query of each board returns series of a real fleet in a real Prometheus, and what it returns has the labels
+//! that the panel's legend names.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use crate::alerts::{ask, prometheus};
+use crate::fleet::Scene;
+use crate::lab::*;
+
+const BOARDS: [(&str, &str); 2] = [
+    ("fleet", include_str!("../../deploy/grafana/fleet.json")),
+    ("instance", include_str!("../../deploy/grafana/instance.json")),
+];
+
+/// A query, its panel, and the labels of its legend.
+struct Query {
+    panel: String,
+    expr: String,
+    legend: BTreeSet<String>,
+}
+
+fn queries() -> Vec<Query> {
+    let mut queries = Vec::new();
+    for (board, text) in BOARDS {
+        let board_json: Value = serde_json::from_str(text).expect("JSON");
+        for panel in board_json["panels"].as_array().expect("panels") {
+            let title = panel["title"].as_str().expect("a title");
+            for target in panel["targets"].as_array().into_iter().flatten() {
+                let legend = target["legendFormat"].as_str().expect("a legend");
+                queries.push(Query {
+                    panel: format!("{board}: {title}"),
+                    expr: target["expr"].as_str().expect("a query").to_owned(),
+                    legend: legend
+                        .split("{{")
+                        .skip(1)
+                        .filter_map(|it| Some(it.split_once("}}")?.0.to_owned()))
+                        .collect(),
+                });
+            }
+        }
+    }
+    queries
+}
+
+/// For a URL.
+fn percent(text: &str) -> String {
+    text.bytes().fold(String::new(), |mut encoded, byte| {
+        write!(encoded, "%{byte:02X}").expect("a string takes everything");
+        encoded
+    })
+}
+
+/// The labels of the first series that `expr` returns, once it returns any.
+fn labels_of(host: &Host, expr: &str) -> Option<BTreeSet<String>> {
+    // As Grafana fills them in for "All".
+    let expr = expr.replace("$__rate_interval", "30s").replace("$instance", ".*").replace("$frontend", ".*");
+    let answer = ask(host, &format!("query?query={}", percent(&expr)))?;
+    assert_eq!(answer["status"], "success", "{expr}: {answer}");
+    let series = answer["data"]["result"].as_array()?.first()?["metric"].as_object()?;
+    Some(series.keys().cloned().collect())
+}
+
+#[test]
+fn each_query_of_the_boards_returns_series_of_a_real_fleet() {
+    let Some(scene) = Scene::new("boards", 2) else { return };
+    let _servers = scene.serve();
+    let pinned = Pinned::new();
+    if let Err(error) = pinned.open(&[]) {
+        return network::skip("boards", &error.to_string());
+    }
+    ::baton::offload::program::remove(&pinned.directory).unwrap();
+    let listen = vec!["10.77.0.100:6443", "10.77.0.101:6443"];
+    let doors = |config: Config| config.admin("metrics", "0.0.0.0:9472");
+    let vip = |config: Config| config.vip("addresses", vec!["10.77.0.101/32"]).vip("interface", "eth0");
+    let config = scene
+        .config(0)
+        .offloading(&pinned.directory)
+        .offload("after_round_trips", 1000)
+        .frontend("listen", listen.clone());
+    let other = scene.config(1).frontend("listen", listen);
+    let instances = [scene.launch(0, &vip(doors(config))), scene.launch(1, &vip(doors(other)))];
+    instances.iter().for_each(|it| it.baton.wait_until_ready());
+    instances[0].wait_synced("lb-b");
+    let host = &instances[0].host;
+    let targets = instances.each_ref().map(|it| it.host.v4(9472).to_string());
+    let _prometheus = prometheus(host, scene.lab.directory(), &targets);
+    eventually(secs(30), "Prometheus knows both", || {
+        ask(host, "query?query=sum(baton_build_info)").is_some_and(|it| it["data"]["result"][0]["value"][1] == "2")
+    });
+    let queries = queries();
+    assert!(queries.len() > 30, "{}", queries.len());
+    for Query { panel, expr, legend } in &queries {
+        let mut found = None;
+        eventually(secs(30), &format!("{panel}: {expr}"), || {
+            // What counts connections has some to count.
+            let holder = "10.77.0.101:6443".parse().expect("an address");
+            if let Ok(mut conn) = scene.lab.client.try_connect(holder, secs(1)) {
+                let _ = conn.try_echo(1, 100);
+            }
+            found = labels_of(host, expr);
+            found.is_some()
+        });
+        let found = found.expect("just seen");
+        assert!(legend.is_subset(&found), "{panel}: the legend names {legend:?}, and the series have {found:?}");
+    }
+    println!("boards: {} queries return series", queries.len());
+}
+
+#[test]
+fn no_two_boards_share_an_id_and_each_asks_the_chosen_data_source() {
+    let mut ids = BTreeSet::new();
+    for (board, text) in BOARDS {
+        let json: Value = serde_json::from_str(text).expect("JSON");
+        assert!(ids.insert(json["uid"].as_str().expect("a uid").to_owned()), "{board}");
+        for panel in json["panels"].as_array().expect("panels").iter().filter(|panel| panel["type"] != "row") {
+            assert_eq!(panel["datasource"]["uid"], "${datasource}", "{board}: {}", panel["title"]);
+        }
+    }
+}

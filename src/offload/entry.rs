@@ -91,6 +91,8 @@ pub struct Entry {
     pub egress: Egress,
     /// Whether a socket on this host sends the packets: they arrive on `lo` once the VIP is here, too.
     pub by_lo: bool,
+    /// Whether the flow was offloaded here, and its backend is on this host: it ends with this host.
+    pub stays_here: bool,
     /// Whether the sockets are closed, so that the entries alone carry the flow.
     pub committed: bool,
     /// Whether another instance owns the flow.
@@ -196,6 +198,7 @@ impl Entry {
             rewrite: Rewrite::default(),
             egress: Egress::Interface(0),
             by_lo: to_here && direction == FlowDirection::ToClient,
+            stays_here: false,
             committed: false,
             held: false,
             backend_slot: 0,
@@ -249,6 +252,7 @@ impl Splice {
             rewrite,
             egress: start.egress,
             by_lo: back.egress == Egress::Local,
+            stays_here: self.up.egress == Egress::Local,
             committed: false,
             held: false,
             backend_slot: self.backend_slot,

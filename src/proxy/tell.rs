@@ -32,7 +32,7 @@ pub(super) fn tell_found(cx: &WorkerContext, found: &Found) {
             backend_key: found.record.backend_key,
             accepted_unix_ms: clock::unix_ms_of(found.record.accepted_at_ns),
             connect_us: found.record.connect_us.try_into().unwrap_or(u32::MAX),
-            keeping: if found.stays_here { Keeping::Stays } else { Keeping::Sockets },
+            keeping: Keeping::Sockets,
         }))
     });
 }

@@ -39,9 +39,6 @@ pub enum Keeping {
     Sockets,
     /// In the BPF program: any instance with the passage can carry its packets.
     Passage(Box<Passage>),
-    /// In the BPF program of its owner alone, because one of its ends is on the owner's host. Other instances treat it as one in
-    /// sockets, also one that they have held for another instance.
-    Stays,
 }
 
 /// The state that a host needs to carry an offloaded flow's packets. It is sent only after the flow's sockets are

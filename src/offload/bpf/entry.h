@@ -36,6 +36,7 @@ enum flag {
 	FLAG_STANDBY = 16,	    /* another instance's; for user space only */
 	FLAG_LENT = 32,	    /* ACTION_FORWARD: no record says that a flow is there, so a SYN is not for it */
 	FLAG_BY_LO = 64,    /* their sender is a socket on this host: they come by lo once the VIP is here, too */
+	FLAG_STAYS_HERE = 128, /* it was offloaded here, and its backend is on this host; for user space only */
 };
 
 /* Of the packets by which user space tells its sockets of their far ends' acknowledgements. wire.rs: TOLD_MARK */

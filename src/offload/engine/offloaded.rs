@@ -22,8 +22,8 @@ pub(super) struct OffloadedFlow {
     pub unanswered: Option<Unanswered>,
     /// How long a silence ends the flow.
     pub patience_ns: u64,
-    /// Bytes of both directions at the last report to other instances. `None`: they are not told of the offload, because one of
-    /// its ends is on this host, with which it ends.
+    /// Bytes of both directions at the last report to other instances. `None`: they are not told of the offload, because the
+    /// flow was offloaded here and its backend is on this host, with which it ends.
     pub told_bytes: Option<u64>,
     /// When another instance gave it, ns; 0 if none did: the flow may then be ahead of its record.
     pub inherited_ns: u64,

@@ -17,7 +17,7 @@ use crate::model::ends::Key;
 use crate::model::ids::FlowId;
 use crate::model::offload::steps::{LeftEntry, goes_on};
 use crate::model::splice::FlowDirection;
-use crate::offload::entry::{Action, Egress, Ends, Entry, Identity};
+use crate::offload::entry::{Action, Ends, Entry, Identity};
 use crate::offload::program::Cursor;
 use crate::offload::program::Program;
 use crate::ports::offload::{Answer, Progress, Record, Ticket};
@@ -205,11 +205,6 @@ pub(super) fn offer(outside: &mut Outside, flows: &mut Flows, id: FlowId, up: Op
     outside.answers.answer(worker, Answer::Found(found));
 }
 
-/// Whether the flow ends with this host: one of its ends is here.
-fn stays_here(pair: &Pair) -> bool {
-    [&pair.up, &pair.down].iter().any(|entry| entry.as_ref().is_some_and(|entry| entry.egress == Egress::Local))
-}
-
 /// A flow as it is found: offloaded, and without a worker.
 pub(super) fn offloaded_flow(id: FlowId, ends: Ends, pair: &Pair) -> OffloadedFlow {
     let look = |entry: &Option<Entry>| entry.as_ref().map(CounterSnapshot::at).unwrap_or_default();
@@ -222,7 +217,7 @@ pub(super) fn offloaded_flow(id: FlowId, ends: Ends, pair: &Pair) -> OffloadedFl
         down: look(&pair.down),
         unanswered: None,
         patience_ns: PATIENCE_NS,
-        told_bytes: (!stays_here(pair)).then_some(0),
+        told_bytes: (!pair.up.as_ref().is_some_and(|entry| entry.stays_here)).then_some(0),
         inherited_ns: 0,
         questioned_ns: 0,
         quiet_at_ns: 0,

@@ -29,6 +29,7 @@ pub(super) fn entry(
         rewrite: way.rewrite,
         egress,
         by_lo,
+        stays_here: false,
         committed: true,
         held: true,
         backend_slot,

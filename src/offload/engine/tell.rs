@@ -18,8 +18,8 @@ pub(super) fn tell_offloaded(outside: &Outside, flows: &mut Flows, id: FlowId) {
     if !outside.table.fleet.is_enabled() {
         return;
     }
-    // A peer could not carry it, so the peers treat it as a flow with sockets here: they forward its packets, and reset it when
-    // this host dies.
+    // A peer could not carry it, so the peers go on taking it for a flow with sockets here: they forward its packets, and reset
+    // it when this host dies.
     let Some(flow) = flows.get_mut(&id).filter(|flow| !flow.stays_here()) else { return };
     let Ok(entries) = outside.program.entries(flow.ends.keys()) else {
         return flows.unread.tell(id);

@@ -22,6 +22,7 @@ const FLAG_LOCAL: u16 = 4;
 pub(crate) const FLAG_COMMITTED: u16 = 8;
 const FLAG_STANDBY: u16 = 16;
 const FLAG_BY_LO: u16 = 64;
+const FLAG_STAYS_HERE: u16 = 128;
 
 const MARK_REUSED: u16 = 1;
 
@@ -65,6 +66,7 @@ impl Entry {
             (FLAG_COMMITTED, self.committed),
             (FLAG_STANDBY, self.held),
             (FLAG_BY_LO, self.by_lo),
+            (FLAG_STAYS_HERE, self.stays_here),
         ] {
             flags |= if set { flag } else { 0 };
         }
@@ -120,6 +122,7 @@ impl Entry {
             rewrite: Rewrite { seq, ack, tsval, tsecr, window_shift: window_shift as i8, clear_ecn },
             egress: if flags & FLAG_LOCAL != 0 { Egress::Local } else { Egress::Interface(interface) },
             by_lo: flags & FLAG_BY_LO != 0,
+            stays_here: flags & FLAG_STAYS_HERE != 0,
             committed: flags & FLAG_COMMITTED != 0,
             held: flags & FLAG_STANDBY != 0,
             backend_slot,

@@ -138,6 +138,7 @@ fn diverting(action: Action, to: IpAddr, interface: u32) -> Entry {
         rewrite: Rewrite::default(),
         egress: Egress::Interface(interface),
         by_lo: false,
+        stays_here: false,
         committed: true,
         held: true,
         backend_slot: 0,

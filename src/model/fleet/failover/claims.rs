@@ -107,11 +107,8 @@ impl FlowClaims {
         let Some(mine) = self.mine.get(&id) else { return false };
         let touched = mine.touched_ns != 0 && now_ns.saturating_sub(mine.touched_ns) < TOUCHED_NS;
         let vip = ends.vip.ip();
-        // The instance with the address gets the flow's packets, wherever they came a moment ago. No other can carry a flow with an
-        // end on this host.
-        if members.is_own(&ends)
-            || members.prevails_by_address(owner, vip).unwrap_or(touched || members.prevails_over(owner, vip))
-        {
+        // The instance with the address gets the flow's packets, wherever they came a moment ago.
+        if members.prevails_by_address(owner, vip).unwrap_or(touched || members.prevails_over(owner, vip)) {
             // This instance took it from `owner`, or from an earlier owner.
             agenda.claim(owner.clone(), vec![id]);
             return true;
@@ -180,16 +177,7 @@ impl FlowClaims {
         agenda: &mut Agenda,
     ) {
         for id in ids {
-            if let Some(owner) = flows.staying_with(id) {
-                leave(owner.clone(), *id, agenda);
-                flows.forward_staying(*id, members, agenda);
-            }
             let Some(known) = flows.held(id) else { continue };
-            if members.is_own(&known.ends) {
-                // No other instance can carry it.
-                self.prevail(*id, flows, agenda);
-                continue;
-            }
             let others: Vec<_> = known.also.iter().chain([&known.owner]).collect();
             let vip = known.ends.vip.ip();
             let verdicts: Vec<_> = others.iter().map(|it| members.prevails_by_address(it, vip)).collect();

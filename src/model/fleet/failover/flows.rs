@@ -20,8 +20,6 @@ pub(super) struct Known {
     pub(super) also: Vec<InstanceName>,
     /// Whether its owner has told of it. If not, only the instance that gave it up has named the owner.
     pub(super) told: bool,
-    /// Whether it is offloaded and no instance but its owner can carry it.
-    stays: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,7 +139,7 @@ impl KnownFlows {
         if let Some(before) = self.same_ends(id).filter(|before| *before != id) {
             // The flow goes on under another id, or another flow has the same ends.
             match record.keeping {
-                Keeping::Sockets | Keeping::Stays => self.remove(before, agenda),
+                Keeping::Sockets => self.remove(before, agenda),
                 // The engine replaces its entry by itself, so that no packet finds it missing.
                 Keeping::Passage(_) => drop(self.take_out(before)),
             }
@@ -155,9 +153,7 @@ impl KnownFlows {
             also.retain(|other| *other != owner && lives(other));
             let same = before.owner == owner;
             match (&record.keeping, before.state) {
-                (Keeping::Sockets | Keeping::Stays, KnownState::Forwarded) if same => return,
-                // Its owner has inherited or claimed it.
-                (Keeping::Stays, _) => self.remove(id, agenda),
+                (Keeping::Sockets, KnownState::Forwarded) if same => return,
                 // Either this record was on its way when the flow lost its sockets, or its next owner sent it and is
                 // about to report the offload. An offloaded flow never gets sockets again.
                 (keeping, KnownState::Held) => {
@@ -174,19 +170,12 @@ impl KnownFlows {
             }
         }
         let carries = members.settings().carries;
-        let stays = record.keeping == Keeping::Stays;
-        if stays {
-            // No list may name what an earlier process of this host held.
-            agenda.drop_standby(id);
-        }
         let state = match record.keeping {
-            Keeping::Sockets | Keeping::Stays if carries && members.is_dead(&owner) => {
+            Keeping::Sockets if carries && members.is_dead(&owner) => {
                 agenda.standby(StandbyRequest::Refuse(ends.keys().to_vec()));
                 KnownState::Refused
             }
-            Keeping::Sockets | Keeping::Stays => {
-                forward(&owner, AcceptedFlow { ends, accepted_unix_ms }, members, agenda)
-            }
+            Keeping::Sockets => forward(&owner, AcceptedFlow { ends, accepted_unix_ms }, members, agenda),
             Keeping::Passage(_) => {
                 self.unindex(id, &ends);
                 agenda.carry(StandbyRequest::Hold(Box::new(record)));
@@ -196,21 +185,7 @@ impl KnownFlows {
         if state != KnownState::Held {
             self.index(id, &ends);
         }
-        self.enter(id, Known { owner, ends, accepted_unix_ms, state, also, told: true, stays });
-    }
-
-    /// The owner of a flow that stays with it, if this instance has its packets forwarded there.
-    pub(super) fn staying_with(&self, id: &FleetId) -> Option<&InstanceName> {
-        let known = self.flows.get(id).filter(|known| known.stays && known.state == KnownState::Forwarded);
-        known.map(|known| &known.owner)
-    }
-
-    /// Has the packets of a flow that stays with its owner forwarded there, although the offload engine has held it meanwhile.
-    pub(super) fn forward_staying(&self, id: FleetId, members: &Members, agenda: &mut Agenda) {
-        let Some(known) = self.flows.get(&id) else { return };
-        agenda.drop_standby(id);
-        let flow = AcceptedFlow { ends: known.ends, accepted_unix_ms: known.accepted_unix_ms };
-        forward(&known.owner, flow, members, agenda);
+        self.enter(id, Known { owner, ends, accepted_unix_ms, state, also, told: true });
     }
 
     /// `owner` tells of a flow after this instance took it for dead. Many may come at once.
@@ -312,7 +287,7 @@ impl KnownFlows {
         if self.lists.contains_key(owner) {
             let state = KnownState::Held;
             let (owner, also) = (owner.clone(), Vec::new());
-            self.enter(id, Known { owner, ends, accepted_unix_ms: 0, state, also, told: true, stays: false });
+            self.enter(id, Known { owner, ends, accepted_unix_ms: 0, state, also, told: true });
         }
     }
 
@@ -332,7 +307,7 @@ impl KnownFlows {
         agenda.carry(StandbyRequest::Refuse(ends.keys().to_vec()));
         self.index(id, &ends);
         let (state, also) = (KnownState::Refused, Vec::new());
-        self.enter(id, Known { owner, ends, accepted_unix_ms: 0, state, also, told: true, stays: false });
+        self.enter(id, Known { owner, ends, accepted_unix_ms: 0, state, also, told: true });
     }
 
     /// Removes a flow if it is still refused, because its owner lives after all. Returns whether it was.

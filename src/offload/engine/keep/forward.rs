@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::super::Outside;
 use super::super::flows::Flows;
-use super::super::offloaded::Step;
 use super::super::witness::Witnesses;
 use super::{Keep, is_ours};
 use crate::addr::VipAddr;
@@ -44,27 +43,17 @@ impl Keep {
         forwarded: &[AcceptedFlow],
         to: IpAddr,
     ) -> Result<(), Unread> {
-        let mut ours = Vec::new();
         if self.hops.owner_at(outside, flows, to).is_ok() {
             for flow in forwarded {
                 let [up, down] = flow.ends.keys();
                 let named = |entry: Entry, key: &Key| FleetId::of(entry.id, &entry.ends(*key));
                 let [at_up, at_down] = outside.program.entries([up, down])?;
-                let [named_up, named_down] = [(at_up, up), (at_down, down)].map(|(at, key)| Some(named(at?, &key)));
                 // If both entries are of one flow, it is offloaded; see `is_offloaded`.
-                if named_up != named_down {
+                if at_up.map(|entry| named(entry, &up)) != at_down.map(|entry| named(entry, &down)) {
                     self.give_way(outside, flows, witnesses, &up, None, *flow)?;
                     self.give_way(outside, flows, witnesses, &down, None, *flow)?;
-                } else if let Some(id) = named_up
-                    && flows.get(&id.flow).is_some_and(|own| own.ends == flow.ends && matches!(own.step, Step::Alone))
-                {
-                    ours.push(id);
                 }
             }
-        }
-        if !ours.is_empty() {
-            // Both instances count it as their own; if it stays with the other one, the failover leaves it to that one.
-            outside.table.offload.standby.answer(StandbyAnswer::Ours(ours));
         }
         let keys: Vec<_> = forwarded.iter().flat_map(|flow| flow.ends.keys()).collect();
         self.forward(outside, flows, &keys, to, false)

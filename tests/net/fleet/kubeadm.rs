@@ -392,3 +392,57 @@ fn clients_of_an_evacuated_host_whose_apiserver_is_beside_the_new_holder_do_not_
         fleet.owner().baton.wait_ended("backend_has_vip", ending.len() as u64);
     });
 }
+
+/// Clients of an apiserver whose host neither has the VIP nor loses it, while the VIP moves again and again under their traffic.
+#[test]
+fn clients_of_a_third_host_s_apiserver_go_on_each_time_that_the_vip_s_host_loses_its_link() {
+    let test = "clients_of_a_third_host_s_apiserver_go_on";
+    let own = |config: Config| {
+        let config = config.rebalance("when", "ordered");
+        config.vip("addresses", vec![format!("{VIP}/32")]).vip("interface", "eth0")
+    };
+    let Some(cluster) = Cluster::new(test, 3, Flows::Offload, own) else { return };
+    let cluster = Cluster { fleet: cluster.fleet.with_holder_first(), ..cluster };
+    let fleet = &cluster.fleet;
+    let of = |number: usize| NAMES.iter().position(|name| *name == fleet.all[number].name).unwrap();
+    let synced = || {
+        for (one, other) in [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)] {
+            fleet.all[one].wait_synced(fleet.all[other].name);
+            BACKENDS.iter().for_each(|name| _ = fleet.all[one].baton.wait_health(name, "ready", secs(60)));
+        }
+    };
+    let holder = || (0..3).find(|it| fleet.all[*it].host.has_address(VIP));
+    synced();
+    for round in 0..3 {
+        let mut from = None;
+        eventually(LONG, "an instance has the VIP", || {
+            from = holder();
+            from.is_some()
+        });
+        let from = from.expect("just seen");
+        let mut conns: Vec<_> = fleet.clients(18);
+        (0..5).for_each(|number| conns.iter_mut().for_each(|conn| conn.echo(number, 200)));
+        let mut by_host = conns
+            .into_iter()
+            .map(|conn| (BACKENDS.iter().position(|name| *name == fleet.all[from].baton.serving(&conn)).unwrap(), conn))
+            .collect::<Vec<_>>();
+        fleet.all[from].baton.wait_offloaded(by_host.len() as u64);
+        fleet.all[from].host.link_down();
+        // Under traffic from the first moment on, so that no host learns of the move in silence.
+        let watch = Stopwatch::start();
+        by_host.retain(|(host, _)| *host != of(from));
+        while watch.elapsed() < secs(6) {
+            for (host, conn) in &mut by_host {
+                let echo = Stopwatch::start();
+                conn.echo(9, 100);
+                assert!(
+                    echo.unstalled() < secs(3),
+                    "round {round}: a client of the apiserver at {host} waited for {:?}",
+                    echo.elapsed()
+                );
+            }
+        }
+        fleet.all[from].host.link_up();
+        synced();
+    }
+}

@@ -427,6 +427,10 @@ fn clients_of_a_third_host_s_apiserver_go_on_each_time_that_the_vip_s_host_loses
             .map(|conn| (BACKENDS.iter().position(|name| *name == fleet.all[from].baton.serving(&conn)).unwrap(), conn))
             .collect::<Vec<_>>();
         fleet.all[from].baton.wait_offloaded(by_host.len() as u64);
+        // No other host can carry those to the holder's own apiserver.
+        let going_on = by_host.iter().filter(|(host, _)| *host != of(from)).count();
+        let others = (0..3).filter(|it| *it != from);
+        others.for_each(|it| fleet.all[it].wait_sees(fleet.all[from].name, "offloaded", going_on));
         fleet.all[from].host.link_down();
         // Under traffic from the first moment on, so that no host learns of the move in silence.
         let watch = Stopwatch::start();

@@ -66,6 +66,8 @@ pub(super) struct FailoverOutcome {
     pub(super) told: Vec<(FleetId, Ends)>,
     /// These are reset, but their ends cannot be told from here: another host has their address.
     pub(super) untold: Vec<FleetId>,
+    /// Offloaded flows that wait for an instance that carries them on.
+    pub(super) left: Vec<FleetId>,
     refused: Vec<Key>,
     dropped: Vec<FleetId>,
 }
@@ -368,13 +370,14 @@ impl KnownFlows {
             let (ends, state) = (known.ends, known.state);
             match state {
                 // Any other host to which the address comes can carry it.
-                KnownState::Held if members.is_own(&ends) && !members.is_stuck(&ends) => {}
-                KnownState::Held if members.settings().carries => {
-                    if members.is_heir(ends.vip.ip()) {
+                KnownState::Held if members.is_own(&ends) && !members.is_stuck(&ends) => outcome.left.push(id),
+                KnownState::Held if members.settings().carries => match members.is_heir(ends.vip.ip()) {
+                    true => {
                         self.take_out(id);
                         outcome.inherited.push((id, ends));
                     }
-                }
+                    false => outcome.left.push(id),
+                },
                 // Without offload this instance cannot carry the flow on.
                 _ => {
                     match members.is_here(ends.vip.ip()) {

@@ -42,7 +42,7 @@ impl Failover {
         let Some(peer) = self.members.peer_mut(owner) else { return };
         let is_anew = peer.synced();
         let gone = self.flows.synced(owner, &mut self.agenda);
-        let died = self.untold.came_back(owner, is_anew, gone);
+        let died = self.untold.came_back(owner, is_anew, gone, &self.members);
         // All its flows are known by now. Packets without a flow must not go there any more: their client may open a new
         // connection from the same port, and its SYN must not go to a host without the address.
         self.unknown.stop_forwarding(owner, &self.flows, &self.members, &mut self.agenda);

@@ -982,6 +982,30 @@ fn clients_of_an_owner_that_came_back_before_their_address_are_told() {
     assert!(!all.contains(&Action::Standby(StandbyRequest::Refuse(again.ends.keys().to_vec()))));
 }
 
+/// The peer that should have inherited these flows may have been evacuated, and have had no reason to.
+#[test]
+fn clients_of_offloaded_flows_that_nobody_inherited_before_their_owner_came_back_are_told() {
+    let mut scene = Scene::new();
+    let heir = name("aa");
+    scene.remote(Remote::Joined { owner: heir.clone(), link: ip("10.0.0.23") });
+    scene.remote(Remote::Liveness { owner: heir.clone(), liveness: Liveness::Alive });
+    let (dead, inherited) = (record(1, "10.0.1.7", true), record(2, "10.0.1.8", true));
+    scene.told(&dead);
+    scene.told(&inherited);
+    scene.remote(Remote::Addresses { owner: name("a"), vips: Vec::new() });
+    scene.liveness(Liveness::Dead);
+    assert!(refused(&scene.take()).is_empty(), "the heir may carry them on");
+    scene.liveness(Liveness::Alive);
+    scene.remote(Remote::Begin { owner: name("a"), epoch: Epoch(2), slot: 0 });
+    scene.remote(Remote::Synced { owner: name("a") });
+    scene.remote(Remote::Flow { owner: heir, record: Box::new(inherited.clone()) });
+    scene.take();
+    scene.addresses(&["10.0.0.22", VIP]);
+    let all = scene.take();
+    assert!(is_reset(&all, &dead), "{all:?}");
+    assert!(!refused(&all).contains(&inherited.ends.key(FlowDirection::ToBackend)), "it goes on: {all:?}");
+}
+
 /// A client whose answer went to the dead host was not told, and in FIN_WAIT2 it sends nothing by itself.
 #[test]
 fn clients_of_an_owner_that_came_back_while_they_were_told_are_told() {

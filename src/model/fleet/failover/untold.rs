@@ -1,6 +1,6 @@
-//! Proxied flows that died with their owner, and whose clients this instance could not tell, or not all of them: the
-//! address was on no host, or on another one. The owner came back without these flows, so no instance has them, and their
-//! clients wait for a reset.
+//! Flows that died with their owner, and whose clients this instance could not tell, or not all of them: the address was
+//! on no host, or on another one. The owner came back without these flows, so no instance has them, and their clients
+//! wait for a reset. Offloaded flows are among them, if no instance took them on before their owner came back.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -18,9 +18,11 @@ const LONGEST_NS: u64 = 15 * 60 * 1_000_000_000;
 #[derive(Debug, Default)]
 pub(super) struct UntoldFlows {
     waiting: HashMap<FleetId, Untold>,
-    /// Proxied flows that died with their owner, which has not sent its flows since. Their address was not here then,
-    /// or not all of their ends were told.
+    /// Flows that died with their owner, which has not sent its flows since. Their address was not here then, or not all
+    /// of their ends were told.
     died: BTreeMap<InstanceName, HashSet<FleetId>>,
+    /// Offloaded flows of such owners that this instance does not inherit.
+    left: BTreeMap<InstanceName, HashSet<FleetId>>,
 }
 
 /// A flow that no instance has.
@@ -38,6 +40,11 @@ impl UntoldFlows {
         for (id, _) in &outcome.told {
             died.remove(id);
         }
+        let left = self.left.entry(owner.clone()).or_default();
+        left.extend(&outcome.left);
+        for (id, _) in &outcome.inherited {
+            left.remove(id);
+        }
     }
 
     /// `owner` is heard again while its flows were being told.
@@ -48,15 +55,19 @@ impl UntoldFlows {
     }
 
     /// `owner` has told all its flows; it did not name its earlier flows `gone`. Returns those that died with its
-    /// earlier process, if it is a new process (`is_anew`).
+    /// earlier process, if it is a new process (`is_anew`). An offloaded flow is not among them if its address is here: the
+    /// other instances with that address may carry it on, and this one has yet to hear of that.
     pub(super) fn came_back(
         &mut self,
         owner: &InstanceName,
         is_anew: bool,
         mut gone: Vec<(FleetId, Ends)>,
+        members: &Members,
     ) -> Vec<(FleetId, Ends)> {
         let died = self.died.remove(owner).unwrap_or_default();
-        gone.retain(|(id, _)| is_anew && died.contains(id));
+        let left = self.left.remove(owner).unwrap_or_default();
+        let is_left = |id: &FleetId, ends: &Ends| left.contains(id) && !members.is_here(ends.vip.ip());
+        gone.retain(|(id, ends)| is_anew && (died.contains(id) || is_left(id, ends)));
         gone
     }
 
@@ -81,6 +92,7 @@ impl UntoldFlows {
     pub(super) fn gone(&mut self, owner: &InstanceName) {
         self.waiting.retain(|_, it| it.from != *owner);
         self.died.remove(owner);
+        self.left.remove(owner);
     }
 
     #[cfg(test)]

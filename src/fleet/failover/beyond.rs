@@ -1,39 +1,96 @@
-//! Flows of this instance whose backend is beyond reach: their packets come from a VIP that is on the backend's host now, and a kernel
-//! drops packets from one of its own addresses. The VIP's new owner resets their clients, except for clients of this host: that
-//! owner's segments would come from the VIP, too, which this host keeps on `lo` for these flows.
+//! Flows of this instance with an end that is beyond reach: the packets to that end come from a VIP that its host has, and a kernel
+//! drops packets from one of its own addresses.
+//!
+//! | where the VIP is | the end | who resets the client |
+//! |---|---|---|
+//! | on the backend's host, which is not this one; this host keeps it on `lo` | the backend of a client of this host | this instance |
+//! | on another host; this host keeps it on `lo` | a client of this host, of an offloaded flow | this instance |
+//! | here, and kept on `lo` by the backend's host | the backend of an offloaded flow | this instance, once the client waits |
+//!
+//! The VIP's new owner resets the other clients of the first kind, because a reset from there would not reach a client of a host that
+//! keeps the VIP. In the third case the backend is within reach again once its host needs the VIP no more, so that idle flows lose
+//! nothing.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 use super::FailoverParts;
+use crate::addr::VipAddr;
 use crate::config::{Config, Source};
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::evacuate::Places;
-use crate::model::fleet::failover::Failover;
-use crate::table::flows::FlowState;
+use crate::model::fleet::failover::Members;
+use crate::model::ids::FlowId;
+use crate::table::flows::{FlowState, FlowView};
 
-/// Ends them; returns how many there are. `places`: of the VIPs on this host.
-pub(super) fn end(table: &FailoverParts, machine: &Failover, config: &Config, places: &Places) -> usize {
-    let is_kept = |ip: &IpAddr| places.kept.contains(ip) && !places.here.contains(ip);
-    if !places.kept.iter().any(is_kept) {
-        return 0;
-    }
-    let comes_from_vip = |vip| {
-        let mut serving = config.frontends.iter().filter(|frontend| frontend.listen.contains(&vip));
-        serving.any(|frontend| frontend.source == Source::Auto)
-    };
-    let backends = table.registry.backends();
-    let mut ended = 0;
-    for flow in table.flows.iter() {
-        let has_leg = flow.state == FlowState::Proxied || flow.state == FlowState::Offloaded && flow.stays_here;
-        let vip = flow.origin.vip;
-        if !has_leg || flow.ending || !is_kept(&vip.ip()) || !comes_from_vip(vip) {
-            continue;
+/// A client that has waited for so long for a backend beyond reach has sent its segment again (TCP_RTO_MIN is 200 ms,
+/// include/net/tcp.h): other packets are not only late.
+const WAIT_NS: u64 = 300_000_000;
+
+/// Ends flows with an end beyond reach.
+#[derive(Debug, Default)]
+pub(super) struct BeyondReach {
+    /// When a client was first seen to wait, ns.
+    waiting: HashMap<FlowId, u64>,
+}
+
+impl BeyondReach {
+    /// Ends them; returns how many there are. `places`: of the VIPs on this host.
+    pub(super) fn end(
+        &mut self,
+        table: &FailoverParts,
+        members: &Members,
+        config: &Config,
+        places: &Places,
+        now_ns: u64,
+    ) -> usize {
+        let is_kept = |ip: &IpAddr| places.kept.contains(ip) && !places.here.contains(ip);
+        let keeps = places.kept.iter().any(is_kept);
+        let is_kept_by_peer = places.here.iter().any(|vip| members.is_kept_by_peer(*vip));
+        if !keeps && !is_kept_by_peer {
+            self.waiting.clear();
+            return 0;
         }
-        let backend = backends.iter().find(|it| Some(it.id) == flow.backend).and_then(|it| it.address());
-        if backend.is_some_and(|backend| machine.are_together(vip.ip(), backend.ip())) {
-            table.orders.end_flow(flow.ticket(), EndReason::BackendHasVip, None);
-            ended += 1;
+        let comes_from_vip = |vip: VipAddr| {
+            let mut serving = config.frontends.iter().filter(|frontend| frontend.listen.contains(&vip));
+            serving.any(|frontend| frontend.source == Source::Auto)
+        };
+        let backends = table.registry.backends();
+        let backend_of = |flow: &FlowView| {
+            let backend = backends.iter().find(|it| Some(it.id) == flow.backend).and_then(|it| it.address());
+            backend.filter(|_| comes_from_vip(flow.origin.vip)).map(|backend| backend.ip())
+        };
+        let mut ended = 0;
+        let waited = std::mem::take(&mut self.waiting);
+        for flow in table.flows.iter().filter(|flow| !flow.ending) {
+            let vip = flow.origin.vip.ip();
+            let (is_offloaded, is_proxied) = (flow.state == FlowState::Offloaded, flow.state == FlowState::Proxied);
+            let reason = if is_kept(&vip) {
+                let has_leg = is_proxied || is_offloaded && flow.stays_here;
+                if has_leg && backend_of(&flow).is_some_and(|backend| members.are_together(vip, backend)) {
+                    Some(EndReason::BackendHasVip)
+                } else if is_offloaded && members.has_own(flow.origin.client.ip()) {
+                    Some(EndReason::ClientHasVip)
+                } else {
+                    None
+                }
+            } else if is_kept_by_peer
+                && is_offloaded
+                && places.here.contains(&vip)
+                && flow.last_to_backend_ns > flow.last_to_client_ns
+                && backend_of(&flow).is_some_and(|backend| members.is_kept_beside(vip, backend))
+            {
+                let since_ns = waited.get(&flow.id).copied().unwrap_or(now_ns);
+                self.waiting.insert(flow.id, since_ns);
+                (now_ns.saturating_sub(since_ns) >= WAIT_NS).then_some(EndReason::BackendHasVip)
+            } else {
+                None
+            };
+            if let Some(reason) = reason {
+                table.orders.end_flow(flow.ticket(), reason, None);
+                ended += 1;
+            }
         }
+        ended
     }
-    ended
 }

@@ -11,7 +11,7 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::sync::watch;
 
 use super::addresses::{self, Addresses};
-use super::beyond;
+use super::beyond::BeyondReach;
 use super::firewall::{Firewall, MARK};
 use super::handed::HandedFlows;
 use super::untold::UntoldQueue;
@@ -19,6 +19,7 @@ use super::wire::{ChallengeBatch, Wire};
 use super::{FailoverParts, Links};
 use crate::config::{Config, FailoverSettings};
 use crate::model::ends::Key;
+use crate::model::fleet::evacuate::Places;
 use crate::model::fleet::failover::{Action, Failover, Note, Settings};
 use crate::model::fleet::{PeerCommand, Remote, StandbyRequest};
 use crate::sys::clock::now_ns;
@@ -45,6 +46,7 @@ pub(super) struct FailoverControl {
     firewall: Firewall,
     untold: UntoldQueue,
     handed: HandedFlows,
+    beyond: BeyondReach,
     challenged: mpsc::UnboundedReceiver<u64>,
     /// Whether an evacuation is about to remove addresses.
     keeping: watch::Receiver<bool>,
@@ -52,6 +54,8 @@ pub(super) struct FailoverControl {
     vip_leaving: watch::Receiver<bool>,
     config: watch::Receiver<Arc<Config>>,
     links: Links,
+    /// The addresses that the peers know to be kept on `lo` here.
+    told_kept: Vec<IpAddr>,
     /// Commands that the link has no room for yet.
     backlog: VecDeque<PeerCommand>,
     routes_moved: bool,
@@ -92,11 +96,13 @@ impl FailoverControl {
             firewall: Firewall::open(),
             untold: UntoldQueue::default(),
             handed: HandedFlows::default(),
+            beyond: BeyondReach::default(),
             challenged,
             keeping: table.fleet.keeping(),
             vip_leaving: table.vip.leaving(),
             config,
             links,
+            told_kept: Vec::new(),
             backlog: VecDeque::new(),
             routes_moved: false,
             came: BTreeSet::new(),
@@ -225,16 +231,17 @@ impl FailoverControl {
         }
     }
 
-    fn end_what_is_beyond_reach(&self) {
+    fn end_what_is_beyond_reach(&mut self) {
         if !self.settings.carries {
             return;
         }
         let config = self.config.borrow().clone();
-        let ended = beyond::end(&self.table, &self.machine, &config, &self.table.fleet_view.places());
+        let places = self.table.fleet_view.places();
+        let ended = self.beyond.end(&self.table, self.machine.members(), &config, &places, now_ns());
         if ended > 0 {
             tracing::warn!(
                 flows = ended,
-                "the VIP is on the host of these flows' backend now, which takes no packets from it: Baton resets their clients"
+                "the VIP is on the host of an end of these flows, which takes no packets from it: Baton resets their clients"
             );
         }
     }
@@ -285,11 +292,21 @@ impl FailoverControl {
                 }
                 self.came.extend(seen.newly_kept.iter().filter(|ip| ip.is_ipv6()));
                 self.renew_routes();
+                self.tell_kept(&seen.places);
                 self.table.fleet_view.show_places(seen.places);
                 self.machine.handle_addresses(now_ns(), &seen.all);
             }
             Err(_) if failed_before => {}
             Err(error) => tracing::error!(%error, "cannot read this host's addresses; Baton tries again"),
+        }
+    }
+
+    /// Tells the peers which addresses this host has on `lo` alone.
+    fn tell_kept(&mut self, places: &Places) {
+        let kept: Vec<_> = places.kept.iter().copied().filter(|ip| !places.here.contains(ip)).collect();
+        if kept != self.told_kept {
+            self.told_kept.clone_from(&kept);
+            self.backlog.push_back(PeerCommand::Kept(kept));
         }
     }
 

@@ -76,6 +76,11 @@ pub enum Remote {
         owner: InstanceName,
         vips: Vec<IpAddr>,
     },
+    /// The addresses of frontends that `owner`'s host keeps on `lo`, and has nowhere else.
+    Kept {
+        owner: InstanceName,
+        vips: Vec<IpAddr>,
+    },
     /// Ended flows whose clients a peer could not reset: the instance that has their address must do it.
     Untold(Vec<Abandoned>),
     /// The answer to `Command::Ask`.
@@ -107,6 +112,8 @@ pub enum PeerCommand {
     Ask(Asked),
     /// Tell all which of the frontends' addresses this host has.
     Addresses(Vec<IpAddr>),
+    /// Tell all which of the frontends' addresses this host keeps on `lo`, and has nowhere else.
+    Kept(Vec<IpAddr>),
     /// Tell all peers of clients that could not be reset.
     Untold(Vec<Abandoned>),
     /// Send a beat at once, and have every peer answer: a VIP has come here.

@@ -110,6 +110,8 @@ pub struct Exchange {
     next_ask: u32,
     /// All addresses of this host.
     addresses: Vec<IpAddr>,
+    /// The frontends' addresses that this host keeps on `lo`, and has nowhere else.
+    kept: Vec<IpAddr>,
     remotes: VecDeque<Remote>,
     notices: VecDeque<Notice>,
     queries: VecDeque<KnowsQuery>,
@@ -145,6 +147,7 @@ impl Exchange {
             ask_order: VecDeque::new(),
             next_ask: 0,
             addresses: Vec::new(),
+            kept: Vec::new(),
             remotes: VecDeque::new(),
             notices: VecDeque::new(),
             queries: VecDeque::new(),
@@ -257,6 +260,7 @@ impl Exchange {
         let liveness = session.linked(hello, wait, now_ns);
         session.say(Message::BeatKey(self.own.beat_key.clone()));
         session.say(Message::Addresses(addresses));
+        session.say(Message::Kept(self.kept.clone()));
         if let Some(standing) = self.vip {
             session.say(Message::Vip(standing));
         }
@@ -346,6 +350,12 @@ impl Exchange {
                     session.say(Message::Addresses(addresses.clone()));
                 }
                 self.addresses = addresses;
+            }
+            PeerCommand::Kept(kept) => {
+                for session in self.sessions.values_mut() {
+                    session.say(Message::Kept(kept.clone()));
+                }
+                self.kept = kept;
             }
             PeerCommand::Untold(all) => {
                 self.sessions.values_mut().for_each(|session| session.say_untold(&all));

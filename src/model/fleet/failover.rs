@@ -45,7 +45,7 @@ use crate::addr::VipAddr;
 use agenda::Agenda;
 use claims::FlowClaims;
 use flows::KnownFlows;
-use members::Members;
+pub(crate) use members::Members;
 use port_ranges::PortRanges;
 use rounds::Rounds;
 pub(crate) use rounds::{Challenge, Wake};
@@ -201,6 +201,7 @@ impl Failover {
             Remote::Liveness { owner, liveness } => self.liveness(now_ns, &owner, liveness),
             Remote::Claimed { by, flows } => self.claimed_by(now_ns, &by, flows),
             Remote::Addresses { owner, vips } => self.peer_addresses(&owner, vips),
+            Remote::Kept { owner, vips } => self.members.peer_mut(&owner).into_iter().for_each(|it| it.keep(&vips)),
             // The failover does not send these resets.
             Remote::Untold(_) => {}
             Remote::Answer { ends, said } => {
@@ -318,9 +319,9 @@ impl Failover {
         self.members.peers().all(|(_, peer)| peer.is_heard())
     }
 
-    /// Whether a living peer's host has both addresses.
-    pub(crate) fn are_together(&self, vip: IpAddr, end: IpAddr) -> bool {
-        self.members.peers().any(|(_, peer)| peer.serves() && peer.has(vip) && peer.has(end))
+    /// The fleet as this instance sees it.
+    pub(crate) fn members(&self) -> &Members {
+        &self.members
     }
 
     /// The members or their addresses have changed.

@@ -69,6 +69,8 @@ pub enum Message {
     Untold(Vec<Abandoned>),
     /// The sender's standing to the VIP.
     Vip(VipStanding),
+    /// The frontends' addresses that the sender's host keeps on `lo` for flows, and has nowhere else. Its kernel drops packets from them.
+    Kept(Vec<IpAddr>),
 }
 
 /// The sender of a hello.

@@ -402,14 +402,13 @@ impl Session {
             }
             Message::Ask { number, packet } => return Ok(Heard::Asked { number, packet }),
             Message::Answer { number, known } => return Ok(Heard::Answered { number, known }),
+            Message::Addresses(vips) | Message::Kept(vips) if vips.len() > VIPS_MAX => return Err(Fault::TooLong),
             Message::Addresses(vips) => {
-                if vips.len() > VIPS_MAX {
-                    return Err(Fault::TooLong);
-                }
                 self.vips.clone_from(&vips);
                 self.has_told_addresses = true;
                 remotes.push_back(Remote::Addresses { owner: owner(), vips });
             }
+            Message::Kept(vips) => remotes.push_back(Remote::Kept { owner: owner(), vips }),
             Message::BeatKey(key) => self.beat_key = Some(key),
             Message::Vip(standing) => self.vip = Some(standing),
             Message::Untold(all) => {

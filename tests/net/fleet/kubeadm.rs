@@ -1,6 +1,7 @@
 //! Each instance on a host that also runs an apiserver of its own: a host's death takes one of each.
 
 use std::io::ErrorKind;
+use std::time::Duration;
 
 use super::failover::{self, Fleet, Flows, VIP, VIP6};
 use super::*;
@@ -449,4 +450,84 @@ fn clients_of_a_third_host_s_apiserver_go_on_each_time_that_the_vip_s_host_loses
         fleet.all[from].host.link_up();
         synced();
     }
+}
+
+/// Regression: the VIP's new holder carries such flows, and the host that is emptied keeps the VIP on `lo`, so that its kernel drops the holder's
+/// packets. Kubelets had no heartbeat until the deadline had passed and TCP had sent its segment again.
+#[test]
+fn clients_of_flows_that_a_host_has_from_a_dead_one_do_not_wait_while_that_host_is_evacuated() {
+    let test = "clients_of_flows_that_a_host_has_from_a_dead_one";
+    let own = |config: Config| {
+        let config = config.rebalance("when", "ordered");
+        config.vip("addresses", vec![format!("{VIP}/32")]).vip("interface", "eth0")
+    };
+    let Some(cluster) = Cluster::new(test, 3, Flows::Offload, own) else { return };
+    let cluster = Cluster { fleet: cluster.fleet.with_holder_first(), ..cluster };
+    let fleet = &cluster.fleet;
+    let of = |number: usize| NAMES.iter().position(|name| *name == fleet.all[number].name).unwrap();
+    let synced = || {
+        for (one, other) in [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)] {
+            fleet.all[one].wait_synced(fleet.all[other].name);
+            BACKENDS.iter().for_each(|name| _ = fleet.all[one].baton.wait_health(name, "ready", LONG));
+        }
+    };
+    synced();
+    let mut by_backend = cluster.clients(30);
+    // Kubelets of the next holder's host, at an apiserver that lives on.
+    let mut locals: Vec<_> = (0..9).map(|_| fleet.heir().host.connect(fleet.vip)).collect();
+    (0..5).for_each(|round| locals.iter_mut().for_each(|conn| conn.echo(round, 200)));
+    locals.retain(|conn| fleet.owner().baton.serving(conn) == BACKENDS[of(2)]);
+    // All conditions but this are equal, and the one with the fewest of these flows takes the VIP.
+    by_backend[of(1)].truncate(4);
+    let mut doomed = std::mem::take(&mut by_backend[of(0)]);
+    let mut beside: Vec<_> = by_backend[of(1)].drain(..).collect();
+    let mut others: Vec<_> = by_backend[of(2)].drain(..).collect();
+    let idle = beside.pop().unwrap();
+    let offloaded = (doomed.len() + beside.len() + 1 + others.len() + locals.len()) as u64;
+    fleet.owner().baton.wait_offloaded(offloaded);
+    fleet.wait_known(offloaded, offloaded - doomed.len() as u64);
+    let why = || String::from_utf8(fleet.owner().baton.cli(&["vip", "--why"]).stdout).unwrap();
+    eventually(LONG, "the holder knows the counts", || why().contains(&format!("{} 4", fleet.all[1].name)));
+    fleet.owner().host.link_down();
+    eventually(LONG, "the next has the VIP", || fleet.heir().host.has_address(VIP));
+    failover::all_reset(&mut doomed);
+    beside.iter_mut().chain(&mut others).chain(&mut locals).for_each(|conn| conn.echo(5, 3000));
+    fleet.owner().host.link_up();
+    synced();
+    beside.iter_mut().chain(&mut others).chain(&mut locals).for_each(|conn| conn.echo(6, 3000));
+    // One that begins now keeps the VIP on lo: its apiserver is on the same host.
+    let mut fresh: Vec<_> = fleet.clients(12);
+    (0..5).for_each(|round| fresh.iter_mut().for_each(|conn| conn.echo(round, 200)));
+    fresh.retain(|conn| fleet.heir().baton.serving(conn) == BACKENDS[of(1)]);
+    assert!(fresh.len() > 1);
+    let mut longest = Duration::ZERO;
+    let mut reset = [0, 0];
+    std::thread::scope(|scope| {
+        let evacuation = scope.spawn(|| fleet.heir().baton.cli(&["evacuate", "--deadline", "8s", "--json"]));
+        let at_other = || [0, 2].iter().any(|it| fleet.all[*it].host.has_address(VIP));
+        eventually(LONG, "another has the VIP", || at_other() && !fleet.heir().host.has_address(VIP));
+        let watch = Stopwatch::start();
+        while watch.elapsed() < secs(5) {
+            others.iter_mut().chain(&mut fresh).for_each(|conn| conn.echo(7, 3000));
+            for (conns, count) in [&mut beside, &mut locals].into_iter().zip(&mut reset) {
+                conns.retain_mut(|conn| {
+                    let echo = Stopwatch::start();
+                    let told = conn.try_echo(7, 3000);
+                    longest = longest.max(echo.unstalled());
+                    let error = told.err().map(|error| error.kind());
+                    let is_told = matches!(error, None | Some(ErrorKind::ConnectionReset | ErrorKind::BrokenPipe));
+                    assert!(is_told, "{error:?} after {:?}", echo.elapsed());
+                    *count += usize::from(error.is_some());
+                    error.is_none()
+                });
+            }
+        }
+        let output = evacuation.join().unwrap();
+        println!("{}", Instance::report(&output));
+    });
+    println!("the longest wait: {longest:?}; reset: {reset:?}");
+    assert!(longest < secs(4), "a client waited for {longest:?}");
+    // Who said nothing meanwhile has lost nothing.
+    let mut rest = [idle];
+    rest.iter_mut().chain(&mut others).for_each(|conn| conn.echo(8, 3000));
 }

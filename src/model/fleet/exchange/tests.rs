@@ -593,3 +593,29 @@ fn a_standing_comes_by_the_link_by_the_beat_and_with_a_new_link() {
     fleet.talk();
     assert_eq!(seen(&fleet).standing, Some(standing(3)));
 }
+
+#[test]
+fn what_a_host_keeps_is_told_when_it_changes_and_with_a_new_link() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    let vip: IpAddr = "10.0.0.100".parse().expect("an address");
+    let told = |fleet: &mut Fleet| {
+        let kept = std::mem::take(&mut fleet.told[0]).into_iter().filter_map(|remote| match remote {
+            Remote::Kept { owner, vips } => Some((owner, vips)),
+            _ => None,
+        });
+        kept.collect::<Vec<_>>()
+    };
+    told(&mut fleet);
+    fleet.instances[1].handle_command(PeerCommand::Kept(vec![vip]), fleet.now_ns);
+    fleet.talk();
+    assert_eq!(told(&mut fleet), [(name("b"), vec![vip])]);
+    for (at, of) in [(0, "b"), (1, "a")] {
+        fleet.instances[at].handle_loss(&name(of), "it was cut", fleet.now_ns);
+    }
+    fleet.link(0, 1);
+    fleet.talk();
+    assert_eq!(told(&mut fleet), [(name("b"), vec![vip])]);
+    fleet.instances[1].handle_command(PeerCommand::Kept(Vec::new()), fleet.now_ns);
+    fleet.talk();
+    assert_eq!(told(&mut fleet), [(name("b"), Vec::new())]);
+}

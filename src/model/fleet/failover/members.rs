@@ -15,7 +15,7 @@ const FRESH_NS: u64 = 5_000_000_000;
 /// The other instances and the addresses of this host. They determine which instance owns a flow, and how to reach a
 /// peer.
 #[derive(Debug)]
-pub(super) struct Members {
+pub(crate) struct Members {
     settings: Settings,
     /// Frontends' addresses that the configuration no longer names: flows may use them until their drain is over.
     former: BTreeSet<IpAddr>,
@@ -179,7 +179,27 @@ impl Members {
 
     /// Whether one of its ends is on this host.
     pub(super) fn is_own(&self, ends: &Ends) -> bool {
-        [ends.backend.ip(), ends.client.ip()].iter().any(|ip| self.own.contains(ip))
+        [ends.backend.ip(), ends.client.ip()].into_iter().any(|ip| self.has_own(ip))
+    }
+
+    /// Whether a living peer's host has both addresses.
+    pub(crate) fn are_together(&self, vip: IpAddr, end: IpAddr) -> bool {
+        self.peers().any(|(_, peer)| peer.serves() && peer.has(vip) && peer.has(end))
+    }
+
+    /// Whether a linked peer's host keeps `vip` on `lo`. What a peer without a link said may be outdated.
+    pub(crate) fn is_kept_by_peer(&self, vip: IpAddr) -> bool {
+        self.peers().any(|(_, peer)| peer.is_heard() && peer.keeps(vip))
+    }
+
+    /// Whether a linked peer's host has the address `end`, and keeps `vip` on `lo`.
+    pub(crate) fn is_kept_beside(&self, vip: IpAddr, end: IpAddr) -> bool {
+        self.peers().any(|(_, peer)| peer.is_heard() && peer.keeps(vip) && peer.has(end))
+    }
+
+    /// Whether the address is this host's, and no VIP.
+    pub(crate) fn has_own(&self, ip: IpAddr) -> bool {
+        self.own.contains(&ip)
     }
 
     /// An address of the owner's host of the same family as `vip` that is not a frontend's address.

@@ -30,6 +30,8 @@ pub(super) struct PeerState {
     is_anew: bool,
     /// All addresses of its host.
     addresses: Vec<IpAddr>,
+    /// The frontends' addresses that its host keeps on `lo`, and has nowhere else.
+    kept: Vec<IpAddr>,
 }
 
 /// An owner that does not answer a ping within this time counts as silent.
@@ -50,6 +52,7 @@ impl PeerState {
             is_succeeded: false,
             is_anew: false,
             addresses: Vec::new(),
+            kept: Vec::new(),
         }
     }
 
@@ -109,6 +112,14 @@ impl PeerState {
 
     pub(super) fn has(&self, ip: IpAddr) -> bool {
         self.addresses.contains(&ip)
+    }
+
+    pub(super) fn keep(&mut self, vips: &[IpAddr]) {
+        self.kept = vips.to_vec();
+    }
+
+    pub(super) fn keeps(&self, vip: IpAddr) -> bool {
+        self.kept.contains(&vip)
     }
 
     /// Whether both hosts have one of the frontends' addresses, according to its last messages.

@@ -71,6 +71,83 @@ fn flows_are_offloaded_in_the_sandbox_of_the_unit() {
     assert_eq!(conn.end(LONG), End::Fin);
 }
 
+/// What needs netlink, packet sockets, nft and another process, in that sandbox.
+#[test]
+fn the_unit_s_instance_takes_the_vip_and_is_upgraded() {
+    let (test, vip) = ("the unit's VIP", "10.77.0.100");
+    let Some(lab) = Lab::new(test) else { return };
+    let _servers = lab.echo_everywhere();
+    let Some(_pinned) = Pinned::unused(test) else { return };
+    let units = lab.directory().join("systemd/units");
+    std::fs::create_dir_all(&units).unwrap();
+    std::fs::write(units.join("key"), format!("{:064x}", 0x5eed)).unwrap();
+    let config = lab.config().offloading(Path::new(PINS)).frontend("listen", vec![format!("{vip}:6443")]);
+    let config = config.vip("addresses", vec![format!("{vip}/32")]).vip("interface", "eth0").instance("name", "lb-a");
+    let own = lab.lb.v4(9471);
+    let config = config.peers("listen", own.to_string()).peers("key_file", "/run/units/key");
+    let config = config.peer("lb-b", lab.client.v4(9471));
+    let unit = FULL.replacen("ExecStartPre=/usr/bin/baton check", "ExecStartPre=-/usr/bin/baton check", 1);
+    let Some(systemd) = Systemd::boot(test, &lab, &unit, &config.text(Path::new(SOCKET))) else { return };
+    let pid = systemd.wait_active(None, LONG);
+    eventually(LONG, "it has the VIP", || lab.lb.has_address(vip));
+    let vip: std::net::SocketAddr = format!("{vip}:6443").parse().unwrap();
+    let mut conn = lab.client.connect(vip);
+    conn.echo(1, 1000);
+    systemd.wait_offloaded(1);
+    let upgraded = systemd.run(&["/usr/bin/baton", "upgrade"]);
+    assert!(upgraded.status.success(), "{}", String::from_utf8_lossy(&upgraded.stderr));
+    systemd.wait_active(Some(pid), LONG);
+    conn.echo(2, 100_000);
+    lab.client.connect(vip).echo(3, 1000);
+    let rules = lab.lb.run("nft list tables");
+    assert!(rules.contains("baton"), "{rules}");
+    conn.half_close();
+    assert_eq!(conn.end(LONG), End::Fin);
+}
+
+/// Names what went through, of system calls of x86-64 that most of the kernel's own rules allow a user.
+const TRY: &str = r#"
+use constant EPERM => 1;
+sub tried { my ($name, $number, @rest) = @_; print "$name\n" if syscall($number, @rest) != -1 || $! != EPERM }
+tried("ptrace", 101, 0, 0, 0, 0);
+tried("unshare", 272, 0x10000000);
+tried("keyctl", 250, 0, -3, 0);
+tried("setpriority", 141, 0, 0, 5);
+tried("mount", 165, "none", "/tmp", "tmpfs", 0, 0);
+tried("perf_event_open", 298, 0, 0, -1, -1, 0);
+print "a runtime's socket\n" if -e "/run/containerd/containerd.sock";
+"#;
+
+fn forbids(test: &str, unit: &str) {
+    let Some(lab) = Lab::new(test) else { return };
+    let units = lab.directory().join("systemd/units");
+    std::fs::create_dir_all(&units).unwrap();
+    std::fs::write(units.join("try.pl"), TRY).unwrap();
+    let begin = "ExecStartPre=/usr/bin/baton check";
+    let tries = format!(
+        "ExecStartPre=+/bin/sh -c 'mkdir -p /run/containerd && : >/run/containerd/containerd.sock'\n\
+         ExecStartPre=/bin/sh -c 'exec perl /run/units/try.pl >/var/lib/baton/tried 2>&1'\n{begin}"
+    );
+    let config = lab.config().text(Path::new(SOCKET));
+    let Some(systemd) = Systemd::boot(test, &lab, &unit.replacen(begin, &tries, 1), &config) else { return };
+    systemd.wait_active(None, LONG);
+    let tried = systemd.run(&["cat", "/var/lib/baton/tried"]);
+    assert!(tried.status.success(), "{}", String::from_utf8_lossy(&tried.stderr));
+    assert_eq!(String::from_utf8_lossy(&tried.stdout), "", "these went through");
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn the_unit_s_sandbox_forbids_what_baton_does_not_need() {
+    forbids("what the unit forbids", FULL);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn the_proxy_unit_s_sandbox_forbids_what_baton_does_not_need() {
+    forbids("what the proxy's unit forbids", PROXY);
+}
+
 /// Row 48: crashes in a row, faster than any limit of systemd's own. Offloaded flows go on all the while.
 fn crashes(test: &str, times: u32) {
     let Some(lab) = Lab::new(test) else { return };
@@ -162,7 +239,7 @@ fn connections_to_a_shared_port_wait_for_the_process_that_systemd_starts_anew() 
 /// What systemd itself says of the files, without running anything.
 #[test]
 fn systemd_finds_nothing_to_complain_about() {
-    for (name, unit) in [("baton.service", FULL), ("baton-proxy.service", PROXY)] {
+    for (name, unit, exposure_max) in [("baton.service", FULL, 23), ("baton-proxy.service", PROXY, 16)] {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join(name);
         std::fs::write(&file, unit.replace("/usr/bin/baton", "/bin/true")).unwrap();
@@ -174,6 +251,10 @@ fn systemd_finds_nothing_to_complain_about() {
         let later = |line: &&str| !["RestartSteps", "RestartMaxDelaySec"].iter().any(|key| line.contains(key));
         let complaints: Vec<_> = text.lines().filter(later).filter(|line| line.contains(name)).collect();
         assert!(complaints.is_empty(), "{text}");
+        let mut security = Command::new("systemd-analyze");
+        let exposure = security.args(["security", "--offline=true", &format!("--threshold={exposure_max}")]).arg(&file);
+        let output = exposure.output().expect("systemd-analyze");
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stdout));
         for (key, value) in [
             ("StartLimitIntervalSec", "0"),
             ("WatchdogSec", "10s"),

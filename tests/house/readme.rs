@@ -235,3 +235,27 @@ fn each_fault_that_is_listed_has_its_tests() {
     assert!(count > 50, "the table was not read: {count}");
     assert_eq!(missing, Vec::<String>::new());
 }
+
+#[test]
+fn each_attack_that_is_listed_has_its_test() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(format!("{root}/SECURITY.md")).unwrap();
+    let table = page.split("## Who can do what").nth(1).unwrap().split("\n## ").next().unwrap();
+    let mut missing = Vec::new();
+    let mut count = 0;
+    for row in table.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| attacker ")) {
+        let tests = row.trim_end_matches(" |").rsplit(" | ").next().unwrap();
+        // What no test shows is a weak place.
+        assert_eq!(tests == "–", row.contains("**Baton believes it"), "{row}");
+        for named in tests.split('`').skip(1).step_by(2) {
+            count += 1;
+            let (file, name) = named.split_once(' ').expect("a file and a name");
+            let text = fs::read_to_string(format!("{root}/{file}.rs")).unwrap_or_default();
+            if !text.split("test]").skip(1).any(|test| test.contains(&format!("fn {name}"))) {
+                missing.push(named.to_owned());
+            }
+        }
+    }
+    assert!(count > 20, "the table was not read: {count}");
+    assert_eq!(missing, Vec::<String>::new());
+}

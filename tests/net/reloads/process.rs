@@ -108,6 +108,15 @@ fn members_of_the_group_may_look_and_another_door_has_metrics_alone() {
     // Another group.
     it.reload(&config.clone().admin("group", "65532"));
     assert!(as_member(&it, 65532, "status").0 && !as_member(&it, 65534, "status").0);
+    // Without the file's mode the kernel's word for who speaks is left.
+    let allow = |mode| {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        std::fs::set_permissions(&it.baton.paths.socket, mode).unwrap();
+    };
+    allow(0o666);
+    let (well, said) = as_member(&it, 65531, "drain b1");
+    allow(0o600);
+    assert!(!well && said.starts_with("baton: uid 65533 may not use this socket"), "{said}");
     // Bad values change nothing.
     for (key, value, expected) in [
         (

@@ -5,11 +5,11 @@
 //! |---|---|---|
 //! | on the backend's host, which is not this one; this host keeps it on `lo` | the backend of a client of this host | this instance |
 //! | on another host; this host keeps it on `lo` | a client of this host, of an offloaded flow | this instance |
-//! | here, and kept on `lo` by the backend's host | the backend of an offloaded flow | this instance, once the client waits |
+//! | here, and kept on `lo` by the backend's host | the backend of an offloaded flow | this instance, after a moment |
 //!
 //! The VIP's new owner resets the other clients of the first kind, because a reset from there would not reach a client of a host that
-//! keeps the VIP. In the third case the backend is within reach again once its host needs the VIP no more, so that idle flows lose
-//! nothing.
+//! keeps the VIP. In the third case the backend is within reach again once its host needs the VIP no more. Until then a client that
+//! sends waits, and so does one that only reads, which nothing here shows: what the backend sends to the VIP stays on its host.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -27,11 +27,29 @@ use crate::table::flows::{FlowState, FlowView};
 /// include/net/tcp.h): other packets are not only late.
 const WAIT_NS: u64 = 300_000_000;
 
+/// For so long a backend may be beyond reach although its client seems not to wait.
+const SILENT_NS: u64 = 2_000_000_000;
+
 /// Ends flows with an end beyond reach.
 #[derive(Debug, Default)]
 pub(super) struct BeyondReach {
-    /// When a client was first seen to wait, ns.
-    waiting: HashMap<FlowId, u64>,
+    /// Flows whose backend's host keeps the VIP.
+    unreached: HashMap<FlowId, Unreached>,
+}
+
+/// Since when, ns.
+#[derive(Clone, Copy, Debug)]
+struct Unreached {
+    seen_ns: u64,
+    /// The client has sent last.
+    waits_ns: Option<u64>,
+}
+
+impl Unreached {
+    fn is_over(self, now_ns: u64) -> bool {
+        let is_past = |since_ns: u64, ns: u64| now_ns.saturating_sub(since_ns) >= ns;
+        is_past(self.seen_ns, SILENT_NS) || self.waits_ns.is_some_and(|since_ns| is_past(since_ns, WAIT_NS))
+    }
 }
 
 impl BeyondReach {
@@ -48,7 +66,7 @@ impl BeyondReach {
         let keeps = places.kept.iter().any(is_kept);
         let is_kept_by_peer = places.here.iter().any(|vip| members.is_kept_by_peer(*vip));
         if !keeps && !is_kept_by_peer {
-            self.waiting.clear();
+            self.unreached.clear();
             return 0;
         }
         let comes_from_vip = |vip: VipAddr| {
@@ -58,10 +76,12 @@ impl BeyondReach {
         let backends = table.registry.backends();
         let backend_of = |flow: &FlowView| {
             let backend = backends.iter().find(|it| Some(it.id) == flow.backend).and_then(|it| it.address());
-            backend.filter(|_| comes_from_vip(flow.origin.vip)).map(|backend| backend.ip())
+            let backend = backend.filter(|_| comes_from_vip(flow.origin.vip)).map(|backend| backend.ip());
+            // A leg of the other family has another source.
+            backend.filter(|backend| backend.is_ipv4() == flow.origin.vip.ip().is_ipv4())
         };
         let mut ended = 0;
-        let waited = std::mem::take(&mut self.waiting);
+        let before = std::mem::take(&mut self.unreached);
         for flow in table.flows.iter().filter(|flow| !flow.ending) {
             let vip = flow.origin.vip.ip();
             let (is_offloaded, is_proxied) = (flow.state == FlowState::Offloaded, flow.state == FlowState::Proxied);
@@ -77,12 +97,13 @@ impl BeyondReach {
             } else if is_kept_by_peer
                 && is_offloaded
                 && places.here.contains(&vip)
-                && flow.last_to_backend_ns > flow.last_to_client_ns
                 && backend_of(&flow).is_some_and(|backend| members.is_kept_beside(vip, backend))
             {
-                let since_ns = waited.get(&flow.id).copied().unwrap_or(now_ns);
-                self.waiting.insert(flow.id, since_ns);
-                (now_ns.saturating_sub(since_ns) >= WAIT_NS).then_some(EndReason::BackendHasVip)
+                let waits = flow.last_to_backend_ns > flow.last_to_client_ns;
+                let mut it = before.get(&flow.id).copied().unwrap_or(Unreached { seen_ns: now_ns, waits_ns: None });
+                it.waits_ns = waits.then(|| it.waits_ns.unwrap_or(now_ns));
+                self.unreached.insert(flow.id, it);
+                it.is_over(now_ns).then_some(EndReason::BackendHasVip)
             } else {
                 None
             };

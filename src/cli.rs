@@ -130,9 +130,10 @@ enum Verb {
     Upgrade(upgrade::UpgradeArguments),
     /// Empties this host before you switch it off: another instance gets the VIP and the flows.
     Evacuate(evacuate::EvacuationArguments),
-    /// Moves idle flows from backends that have more than their share.
+    /// Moves flows from backends with more than their share, each at a quiet moment. Waits up to 45 s, then prints how many flows moved
+    /// and why the others stayed. After an outage Baton does the same by itself for flows that began in it ([frontend.rebalance]).
     Rebalance {
-        /// Only lists the flows to move.
+        /// Only lists how many flows each backend would give away; moves none.
         #[arg(long)]
         dry_run: bool,
     },

@@ -47,9 +47,19 @@ pub(crate) struct Rebalanced {
     pub frontend: String,
     /// Flows that were closed, so that their clients connected again.
     pub moved: u32,
-    /// What is above its share still: flows that were never quiet, or that were moved before.
-    pub left: Vec<Move>,
+    /// What is above its share still.
+    pub left: Vec<ImmobileFlows>,
     pub took: Duration,
+}
+
+/// The flows of a backend above its share that an order has not moved, and why none of the backend's flows can take their place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ImmobileFlows {
+    pub planned: Move,
+    /// Number of the backend's flows whose clients this order has moved already.
+    pub moved_before: u32,
+    /// Number of its other flows: at no look were they quiet, with each byte acknowledged.
+    pub never_quiet: u32,
 }
 
 /// An operator's order to rebalance all frontends once.

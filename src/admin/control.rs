@@ -123,6 +123,9 @@ pub struct RebalancePlan {
     pub moves: Vec<PlannedMove>,
     /// Backends that return slowly: the moves are for their share of now.
     pub returning: Vec<ReturningBackend>,
+    /// Frontends whose flows never move, as hashing would send their clients to the same backends again.
+    #[serde(default)]
+    pub hashed: Vec<String>,
 }
 
 /// A backend in its slow start.
@@ -142,7 +145,20 @@ pub struct RebalanceDone {
     pub frontend: String,
     /// Flows that were closed; their clients connect again.
     pub moved: u32,
-    /// Flows above the share that stayed: they were never quiet, or their clients had moved before.
-    pub left: Vec<PlannedMove>,
+    /// Flows above the share that stayed.
+    pub left: Vec<StayingFlows>,
     pub took_ms: u64,
+}
+
+/// One backend's flows that stayed above its share, and why none of its flows could go.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StayingFlows {
+    #[serde(flatten)]
+    pub planned: PlannedMove,
+    /// Number of the backend's flows whose clients had moved already.
+    #[serde(default)]
+    pub moved_before: u32,
+    /// Number of its other flows: they were never quiet.
+    #[serde(default)]
+    pub never_quiet: u32,
 }

@@ -12,13 +12,13 @@ use super::reload::Reloader;
 use super::upgrade::Upgrader;
 use crate::admin::control::{
     ConfigState, Control, OrderRefused, Ordering, PlannedMove, RebalanceDone, RebalancePlan, Rebalancing,
-    ReloadRefused, Reloading, ReturningBackend,
+    ReloadRefused, Reloading, ReturningBackend, StayingFlows,
 };
 use crate::admin::diff::Diffing;
 use crate::admin::evacuate::{Evacuating, EvacuationCheck, EvacuationFailed, EvacuationRequest};
 use crate::admin::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
 use crate::drain::LifePhase;
-use crate::model::balance::WHOLE_SHARE;
+use crate::model::balance::{Balance, WHOLE_SHARE};
 use crate::model::health::{Cause, Order};
 use crate::model::ids::BackendId;
 use crate::rebalance::{self, RebalanceOrder};
@@ -86,7 +86,9 @@ impl Control for Wiring {
     }
 
     fn rebalance_plan(&self) -> RebalancePlan {
-        let moves = rebalance::plan(&self.core.table.registry, &self.core.config.load());
+        let config = self.core.config.load();
+        let moves = rebalance::plan(&self.core.table.registry, &config);
+        let hashed = config.frontends.iter().filter(|frontend| frontend.balance == Balance::SourceHash);
         let now_ns = now_ns();
         let entries = self.core.table.registry.backends();
         let returning = entries.iter().filter(|entry| !entry.is_former()).filter_map(|entry| {
@@ -95,7 +97,11 @@ impl Control for Wiring {
             let share_percent = entry.share(now_ns) * 100 / WHOLE_SHARE;
             Some(ReturningBackend { frontend, backend, share_percent, whole_in_ms })
         });
-        RebalancePlan { moves: moves.into_iter().map(planned).collect(), returning: returning.collect() }
+        RebalancePlan {
+            moves: moves.into_iter().map(planned).collect(),
+            returning: returning.collect(),
+            hashed: hashed.map(|frontend| frontend.name.to_string()).collect(),
+        }
     }
 
     fn rebalance(&self) -> Rebalancing {
@@ -133,9 +139,14 @@ fn rebalanced(done: rebalance::Rebalanced) -> RebalanceDone {
     RebalanceDone {
         frontend: done.frontend,
         moved: done.moved,
-        left: done.left.into_iter().map(planned).collect(),
+        left: done.left.into_iter().map(staying).collect(),
         took_ms: done.took.as_millis() as u64,
     }
+}
+
+fn staying(staying: rebalance::ImmobileFlows) -> StayingFlows {
+    let rebalance::ImmobileFlows { planned: of, moved_before, never_quiet } = staying;
+    StayingFlows { planned: planned(of), moved_before, never_quiet }
 }
 
 fn planned(planned: rebalance::Move) -> PlannedMove {

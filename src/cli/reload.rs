@@ -6,7 +6,7 @@ use super::follow::follow;
 use super::grid::{Align::*, Grid};
 use super::output::{CliError, Output};
 use crate::admin::client::{Client, ClientError};
-use crate::admin::control::RebalancePlan;
+use crate::admin::control::{PlannedMove, RebalancePlan, StayingFlows};
 use crate::admin::protocol::{About, Command, Rebalance, Reloaded};
 use crate::model::humane::{count, duration_ms, plural};
 
@@ -41,18 +41,31 @@ pub(super) fn rebalance(client: &mut Client, dry_run: bool, output: &Output) -> 
         return Ok(ExitCode::SUCCESS);
     }
     for it in rebalance.done.iter().filter(|it| it.moved > 0 || !it.left.is_empty()) {
-        let left: u32 = it.left.iter().map(|left| left.moves).sum();
+        let left: u32 = it.left.iter().map(|left| left.planned.moves).sum();
         let all = plural(u64::from(it.moved + left), "flow");
         output.line(format!("{}: {} of {all} moved in {}", it.frontend, it.moved, duration_ms(it.took_ms)))?;
         for left in &it.left {
-            let flows = plural(left.moves.into(), "flow");
-            output.line(format!(
-                "  {}/{}: {flows} above its share stay; they were never quiet, or their clients had moved before",
-                left.frontend, left.backend
-            ))?;
+            output.line(format!("  {}", staying(left)))?;
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Why flows stay at a backend that has more than its share.
+fn staying(StayingFlows { planned, moved_before, never_quiet }: &StayingFlows) -> String {
+    let PlannedMove { frontend, backend, moves, .. } = planned;
+    let stay = if *moves == 1 { "stays" } else { "stay" };
+    let above = format!("{frontend}/{backend}: {} above its share {stay}", plural((*moves).into(), "flow"));
+    let was = |count: u32| if count == 1 { "was" } else { "were" };
+    let busy = format!("{} {} never quiet", count((*never_quiet).into()), was(*never_quiet));
+    let moved = format!("{} {} of clients that had moved already", count((*moved_before).into()), was(*moved_before));
+    let why = match (never_quiet, moved_before) {
+        (0, 0) => return format!("{above}, until a quiet moment"),
+        (_, 0) => busy,
+        (0, _) => moved,
+        _ => format!("{busy}, {moved}"),
+    };
+    format!("{above}: of its {}, {why}", plural((never_quiet + moved_before).into(), "flow"))
 }
 
 fn show_plan(plan: &RebalancePlan, output: &Output) -> Result<(), CliError> {
@@ -61,6 +74,11 @@ fn show_plan(plan: &RebalancePlan, output: &Output) -> Result<(), CliError> {
         output.line(format!(
             "{name} returns slowly: it has {} % of its share, and all in {whole_in}",
             it.share_percent
+        ))?;
+    }
+    for frontend in &plan.hashed {
+        output.line(format!(
+            "{frontend}: no flow moves, as balance = \"source_hash\" would send its client to the same backend again"
         ))?;
     }
     if plan.moves.is_empty() {
@@ -97,5 +115,27 @@ pub(super) fn version(client: Result<Client, ClientError>, output: &Output) -> R
     match about {
         Ok(_) => Ok(ExitCode::SUCCESS),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stays_after_a_rebalance_has_its_reason() {
+        let said = |moves, never_quiet, moved_before| {
+            let (frontend, backend) = ("apiserver".to_owned(), "cp1".to_owned());
+            let planned = PlannedMove { frontend, backend, flows: 9, fair_share: 9 - moves, moves };
+            staying(&StayingFlows { planned, moved_before, never_quiet })
+        };
+        let both = "apiserver/cp1: 4 flows above its share stay: of its 9 flows, 7 were never quiet, 2 were of clients that had moved already";
+        assert_eq!(said(4, 7, 2), both);
+        assert_eq!(said(4, 9, 0), "apiserver/cp1: 4 flows above its share stay: of its 9 flows, 9 were never quiet");
+        assert_eq!(
+            said(1, 0, 1),
+            "apiserver/cp1: 1 flow above its share stays: of its 1 flow, 1 was of clients that had moved already"
+        );
+        assert_eq!(said(1, 0, 0), "apiserver/cp1: 1 flow above its share stays, until a quiet moment");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::{Move, RebalanceParts, Rebalanced, entries, has_whole_share, is_ready, plan_frontend};
+use super::{ImmobileFlows, Move, RebalanceParts, Rebalanced, entries, has_whole_share, is_ready, plan_frontend};
 use crate::config::{Frontend, RebalanceWhen};
 use crate::essential;
 use crate::model::end_reason::EndReason;
@@ -147,6 +147,7 @@ impl Rebalancer {
             return None;
         }
         self.ordered_at_ns = None;
+        let left = self.explain(left, table).await;
         Some(Rebalanced { frontend: frontend.name.to_string(), moved: self.moved, left, took })
     }
 
@@ -235,6 +236,15 @@ impl Rebalancer {
         }
     }
 
+    /// Counts why the flows of the backends in `left` stay.
+    async fn explain(&self, left: Vec<Move>, table: &RebalanceParts) -> Vec<ImmobileFlows> {
+        if left.is_empty() {
+            return Vec::new();
+        }
+        let (flows, moved_of) = (table.flows.clone(), self.moved_of.clone());
+        essential::aside(move || staying(left, &moved_of, &flows)).await.unwrap_or_default()
+    }
+
     fn per_minute(&self, frontend: &Frontend) -> u32 {
         let configured = frontend.rebalance.per_minute;
         match self.goal {
@@ -284,7 +294,7 @@ impl QuietSearch {
         let cap = |excess: u32| excess.min(self.most) as usize;
         let mut quiet: HashMap<BackendId, (usize, BinaryHeap<QuietFlow>)> =
             self.moves.iter().map(|planned| (planned.id, (cap(planned.excess), BinaryHeap::new()))).collect();
-        let flows_of = self.flows_of_moved(flows);
+        let flows_of = flows_of_moved(&self.moved_of, flows);
         let mut still_there = HashSet::new();
         for flow in flows.iter() {
             if self.asked.contains_key(&flow.id) {
@@ -305,28 +315,48 @@ impl QuietSearch {
         FoundFlows { search: self, picked, still_there }
     }
 
-    /// Number of flows of each client that has moved.
-    fn flows_of_moved(&self, flows: &FlowTable) -> HashMap<IpAddr, u32> {
-        let mut flows_of = HashMap::new();
-        if !self.moved_of.is_empty() {
-            let clients = flows.iter().map(|flow| client_of(&flow));
-            clients
-                .filter(|client| self.moved_of.contains_key(client))
-                .for_each(|client| *flows_of.entry(client).or_default() += 1);
-        }
-        flows_of
-    }
-
     fn may_move(&self, flow: &FlowView, flows_of: &HashMap<IpAddr, u32>) -> bool {
-        let client = client_of(flow);
-        let moved = self.moved_of.get(&client).copied().unwrap_or(0);
         flow.state.is_served()
             && !flow.ending
             && flow.last_byte_ns() <= self.quiet_since_ns
             && flow.origin.accepted_at_ns >= self.began_since_ns
             && !self.refused.contains(&flow.id)
-            && (!self.is_once || moved == 0 || moved < flows_of.get(&client).copied().unwrap_or(0))
+            && (!self.is_once || !has_moved(flow, &self.moved_of, flows_of))
     }
+}
+
+/// Number of flows of each client that has moved.
+fn flows_of_moved(moved_of: &HashMap<IpAddr, u32>, flows: &FlowTable) -> HashMap<IpAddr, u32> {
+    let mut flows_of = HashMap::new();
+    if !moved_of.is_empty() {
+        let clients = flows.iter().map(|flow| client_of(&flow));
+        clients
+            .filter(|client| moved_of.contains_key(client))
+            .for_each(|client| *flows_of.entry(client).or_default() += 1);
+    }
+    flows_of
+}
+
+/// Whether the flow's client has moved as often as it has flows.
+fn has_moved(flow: &FlowView, moved_of: &HashMap<IpAddr, u32>, flows_of: &HashMap<IpAddr, u32>) -> bool {
+    let client = client_of(flow);
+    let moved = moved_of.get(&client).copied().unwrap_or(0);
+    moved > 0 && moved >= flows_of.get(&client).copied().unwrap_or(0)
+}
+
+fn staying(left: Vec<Move>, moved_of: &HashMap<IpAddr, u32>, flows: &FlowTable) -> Vec<ImmobileFlows> {
+    let flows_of = flows_of_moved(moved_of, flows);
+    let mut staying: Vec<_> =
+        left.into_iter().map(|planned| ImmobileFlows { planned, moved_before: 0, never_quiet: 0 }).collect();
+    for flow in flows.iter() {
+        let Some(of) = staying.iter_mut().find(|it| Some(it.planned.id) == flow.backend) else { continue };
+        let count = match has_moved(&flow, moved_of, &flows_of) {
+            true => &mut of.moved_before,
+            false => &mut of.never_quiet,
+        };
+        *count += 1;
+    }
+    staying
 }
 
 fn client_of(flow: &FlowView) -> IpAddr {

@@ -270,5 +270,33 @@ async fn by_order_flows_move_at_once_and_the_result_says_what_stays() {
     // Nobody ends them: they are asked again and again, and then told.
     let done = done.expect("it ends");
     assert!(asked > 6, "{asked}");
-    assert_eq!((done.moved, done.left.len(), done.left[0].excess, done.took), (0, 1, 3, Duration::from_secs(45)));
+    let left = &done.left[0];
+    assert_eq!((done.moved, done.left.len(), left.planned.excess, done.took), (0, 1, 3, Duration::from_secs(45)));
+    assert_eq!((left.never_quiet, left.moved_before), (6, 0));
+}
+
+#[tokio::test]
+async fn by_order_a_client_moves_once_for_each_of_its_flows_and_the_rest_is_told_as_moved_already() {
+    let mut bench = Bench::new(&[200, 0]);
+    bench.frontend.rebalance.when = RebalanceWhen::Ordered;
+    let (mut mover, mut now_ns) = (Rebalancer::new(0), 1000 * S);
+    mover.order(now_ns);
+    let backend = bench.backend(0);
+    let done = loop {
+        if let Some(done) = mover.step(&bench.table, &bench.frontend, now_ns).await {
+            break done;
+        }
+        // Each client that is moved comes back to the backend with too many.
+        while let Some(order) = bench.table.orders.take(0) {
+            let Selector::Flow { key, .. } = order.selector else { panic!("{order:?}") };
+            backend.active.fetch_sub(1, Relaxed);
+            bench.writer.remove(&bench.table.flows, key);
+            bench.flow_since(&backend, now_ns, now_ns);
+        }
+        now_ns += S / 4;
+    };
+    let left = &done.left[0];
+    assert_eq!((left.never_quiet, left.moved_before), (0, 200), "{done:?}");
+    // A look may ask five of them at a time.
+    assert!((200..205).contains(&done.moved), "{done:?}");
 }

@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use baton::addr::{BackendAddr, ClientAddr, VipAddr};
 use baton::admin::control::{
     ConfigState, Control, LastReload, OrderRefused, Ordering, PlannedMove, RebalanceDone, RebalancePlan, Rebalancing,
-    ReloadRefused, Reloading,
+    ReloadRefused, Reloading, StayingFlows,
 };
 use baton::admin::diff::{Diffing, ReloadDiff};
 use baton::admin::doors::Doors;
@@ -107,7 +107,8 @@ impl Control for FakeControl {
 
     fn rebalance(&self) -> Rebalancing {
         *self.rebalanced.lock().unwrap() += 1;
-        let (frontend, left) = ("apiserver".to_owned(), self.rebalance_plan().moves);
+        let staying = |planned| StayingFlows { planned, moved_before: 0, never_quiet: 2 };
+        let (frontend, left) = ("apiserver".to_owned(), self.rebalance_plan().moves.into_iter().map(staying).collect());
         Box::pin(async { Ok(vec![RebalanceDone { frontend, moved: 1, left, took_ms: 1200 }]) })
     }
 

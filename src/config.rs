@@ -35,6 +35,7 @@ pub use diagnostic::{Diagnostic, Loaded, Quote, Rejected, Severity};
 pub(crate) use discover::read_list;
 pub use discover::{Discover, DiscoverSource, DnsRecord, DnsSource, KubernetesSource};
 pub(crate) use file::{FileFault, read as read_file};
+pub(crate) use foreign::{HAPROXY, KEEPALIVED, program_of};
 pub use frontend::by_default as frontend_by_default;
 pub(crate) use health::reset_after_silence;
 pub use load::{by_default, check, load, parse};

@@ -10,7 +10,7 @@ use super::output::{CliError, Output};
 use super::socket;
 use crate::admin::diff::{AffectedFlows, FlowEffect, ReloadDiff};
 use crate::admin::protocol::Command;
-use crate::model::humane::{count, duration_ms};
+use crate::model::humane::{count, duration_ms, printable};
 use crate::model::weight::Weight;
 
 /// There are differences, as diff(1) and `kubectl diff` have it.
@@ -56,12 +56,13 @@ fn diff(file: &Path, named: Option<PathBuf>, config: Option<&Path>, output: &Out
 fn in_words(diff: &ReloadDiff, output: &Output) -> String {
     let ReloadDiff { path, changes, refused, affected } = diff;
     if changes.is_empty() && refused.is_empty() {
-        return format!("no difference: {} has the running configuration\n", path.display());
+        let path = path.display().to_string();
+        return format!("no difference: {} has the running configuration\n", printable(&path));
     }
-    let mut text: String = changes.iter().map(|change| format!("{}\n", change.words)).collect();
+    let mut text: String = changes.iter().map(|change| format!("{}\n", printable(&change.words))).collect();
     if !refused.is_empty() {
         text += &format!("\n{} a reload would be refused as a whole:\n", output.paint(Weight::Bad, "refused:"));
-        refused.iter().for_each(|line| text += &format!("  {line}\n"));
+        refused.iter().for_each(|line| text += &format!("  {}\n", printable(line)));
     }
     if affected.is_empty() {
         return text + "\nno flow would be reset\n";

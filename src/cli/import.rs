@@ -1,7 +1,7 @@
 //! `baton import`: the files of HAProxy and keepalived, in Baton's words.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -9,14 +9,16 @@ use clap::Args;
 
 use super::output::{CliError, Output, colours};
 use crate::config;
-use crate::model::humane::plural;
+use crate::model::humane::{plural, printable};
 use crate::translate::{ForeignFile, ForeignTranslation, Ledger, LineOutcome, TranslatedLine, translate};
 
 /// Something that changes how connections are treated has no equal.
 const EXIT_CHANGED: u8 = 3;
 
 /// A file that is no configuration must not fill the memory.
-const FILE_BYTES_MAX: u64 = 8 << 20;
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Characters of a line, or of a note, that are printed.
+const LINE_CHARS_MAX: usize = 400;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -40,7 +42,11 @@ pub(super) struct ImportArguments {
 
 pub(super) fn run(arguments: &ImportArguments, output: &Output) -> Result<ExitCode, CliError> {
     let haproxy = read(&arguments.haproxy)?;
+    refuse_other(&arguments.haproxy, &haproxy.text, config::HAPROXY)?;
     let keepalived = arguments.keepalived.as_deref().map(read).transpose()?;
+    if let (Some(path), Some(file)) = (&arguments.keepalived, &keepalived) {
+        refuse_other(path, &file.text, config::KEEPALIVED)?;
+    }
     let translation = translate(&haproxy, keepalived.as_ref());
     let target = arguments.output.as_deref().unwrap_or(Path::new(DEFAULT_TARGET));
     // By the daemon's own loader: a file that Baton does not take is no translation.
@@ -71,12 +77,37 @@ pub(super) fn run(arguments: &ImportArguments, output: &Output) -> Result<ExitCo
 
 fn read(path: &Path) -> Result<ForeignFile, CliError> {
     let fault = |source| CliError::path(path, source);
-    let size = std::fs::metadata(path).map_err(fault)?.len();
-    if size > FILE_BYTES_MAX {
-        return Err(fault(io::Error::new(io::ErrorKind::FileTooLarge, "it has more than 8 MiB")));
+    let mut bytes = Vec::new();
+    // A pipe, as of `<(ssh cp1 cat /etc/haproxy/haproxy.cfg)`, is as good as a file; a device may have no end.
+    let file = File::open(path).map_err(fault)?;
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(fault)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(fault(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            "it has more than 1 MiB, which no configuration has",
+        )));
     }
-    let bytes = std::fs::read(path).map_err(fault)?;
-    Ok(ForeignFile { name: path.display().to_string(), text: String::from_utf8_lossy(&bytes).into_owned() })
+    if let Some(at) = bytes.iter().position(|byte| *byte == 0) {
+        let line = 1 + bytes[..at].iter().filter(|byte| **byte == b'\n').count();
+        let why = format!("line {line} has a NUL byte, so this is no configuration in UTF-8");
+        return Err(fault(io::Error::new(io::ErrorKind::InvalidData, why)));
+    }
+    let name = printable(&path.display().to_string()).into_owned();
+    Ok(ForeignFile { name, text: String::from_utf8_lossy(&bytes).into_owned() })
+}
+
+/// Fails if `text` is not of `wanted`, so far as its first lines tell: the two files may have changed places.
+fn refuse_other(path: &Path, text: &str, wanted: &'static str) -> Result<(), CliError> {
+    let why = match config::program_of(text) {
+        Some(program) if program == wanted => return Ok(()),
+        // keepalived.conf may have nothing but the names of further files.
+        None if wanted == config::KEEPALIVED => return Ok(()),
+        None => "it has no section of HAProxy: global, defaults, frontend, backend or listen".to_owned(),
+        Some(program) => format!(
+            "this looks like a configuration of {program}, where that of {wanted} belongs: baton import haproxy.cfg keepalived.conf"
+        ),
+    };
+    Err(CliError::path(path, io::Error::new(io::ErrorKind::InvalidData, why)))
 }
 
 fn write(path: &Path, force: bool, text: &str) -> Result<(), CliError> {
@@ -120,7 +151,7 @@ fn report(translation: &ForeignTranslation) -> String {
         text += &sum(ledger);
     }
     for step in &translation.steps {
-        text += &format!("to do: {step}\n");
+        text += &format!("to do: {}\n", printable(step));
     }
     text
 }
@@ -128,19 +159,29 @@ fn report(translation: &ForeignTranslation) -> String {
 fn lines(ledger: &Ledger) -> String {
     let mut text = String::new();
     for line in ledger.lines().iter().filter(|line| !line.is_silent()) {
-        text += &format!("{}:{}: {}\n", ledger.name, line.number, line.text);
+        text += &format!("{}:{}: {}\n", ledger.name, line.number, shown(&line.text));
         let of = |outcome| line.notes.iter().filter(move |note| note.outcome == outcome);
-        let keys: Vec<_> = of(LineOutcome::Translated).map(|note| &*note.words).collect();
+        let keys: Vec<_> = of(LineOutcome::Translated).map(|note| shown(&note.words)).collect();
         if !keys.is_empty() {
             text += &format!("    translated: {}\n", keys.join("; "));
         }
-        of(LineOutcome::Kept).for_each(|note| text += &format!("    kept:       {}\n", note.words));
+        of(LineOutcome::Kept).for_each(|note| text += &format!("    kept:       {}\n", shown(&note.words)));
         for note in of(LineOutcome::NoEqual) {
             let marked = if note.changes_behaviour { "NO EQUAL:" } else { "no equal:" };
-            text += &format!("    {marked}   {}\n", note.words);
+            text += &format!("    {marked}   {}\n", shown(&note.words));
         }
     }
     text
+}
+
+/// `text`, which is the file's or quotes it, at a length that a terminal can bear.
+fn shown(text: &str) -> String {
+    match text.char_indices().nth(LINE_CHARS_MAX) {
+        Some((end, _)) => {
+            format!("{} … ({} in all)", printable(&text[..end]), plural(text.chars().count() as u64, "character"))
+        }
+        None => printable(text).into_owned(),
+    }
 }
 
 fn sum(ledger: &Ledger) -> String {

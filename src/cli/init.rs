@@ -14,6 +14,7 @@ use serde_json::json;
 use super::check::{self, CheckArguments};
 use super::output::{CliError, Output};
 use crate::config::{self, PeerKey};
+use crate::model::humane::printable;
 use crate::sys::{netdev, netlink, random};
 use crate::translate::{ForeignFile, HostRoute, SetupHost, SetupPlan, SetupRequest, plan};
 use files::{SetupFile, SetupFileError, SetupOutcome};
@@ -244,7 +245,8 @@ fn print(plan: &SetupPlan, all: &[SetupFile], output: &Output) -> Result<ExitCod
 /// Each value with its source.
 fn facts(plan: &SetupPlan) -> String {
     let width = plan.facts.iter().map(|fact| fact.key.len()).max().unwrap_or_default();
-    let line = |key: &str, value: &str, place: &str| format!("{key:<width$}  {value}  ({place})\n");
+    let line =
+        |key: &str, value: &str, place: &str| format!("{key:<width$}  {}  ({})\n", printable(value), printable(place));
     plan.facts.iter().map(|fact| line(fact.key, &fact.value, &fact.place)).collect()
 }
 

@@ -11,6 +11,7 @@ use thiserror::Error;
 use crate::admin::client::ClientError;
 use crate::admin::protocol::{Refusal, errors_in_words};
 use crate::config::Diagnostic;
+use crate::model::humane::printable_lines;
 use crate::model::weight::Weight;
 
 /// The instance cannot be reached: EX_UNAVAILABLE.
@@ -141,7 +142,7 @@ impl Output {
             let _ = write!(stderr, "{}", reload_refused(errors, findings, colours(&io::stderr())));
             return ExitCode::FAILURE;
         }
-        let _ = writeln!(stderr, "baton: {error}");
+        let _ = writeln!(stderr, "baton: {}", printable_lines(&error.to_string()));
         let CliError::Client(ClientError::Unreachable { source, .. }) = error else { return ExitCode::FAILURE };
         let advice = match source.kind() {
             io::ErrorKind::PermissionDenied => {

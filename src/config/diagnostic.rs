@@ -1,11 +1,13 @@
 //! Errors and warnings in a file, with their places.
 
 use std::fmt;
+use std::path::Path;
 
 use annotate_snippets::{AnnotationKind, Level, Origin, Renderer, Snippet};
 use serde::{Deserialize, Serialize};
 
 use super::Config;
+use crate::model::humane::printable;
 
 /// A valid file.
 #[derive(Clone, Debug, PartialEq)]
@@ -115,6 +117,11 @@ impl Diagnostic {
         let group = if beside { group } else { group.element(Level::HELP.message(&*self.help)) };
         renderer.render(&[group])
     }
+}
+
+/// The path, as messages name it.
+pub(super) fn shown(path: &Path) -> String {
+    printable(&path.display().to_string()).into_owned()
 }
 
 const BESIDE_CHARS_MAX: usize = 90;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::DeTable;
 
-use super::diagnostic::{Diagnostic, Quote, Severity};
+use super::diagnostic::{Diagnostic, Quote, Severity, shown};
 use super::foreign::{self, ForeignConfig};
 use super::kind::quote;
 
@@ -139,7 +139,7 @@ impl<'t> Document<'t> {
             Some(span) => self.quote(span.clone()),
             None => (1, 1, None),
         };
-        let (file, key) = (self.path.display().to_string(), place.key.clone());
+        let (file, key) = (shown(self.path), place.key.clone());
         self.findings.borrow_mut().push(Diagnostic { severity, file, line, column, key, message, help, quote });
     }
 

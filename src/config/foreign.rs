@@ -4,6 +4,10 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::PeerKey;
+use super::diagnostic::shown;
+
+pub(crate) const HAPROXY: &str = "HAProxy";
+pub(crate) const KEEPALIVED: &str = "keepalived";
 
 /// The name and the place of another program's configuration, and the advice what to do with it.
 pub(super) struct ForeignConfig {
@@ -14,16 +18,22 @@ pub(super) struct ForeignConfig {
 
 /// Whose configuration `text`, the file at `path`, is. `None`: nobody's that is known here.
 pub(super) fn program(text: &str, path: &Path) -> Option<ForeignConfig> {
-    let path = path.display();
+    let path = shown(path);
     let haproxy = || {
         let advice = format!("translate it: baton import {path} > baton.toml");
-        Some(ForeignConfig { program: "HAProxy", place: haproxy_section(text)?, advice })
+        Some(ForeignConfig { program: HAPROXY, place: haproxy_section(text)?, advice })
     };
     let keepalived = || {
         let advice = format!("translate it together with haproxy.cfg: baton import haproxy.cfg {path} > baton.toml");
-        Some(ForeignConfig { program: "keepalived", place: keepalived_block(text)?, advice })
+        Some(ForeignConfig { program: KEEPALIVED, place: keepalived_block(text)?, advice })
     };
     haproxy().or_else(keepalived)
+}
+
+/// The program whose configuration `text` is: "HAProxy", "keepalived", or none of them.
+pub(crate) fn program_of(text: &str) -> Option<&'static str> {
+    let haproxy = haproxy_section(text).map(|_| HAPROXY);
+    haproxy.or_else(|| keepalived_block(text).map(|_| KEEPALIVED))
 }
 
 /// The place of the first block of a keepalived configuration in `text`.

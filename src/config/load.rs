@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::diagnostic::shown;
 use super::document::Document;
 use super::section::{Element, Section};
 use super::{
@@ -21,7 +22,7 @@ pub fn load(path: &Path) -> Result<Loaded, Rejected> {
 /// Checks the bytes `read` of the file at `path`, and reads the certificate files that it names.
 pub fn check(path: &Path, read: Result<Vec<u8>, FileFault>) -> Result<Loaded, Rejected> {
     let rejected = |line: u32, message: String, help: &str| {
-        let (file, key, help) = (path.display().to_string(), "file".into(), help.to_owned());
+        let (file, key, help) = (shown(path), "file".into(), help.to_owned());
         let (severity, column, quote) = (Severity::Error, line.min(1), None);
         let error = Diagnostic { severity, file, line, column, key, message, help, quote };
         Rejected { errors: vec![error], warnings: Vec::new() }

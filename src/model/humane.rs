@@ -1,4 +1,6 @@
-//! Human-readable figures, for the page and the command line.
+//! Human-readable figures and text, for the page and the command line.
+
+use std::borrow::Cow;
 
 /// `0 B`, `999 B`, `1.2 kB`, `35 MB`: powers of 1000.
 pub(crate) fn bytes(bytes: f64) -> String {
@@ -69,6 +71,27 @@ pub(crate) fn date_and_time(unix_ms: u64) -> (String, String) {
     (date, format!("{:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60))
 }
 
+/// `text` for a terminal or a log: control characters and those that turn the direction of writing, as U+202E does, are written
+/// `\u{1b}`. A tab stays.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    let is_hidden = |letter: char| {
+        letter.is_control() && letter != '\t' || matches!(letter, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(is_hidden) {
+        return Cow::Borrowed(text);
+    }
+    let written = |letter: char| match is_hidden(letter) {
+        true => letter.escape_unicode().to_string(),
+        false => letter.to_string(),
+    };
+    Cow::Owned(text.chars().map(written).collect())
+}
+
+/// [`printable`] for several lines.
+pub(crate) fn printable_lines(text: &str) -> String {
+    text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
+}
+
 /// `10.0.0.100, fd00::100`.
 pub(crate) fn list(all: &[impl ToString]) -> String {
     all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
@@ -106,5 +129,13 @@ mod tests {
             let (date, time) = date_and_time(unix_s * 1000);
             assert_eq!((date.as_str(), time.as_str()), expected);
         }
+    }
+
+    #[test]
+    fn text_of_a_foreign_file_cannot_steer_the_terminal() {
+        assert_eq!(printable("a\u{1b}[31m\r\u{9b}2J\0"), r"a\u{1b}[31m\u{d}\u{9b}2J\u{0}");
+        assert_eq!(printable("\u{202e}cba"), r"\u{202e}cba");
+        assert_eq!(printable("é\tß"), "é\tß");
+        assert_eq!(printable_lines("a\n\u{7}"), "a\n\\u{7}");
     }
 }

@@ -12,6 +12,8 @@ use crate::model::keepalived::{definition, substituted, words};
 
 /// The port of the link between instances, as the examples have it.
 pub(super) const PEER_PORT: u16 = 9471;
+/// keepalived itself has at most four.
+const DEPTH_MAX: usize = 16;
 pub(super) const KEY_FILE: &str = "/etc/baton/peers.key";
 
 /// A line, or a part of it, in the blocks around it.
@@ -81,6 +83,10 @@ fn items(text: &str, ledger: &mut Ledger) -> Vec<KeepalivedLine> {
         let mut pending: Vec<String> = Vec::new();
         for word in all {
             match &*word {
+                "{" if blocks.len() == DEPTH_MAX => {
+                    ledger.missing(line, "its blocks lie in more than 16 others: the rest of the file was not read");
+                    return items;
+                }
                 "{" => {
                     // The name may be on the line before.
                     if pending.is_empty()

@@ -1,5 +1,7 @@
 //! Writes Baton's file.
 
+use crate::model::humane::printable;
+
 /// Text of a configuration file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Toml {
@@ -8,7 +10,7 @@ pub(super) struct Toml {
 
 impl Toml {
     pub(super) fn comment(&mut self, words: &str) {
-        self.text += &format!("# {words}\n");
+        self.text += &format!("# {}\n", printable(words));
     }
 
     /// Begins a table; `header` has its brackets.
@@ -18,7 +20,7 @@ impl Toml {
 
     /// `value` is TOML; `places`: where it comes from.
     pub(super) fn key(&mut self, key: &str, value: &str, places: &str) {
-        self.text += &format!("{key} = {value}  # {places}\n");
+        self.text += &format!("{key} = {value}  # {}\n", printable(places));
     }
 
     /// A key that no line asks for.

@@ -97,3 +97,71 @@ fn check_host_looks_at_the_host_although_the_file_has_errors() {
     assert!(of_file.starts_with("rejected: 2 errors"), "{said}");
     assert!(of_host.contains("kernel") && of_host.contains(" flows on this host\n"), "{said}");
 }
+
+/// What no configuration has, and yet is given by mistake: each ends soon, with an error that names the file, and no byte of it steers
+/// the terminal.
+#[test]
+fn malformed_files_are_told_in_words_that_do_not_steer_the_terminal() {
+    let directory = tempfile::tempdir().unwrap();
+    let lines = |line: &str, count: usize| line.repeat(count).into_bytes();
+    let escapes = b"listen \x1b[31mred\n bind :6443\n mode \x1b]0;title\x07tcp\n \x1b[2Jkey v\n server c\x1b[5mp1 10.0.0.1:6443 o\x1b[1m\n \
+        balance \xc2\x9b7mfoo\n timeout client 5\xe2\x80\xae1s\n option \x9bx\n";
+    let keepalived =
+        b"vrrp_instance V \x1b[31m{\n interface e\x1bth0\n virtual_ipaddress {\n 10.0.0.100/24\n }\n x\x1b[1m y\n}\n";
+    // The error of `import` for it in the place of haproxy.cfg; empty: it is translated, or line by line not.
+    let files: [(&str, Vec<u8>, &str); 13] = [
+        ("empty", Vec::new(), "it has no section of HAProxy"),
+        ("spaces", b" \n\t\r\n".to_vec(), "it has no section of HAProxy"),
+        ("nul", b"listen a\n bind :6443\x00\n".to_vec(), "line 2 has a NUL byte"),
+        ("utf-16", b"\xff\xfel\x00i\x00s\x00t\x00e\x00n\x00".to_vec(), "line 1 has a NUL byte"),
+        ("not-utf8", b"listen a\xff\n bind :6443\n server \xc3\x28 10.0.0.1:6443\n".to_vec(), ""),
+        ("escapes", escapes.to_vec(), ""),
+        ("quotes", b"listen \"a\n bind ':6443\nlisten b\n server \"cp1 10.0.0.1:6443\n".to_vec(), ""),
+        ("long-line", [b"listen a\n bind :6443 ".to_vec(), lines("x", 900_000)].concat(), ""),
+        ("large", lines("listen a\n", 200_000), "it has more than 1 MiB"),
+        (
+            "keepalived.conf",
+            keepalived.to_vec(),
+            "this looks like a configuration of keepalived, where that of HAProxy belongs",
+        ),
+        ("deep", lines("vrrp_instance {", 60_000), "this looks like a configuration of keepalived"),
+        ("carriage-returns", b"listen a\r\n bind :6443\r\n server cp1 10.0.0.1:6443 x\r\x1b[A\r\n".to_vec(), ""),
+        ("na\x1b[31mme\nx", b"listen a\n bind :6443\n server cp1 10.0.0.1:6443\n".to_vec(), ""),
+    ];
+    fs::create_dir(directory.path().join("directory")).unwrap();
+    fs::write(directory.path().join("good"), "listen a\n bind :6443\n server cp1 10.0.0.1:6443\n").unwrap();
+    let run = |arguments: &[&str]| {
+        let ran = baton(directory.path(), arguments);
+        for stream in [&ran.stdout, &ran.stderr] {
+            let said = text(stream);
+            let steers = |letter: char| letter.is_control() && !"\n\t".contains(letter) || letter == '\u{202e}';
+            assert!(!said.contains(steers) && !said.contains("panicked"), "{arguments:?}: {said:?}");
+            assert!(said.len() < 100_000, "{arguments:?}: {}", said.len());
+        }
+        (ran.status.code().unwrap(), text(&ran.stderr).to_owned() + text(&ran.stdout))
+    };
+    for (name, bytes, error) in &files {
+        fs::write(directory.path().join(name), bytes).unwrap();
+        let (code, said) = run(&["import", name]);
+        match *error {
+            "" => assert!([0, 1, 3].contains(&code) && said.contains(": "), "{name}: {said}"),
+            error => assert!(code == 1 && said.starts_with(&format!("baton: {name}: {error}")), "{name}: {said}"),
+        }
+        run(&["import", "good", name]);
+        let (code, said) = run(&["check", "-c", name]);
+        assert!(code == 1 && said.starts_with("error: "), "{name}: {said}");
+        run(&["init", "--vip", "10.0.0.100", "--inventory", name, "--print", "--root", "directory"]);
+    }
+    assert_eq!(run(&["import", "good", "good"]).0, 1, "an haproxy.cfg is no keepalived.conf");
+    for (name, error) in
+        [("directory", "Is a directory"), ("none", "No such file"), ("/dev/zero", "it has more than 1 MiB")]
+    {
+        let (code, said) = run(&["import", name]);
+        assert!(code == 1 && said.starts_with(&format!("baton: {name}: {error}")), "{said}");
+        assert_eq!(run(&["import", "good", name]).0, 1);
+        assert_eq!(run(&["check", "-c", name]).0, 1);
+    }
+    // The file that comes out is one of TOML, whatever the other's name.
+    let (_, said) = run(&["import", "na\x1b[31mme\nx"]);
+    assert!(said.contains("# na\\u{1b}[31mme\\u{a}x:2\n") && !said.contains("error"), "{said}");
+}

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use baton::admin::diff::{AffectedFlows, ConfigChange, FlowEffect, ReloadDiff};
 use baton::model::health::Order;
+use baton::table::journal::What;
 use tokio::process::Command;
 
 use crate::fake::FakeInstance;
@@ -248,4 +249,85 @@ async fn tables_fit_the_terminal_and_pipes_get_all_of_them() {
         .map(|text| text.split_whitespace().take(15).collect::<Vec<_>>().join(" "));
     assert_eq!(heads[0], heads[1]);
     assert!(whole.contains("HEDGED") && !whole.contains("too narrow"), "{whole}");
+}
+
+/// The times that people read are UTC, whatever the zone of the terminal, and their label says so. date(1) is the judge.
+#[tokio::test]
+async fn times_are_utc_and_say_so_in_any_zone() {
+    let instance = FakeInstance::start();
+    instance.table.journal.record(What::WorkerStuck { worker: 0, for_ms: 1500 });
+    let socket = instance.socket();
+    let events = baton(&socket, "events --json").await.stdout;
+    let event: serde_json::Value = serde_json::from_str(events.lines().last().expect("an event")).unwrap();
+    let at_s = event["at_unix_ms"].as_u64().unwrap() / 1000;
+    let utc = Command::new("date").args(["-u", "-d", &format!("@{at_s}"), "+%F %T"]).output().await.unwrap();
+    let utc = String::from_utf8(utc.stdout).unwrap();
+    let (date, time) = utc.trim().split_once(' ').unwrap();
+    for zone in ["UTC", "Asia/Seoul", "JST-9", "EST5"] {
+        let said = async |arguments| {
+            let said = command(&socket, arguments).env("TZ", zone).output().await.unwrap();
+            String::from_utf8(said.stdout).unwrap()
+        };
+        let events = said("events").await;
+        assert!(events.contains(&format!("  {date} {time}Z  ")), "{zone}: {utc}{events}");
+        let status = said("status").await;
+        assert!(status.contains(&format!("  {time}Z  ")), "{zone}: {utc}{status}");
+    }
+}
+
+/// As a person at a prompt: names of commands, of the instance's backends, and the list after two tabs.
+#[tokio::test]
+async fn bash_completes_commands_and_backends_at_its_prompt() {
+    let instance = FakeInstance::start();
+    let home = tempfile::tempdir().unwrap();
+    let binary = Path::new(env!("CARGO_BIN_EXE_baton"));
+    let typed = format!(
+        "PATH={}:$PATH; bind 'set bell-style none'; PS1='> '; source <(baton completion bash)\nbaton undr\tcp2\tBYE\x15baton drain c\t\t\t\x15exit\n",
+        binary.parent().unwrap().display()
+    );
+    const SCRIPT: &str = "import os, pty, select, sys, time\n\
+        pid, terminal = pty.fork()\n\
+        if pid == 0: os.execvp('bash', ['bash', '--norc', '--noprofile', '-i'])\n\
+        typed, until, quiet = sys.argv[1].encode().decode('unicode_escape').encode(), time.time() + 25, 0\n\
+        while time.time() < until:\n\
+        \x20   if select.select([terminal], [], [], 0.5)[0]:\n\
+        \x20       try: part = os.read(terminal, 65536)\n\
+        \x20       except OSError: break  # EIO: the shell has ended\n\
+        \x20       os.write(1, part)\n\
+        \x20   elif typed: \n\
+        \x20       at = min(i for i in (typed.find(b'\\t'), typed.find(b'\\n'), len(typed) - 1) if i >= 0) + 1\n\
+        \x20       os.write(terminal, typed[:at]); typed = typed[at:]\n\
+        os.waitpid(pid, 0)\n";
+    let typed = typed.replace('\t', "\\t").replace('\n', "\\n").replace('\x15', "\\x15");
+    let mut command = Command::new("python3");
+    command.args(["-c", SCRIPT, &typed]).env("BATON_SOCKET", instance.socket()).env("HOME", home.path());
+    command.env("TERM", "dumb").env("INPUTRC", "/dev/null").kill_on_drop(true);
+    let ended = tokio::time::timeout(Duration::from_secs(40), command.output()).await.expect("it ends").unwrap();
+    let shown = String::from_utf8_lossy(&ended.stdout).replace(['\r', '\x07'], "");
+    assert!(shown.contains("baton undrain cp2 BYE"), "{shown}{}", String::from_utf8_lossy(&ended.stderr));
+    let (_, listed) = shown.rsplit_once("baton drain cp\ncp").unwrap_or_else(|| panic!("no list: {shown:?}"));
+    assert_eq!(
+        format!("cp{}", listed.lines().next().unwrap()).split_whitespace().collect::<Vec<_>>(),
+        ["cp1", "cp2", "cp3"]
+    );
+}
+
+/// What a file says may reach the terminal by the answers of the instance.
+#[tokio::test]
+async fn a_difference_and_a_refusal_steer_no_terminal() {
+    let instance = FakeInstance::start();
+    let words = "drain_timeout \u{1b}[31m150s becomes 1m\u{9b}2J".to_owned();
+    let change = ConfigChange { words, ..ConfigChange::default() };
+    *instance.control.diff.lock().unwrap() = ReloadDiff { changes: vec![change], ..ReloadDiff::default() };
+    let changed = baton(&instance.socket(), "diff new.toml").await;
+    assert!(changed.stdout.contains(r"\u{1b}[31m150s becomes 1m\u{9b}2J"), "{:?}", changed.stdout);
+    *instance.control.reload_errors.lock().unwrap() = vec!["new\u{1b}[2J.toml:3: a".to_owned()];
+    for command in ["diff new.toml", "reload"] {
+        let refused = baton(&instance.socket(), command).await;
+        assert!(
+            refused.code > 0 && refused.stderr.contains(r"new\u{1b}[2J.toml:3: a"),
+            "{command}: {:?}",
+            refused.stderr
+        );
+    }
 }

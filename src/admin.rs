@@ -91,6 +91,7 @@ impl Admin {
             fleet_view: table.part(),
             workers: table.part(),
             flow_log: table.part(),
+            recorder: table.part(),
         };
         collect::register(&metrics, parts, config.clone(), census.clone());
         Arc::new(Self { table, ports, config, metrics, control, phase, started_at_ns, census, samples })

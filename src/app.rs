@@ -26,6 +26,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -52,6 +53,7 @@ use crate::offload::program::LAYOUT;
 use crate::ports::AllPorts;
 use crate::proxy::{Bindings, Proxy, ProxyError, ProxyParts};
 use crate::rebalance::{self, RebalanceOrder, RebalanceParts};
+use crate::recorder::{self, RecorderParts};
 use crate::sys::clock::{now_ns, unix_ns};
 use crate::sys::process;
 use crate::table::Table;
@@ -72,6 +74,9 @@ pub(crate) use upgrade::{Replacement, Succession, Upgrader};
 /// Limit for a stop's wait until the holder has given up the VIP. After the lease the kernel removes the addresses by itself.
 const GIVE_UP_MAX: Duration = Duration::from_secs(1);
 const GIVE_UP_LOOK: Duration = Duration::from_millis(5);
+
+/// Limit for the end's wait until the last events are on disk.
+const RECORD_MAX: Duration = Duration::from_secs(1);
 
 /// How often quiet sources are forgotten.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
@@ -106,6 +111,8 @@ pub(crate) struct Bound {
     tasks: Tasks,
     /// Logs the last ended flows, and so ends after everything else.
     flow_log: Tasks,
+    /// Writes the last events, and so ends after the flow log.
+    recorder: Option<JoinHandle<()>>,
 }
 
 /// The parts of a running instance.
@@ -291,6 +298,7 @@ fn assemble(
     let admin_ports = AdminPorts { orders: ports.part(), fleet: ports.part() };
     let admin =
         Admin::new(table.clone(), admin_ports, core.config.clone(), metrics.clone(), wiring, core.drain.watch());
+    table.journal.unrecorded.turn(config.recorder.size_mb > 0);
     table.journal.record(What::Started { version: env!("CARGO_PKG_VERSION").to_owned() });
     Ok((Parts { config, rebalance_orders, core, metrics, reloader, doors, upgrader, admin }, bindings))
 }
@@ -351,8 +359,13 @@ impl Bound {
         let vips = vips::keep(core.table.part(), core.latest.subscribe(), metrics);
         tasks.spawn("vips", once_serving(core.drain.watch(), vips));
         tasks.spawn("sweep", sweep(core.clone()));
+        let parts = RecorderParts { journal: table.part(), registry: table.part(), census: table.part() };
+        let recorder = recorder::start(parts, core.latest.subscribe());
+        let recorder = recorder
+            .inspect_err(|error| tracing::error!(%error, "cannot start the recorder: no event is written to its files"))
+            .ok();
         let workers = core.proxy.workers();
-        Self { http, socket, workers, core, reloader, doors, upgrader, outcome: None, tasks, flow_log }
+        Self { http, socket, workers, core, reloader, doors, upgrader, outcome: None, tasks, flow_log, recorder }
     }
 
     /// The part that replaces this process.
@@ -415,6 +428,11 @@ impl Bound {
         };
         let _ = tokio::task::spawn_blocking(exit).await;
         self.flow_log.stop().await;
+        self.core.table.journal.unrecorded.end();
+        if let Some(recorder) = self.recorder {
+            let last_events = tokio::task::spawn_blocking(move || recorder.join());
+            let _ = tokio::time::timeout(RECORD_MAX, last_events).await;
+        }
         drop(self.doors.take());
     }
 

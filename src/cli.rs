@@ -22,6 +22,7 @@ mod orders;
 mod output;
 mod peers;
 mod ready;
+mod recording;
 mod reload;
 mod renamed;
 pub(crate) mod run;
@@ -42,11 +43,9 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::admin::client::ClientError;
 use crate::admin::protocol::BackendName;
+pub(crate) use output::EXIT_USAGE;
 use output::{CliError, Output};
 use socket::DEFAULT_CONFIG;
-
-/// Wrong usage: EX_USAGE.
-pub(crate) const EXIT_USAGE: u8 = 64;
 
 /// A connection-tracking TCP load balancer for Kubernetes apiservers: a client never waits on a dead connection.
 #[derive(Debug, Parser)]
@@ -97,7 +96,7 @@ enum Verb {
     Peers(peers::PeersArguments),
     /// Shows which instance has the VIP that Baton itself moves, and which could take it.
     Vip(vip::VipArguments),
-    /// Lists events.
+    /// Lists events, also of the past and of a process that has ended: --at 03:12 --for 5m.
     Events(events::EventsArguments),
     /// Sends a backend no new flows; its existing flows go on until drain_timeout.
     Drain {
@@ -197,6 +196,11 @@ pub fn main() -> ExitCode {
             let output = Output::new(arguments.json);
             diff::run(compared, arguments.socket, arguments.config.as_deref(), &output)
         }
+        Verb::Events(wanted) => {
+            let output = Output::new(arguments.json);
+            let listed = events::run(&wanted, arguments.socket, arguments.config.as_deref(), &output);
+            listed.unwrap_or_else(|error| output.fail(&error))
+        }
         command => {
             let output = Output::new(arguments.json);
             match talk(command, arguments.socket, arguments.config.as_deref(), &output) {
@@ -226,7 +230,6 @@ fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &O
         Verb::Backends { backend } => status::backends(&mut client, backend.map(BackendName), output),
         Verb::Peers(arguments) => peers::peers(&mut client, &arguments, output),
         Verb::Vip(arguments) => vip::vip(&mut client, &arguments, output),
-        Verb::Events(arguments) => events::list(client, &arguments, output),
         Verb::Drain { backend, wait } => orders::drain(&mut client, BackendName(backend), wait, output),
         Verb::Undrain { backend } => orders::undrain(&mut client, BackendName(backend), output),
         Verb::Eject { backend } => orders::eject(&mut client, BackendName(backend), output),
@@ -239,6 +242,7 @@ fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &O
         | Verb::UpgradeVersion
         | Verb::Check(_)
         | Verb::Diff(_)
+        | Verb::Events(_)
         | Verb::Import(_)
         | Verb::Init(_)
         | Verb::Offload(_)

@@ -22,6 +22,7 @@ mod load;
 mod offload;
 mod peers;
 mod process;
+mod recorder;
 mod renamed;
 mod section;
 mod spelling;
@@ -41,6 +42,7 @@ pub(crate) use health::reset_after_silence;
 pub use load::{by_default, check, load, parse};
 pub use process::Group;
 pub(crate) use process::read_socket;
+pub use recorder::RecorderSettings;
 pub(crate) use watch::FileWatch;
 
 use std::collections::HashMap;
@@ -63,6 +65,7 @@ pub struct Config {
     pub admin: Admin,
     pub process: Process,
     pub log: Log,
+    pub recorder: RecorderSettings,
     pub offload: OffloadSettings,
     pub cluster: Cluster,
     pub instance: Instance,

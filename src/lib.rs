@@ -48,6 +48,7 @@ pub mod ports;
 pub mod preflight;
 pub mod proxy;
 pub(crate) mod rebalance;
+pub(crate) mod recorder;
 pub mod sys;
 pub mod table;
 pub(crate) mod translate;

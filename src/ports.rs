@@ -12,9 +12,10 @@
 //!   workers, engine ─▶ suspicion ────▶ health
 //!   the VIP's holder ◀───▶ vip ◀─────▶ the peer link
 //!   workers ─────────▶ strangers ────▶ health
+//!   the journal ─────▶ unrecorded ───▶ the recorder
 //! ```
-//! The last two belong to one backend, or to the registry of all: the table has them beside its entries. `AllPorts` has
-//! the others.
+//! Those below the VIP's and `suspicion` belong to a backend, the registry or the journal: the table has them beside its
+//! entries. `AllPorts` has the others.
 //!
 //! No port makes a caller wait. A part that was woken first clears the wake, then looks at the queue.
 
@@ -26,6 +27,7 @@ pub mod orders;
 pub(crate) mod reachability;
 pub(crate) mod strangers;
 pub(crate) mod suspicion;
+pub(crate) mod unrecorded;
 pub(crate) mod vip;
 
 use std::io;

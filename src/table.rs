@@ -13,6 +13,7 @@ pub mod flows;
 pub mod journal;
 pub mod offload;
 pub(crate) mod other_process;
+pub mod recorder;
 pub(crate) mod saved;
 pub(crate) mod slot;
 pub(crate) mod totals;
@@ -32,6 +33,7 @@ use fleet::{FleetCensus, FleetView};
 use flows::FlowTable;
 use journal::Journal;
 use offload::OffloadCensus;
+use recorder::RecorderCensus;
 use worker::WorkerState;
 
 pub use crate::part::Part;
@@ -46,6 +48,7 @@ pub struct Table {
     pub journal: Journal,
     pub beats: LoopBeats,
     pub flow_log: FlowLogCensus,
+    pub recorder: RecorderCensus,
     /// One entry per worker thread.
     pub workers: Box<[WorkerState]>,
 }
@@ -68,6 +71,7 @@ impl Table {
             journal: Journal::default(),
             beats: LoopBeats::default(),
             flow_log: FlowLogCensus::default(),
+            recorder: RecorderCensus::default(),
             workers: (0..workers).map(|_| WorkerState::default()).collect(),
         })
     }
@@ -98,5 +102,6 @@ parts! {
     Journal => table.journal;
     LoopBeats => table.beats;
     FlowLogCensus => table.flow_log;
+    RecorderCensus => table.recorder;
     [WorkerState] => table.workers;
 }

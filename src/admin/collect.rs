@@ -27,6 +27,7 @@ use crate::table::backend::{BackendEntry, BackendLane, FrontendEntry, Registry, 
 use crate::table::fleet::{FleetView, MemberView};
 use crate::table::flows::{FlowState, FlowTable};
 use crate::table::offload::OffloadCensus;
+use crate::table::recorder::RecorderCensus;
 use crate::table::worker::WorkerState;
 use crate::table::{FlowLogCensus, Part};
 
@@ -40,6 +41,7 @@ pub struct CollectorParts {
     pub fleet_view: Part<FleetView>,
     pub workers: Part<[WorkerState]>,
     pub flow_log: Part<FlowLogCensus>,
+    pub recorder: Part<RecorderCensus>,
 }
 
 /// Adds the counters of `table` and the limits of `config` to `metrics`. Call it once for each pair.
@@ -358,6 +360,11 @@ impl TableCollector {
         )?;
         let help = "Ended flows left out of the log by its rate limit";
         families.counter("flow_log_skipped", help, None)?.counter(self.table.flow_log.skipped.value())?;
+        let recorder = &self.table.recorder;
+        let help = "Bytes that the recorder has written to its files";
+        families.counter("recorder_written_bytes", help, None)?.counter(recorder.written.value())?;
+        let help = "Events that the recorder could not write to its files";
+        families.counter("recorder_events_dropped", help, None)?.counter(recorder.dropped.value())?;
         let help = "Duration of a turn of a worker's event loop: the longest that an event in it waited";
         let mut family = families.histogram("event_loop_turn", help)?;
         for (worker, state) in &workers {

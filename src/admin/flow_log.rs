@@ -276,6 +276,7 @@ mod tests {
                 reset_rate: 1,
             },
             log: log(FlowLog::Off, 1),
+            recorder: Default::default(),
             offload: crate::config::OffloadSettings::default(),
             cluster: crate::config::Cluster::default(),
             instance: Default::default(),

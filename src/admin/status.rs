@@ -6,6 +6,7 @@ mod build;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +34,8 @@ pub struct Status {
     /// `None`: Baton does not move the VIP.
     #[serde(default)]
     pub vip: Option<VipStatus>,
+    #[serde(default)]
+    pub recorder: RecorderStatus,
     /// In the order of the configuration; removed ones that still have flows come last.
     pub frontends: Vec<FrontendStatus>,
     /// The last events, oldest first, ended flows left out.
@@ -143,6 +146,18 @@ pub(crate) struct VipReport {
     pub view: Option<VipView>,
     /// The latest moves, with their reasons.
     pub moves: Vec<Event>,
+}
+
+/// The flight recorder.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecorderStatus {
+    /// `None`: nothing is recorded.
+    pub directory: Option<PathBuf>,
+    pub written_bytes_total: u64,
+    /// Events that could not be written.
+    pub dropped_total: u64,
+    /// Why nothing is written at present.
+    pub fault: Option<String>,
 }
 
 /// The place of the VIP that Baton itself moves.

@@ -84,6 +84,9 @@ fn tables(old: &Config, new: &Config, changes: &mut Vec<ConfigChange>) {
     let log =
         spelled!(a, b; "format" => format, "level" => level, "flows" => flows, "flows_per_second" => flows_per_second);
     ChangePlace::Table("log").settings(a != b, log, changes);
+    let (a, b) = (&old.recorder, &new.recorder);
+    let recorder = spelled!(a, b; "directory" => directory, "size_mb" => size_mb);
+    ChangePlace::Table("recorder").settings(a != b, recorder, changes);
     let (a, b) = (&old.offload, &new.offload);
     let offload = spelled!(a, b; "mode" => mode, "interfaces" => interfaces, "max_flows" => max_flows,
         "after_round_trips" => after_round_trips, "after" => after, "pins" => pins);

@@ -1,42 +1,167 @@
-//! `baton events`.
+//! `baton events`: those that the instance still has, or with a time those in the recorder's files.
 
 use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 
 use super::output::{CliError, Output};
-use crate::admin::client::Client;
+use super::recording::{self, RecordingFrom};
+use super::socket;
 use crate::admin::protocol::{Command, EventFilter, Listed};
+use crate::model::duration;
 use crate::model::humane::date_and_time;
-use crate::table::journal::Event;
+use crate::model::moment;
+use crate::recorder::Recorded;
+use crate::sys::clock::unix_ns;
+use crate::table::journal::{Event, What};
 
 #[derive(Debug, Args)]
 pub(super) struct EventsArguments {
     /// Prints new events as they come.
-    #[arg(long, short)]
+    #[arg(long, short, conflicts_with_all = ["at", "from"])]
     pub follow: bool,
     /// Lists the end of each flow as well.
     #[arg(long)]
     pub flows: bool,
-    /// Only events with this number or a higher one.
-    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
-    pub since: u64,
+    /// Only events with this number or a higher one; or, from the recorder's files, since this time: 03:12, 2026-11-25T03:12Z, 10m (ago).
+    #[arg(long, value_name = "NUMBER|TIME", default_value = "0", value_parser = since)]
+    pub since: EventsSince,
+    /// RecordingFrom the recorder's files, also if no instance runs: events from this time on, UTC unless the time has a zone (03:12+02:00).
+    #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "since")]
+    pub at: Option<u64>,
+    /// How much of the time after --at or --since, such as 5m [default for --at: 5m, for --since: up to now].
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration::parse)]
+    pub for_: Option<Duration>,
+    #[command(flatten)]
+    pub from: RecordingFrom,
 }
 
-pub(super) fn list(client: Client, arguments: &EventsArguments, output: &Output) -> Result<ExitCode, CliError> {
+/// The beginning of a listing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EventsSince {
+    Number(u64),
+    /// Milliseconds since 1970.
+    Time(u64),
+}
+
+/// How much is listed after `--at`.
+const AT_FOR: Duration = Duration::from_secs(300);
+
+pub(super) fn run(
+    arguments: &EventsArguments,
+    named: Option<PathBuf>,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<ExitCode, CliError> {
+    let from_ms = match (arguments.at, arguments.since) {
+        (Some(at), _) => Some(at),
+        (None, EventsSince::Time(at)) => Some(at),
+        (None, EventsSince::Number(0)) => arguments.from.is_named().then_some(0),
+        (None, EventsSince::Number(_)) if arguments.from.is_named() => {
+            return Err(CliError::Usage(
+                "--since takes a time with --from: each process numbers its events anew".to_owned(),
+            ));
+        }
+        (None, EventsSince::Number(_)) => None,
+    };
+    match from_ms {
+        None if arguments.for_.is_some() => Err(CliError::Usage("--for needs --at TIME or --since TIME".to_owned())),
+        Some(_) if arguments.follow => Err(CliError::Usage("--follow takes --since NUMBER, not a time".to_owned())),
+        Some(from_ms) => {
+            let length = arguments.for_.or(arguments.at.map(|_| AT_FOR));
+            let until_ms = length.map_or(u64::MAX, |it| from_ms.saturating_add(it.as_millis() as u64));
+            list_recorded(arguments, from_ms, until_ms, named, config, output)
+        }
+        None => {
+            let socket = named.map_or_else(|| socket::find(config), Ok)?;
+            list(arguments, &socket, output)
+        }
+    }
+}
+
+fn list(arguments: &EventsArguments, socket: &Path, output: &Output) -> Result<ExitCode, CliError> {
+    let client = socket::connect(socket)?;
     let mut client = if arguments.follow { client.without_limit()? } else { client };
-    let EventsArguments { since, flows, follow } = *arguments;
+    let EventsSince::Number(since) = arguments.since else { unreachable!("a time is looked up in the files") };
+    let EventsArguments { flows, follow, .. } = *arguments;
     let mut written = Ok(());
     client.list::<Event, Listed>(&Command::Events(EventFilter { since, flows, follow }), |event| {
-        written = if output.json { output.json_line(&event) } else { output.line(in_words(&event, output)) };
+        written = write(&event, &format!("{:>6}", event.number), output);
         if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
     written.map(|()| ExitCode::SUCCESS)
 }
 
-fn in_words(event: &Event, output: &Output) -> String {
+fn list_recorded(
+    arguments: &EventsArguments,
+    from_ms: u64,
+    until_ms: u64,
+    named: Option<PathBuf>,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<ExitCode, CliError> {
+    let source = recording::find(&arguments.from, named, config)?;
+    let found = source.read(from_ms..=until_ms)?;
+    let mut listed = 0;
+    let mut process = None;
+    for record in &found.records {
+        let Recorded::Event(event) = &record.what else { continue };
+        if matches!(event.what, What::FlowEnded { .. }) && !arguments.flows {
+            continue;
+        }
+        listed += 1;
+        let owner = &found.owners[record.owner];
+        if !output.json && process.replace(owner.pid) != Some(owner.pid) && found.owners.len() > 1 {
+            output.line(output.faint(&recording::owner_in_words(owner)))?;
+        }
+        write(event, &format!("{:>6}", event.number), output)?;
+    }
+    // Standard output has the events alone.
+    if listed == 0 {
+        eprintln!(
+            "baton: no event was recorded {}; {}",
+            recording::times_in_words(from_ms, until_ms),
+            source.covers_in_words(&found)
+        );
+    }
+    if let Some(faults) = crate::recorder::in_words(&found) {
+        eprintln!("baton: the recorder's files also have {faults}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn write(event: &Event, number: &str, output: &Output) -> Result<(), CliError> {
+    if output.json {
+        return output.json_line(event);
+    }
     let (date, time) = date_and_time(event.at_unix_ms);
     let what = output.paint(event.what.weight(), &event.what.sentence());
-    format!("{}  {what}", output.faint(&format!("{:>6}  {date} {time}Z", event.number)))
+    output.line(format!("{}  {what}", output.faint(&format!("{number}  {date} {time}Z"))))
+}
+
+fn time(text: &str) -> Result<u64, moment::MomentFault> {
+    moment::parse(text, unix_ns() / 1_000_000)
+}
+
+fn since(text: &str) -> Result<EventsSince, moment::MomentFault> {
+    match text.parse() {
+        Ok(number) => Ok(EventsSince::Number(number)),
+        Err(_) => time(text).map(EventsSince::Time),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_a_number_and_all_else_a_time() {
+        assert_eq!(since("120"), Ok(EventsSince::Number(120)));
+        assert_eq!(since("1970-01-01T00:00:01Z"), Ok(EventsSince::Time(1000)));
+        assert!(matches!(since("03:12+02:00"), Ok(EventsSince::Time(_))));
+        assert!(since("-1").unwrap_err().to_string().contains("allowed"));
+    }
 }

@@ -14,6 +14,9 @@ use crate::config::Diagnostic;
 use crate::model::humane::printable_lines;
 use crate::model::weight::Weight;
 
+/// Wrong usage: EX_USAGE.
+pub(crate) const EXIT_USAGE: u8 = 64;
+
 /// The instance cannot be reached: EX_UNAVAILABLE.
 pub(super) const EXIT_UNAVAILABLE: u8 = 69;
 
@@ -39,6 +42,13 @@ pub(super) enum CliError {
     Unread { path: PathBuf, source: io::Error },
     #[error("Baton has accepted the order to reset flow {0}, but the flow has not ended yet")]
     StillThere(crate::model::ids::FlowId),
+    /// The arguments contradict each other in a way that their parser does not see.
+    #[error("{0}")]
+    Usage(String),
+    #[error(transparent)]
+    Recording(#[from] crate::recorder::ReadFault),
+    #[error("this instance records nothing: size_mb in [recorder] is 0; --from PATH reads another recorder's files")]
+    NotRecorded,
     #[error("{0} is no longer draining: an operator has ended the drain")]
     OrderGone(String),
 }
@@ -143,6 +153,9 @@ impl Output {
             return ExitCode::FAILURE;
         }
         let _ = writeln!(stderr, "baton: {}", printable_lines(&error.to_string()));
+        if let CliError::Usage(_) = error {
+            return EXIT_USAGE.into();
+        }
         let CliError::Client(ClientError::Unreachable { source, .. }) = error else { return ExitCode::FAILURE };
         let advice = match source.kind() {
             io::ErrorKind::PermissionDenied => {

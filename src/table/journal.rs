@@ -16,6 +16,7 @@ use crate::model::fleet::InstanceName;
 use crate::model::fleet::Liveness;
 use crate::model::health::{Cause, HealthState};
 use crate::model::ids::FlowId;
+use crate::ports::unrecorded::Unrecorded;
 
 /// Limit for each kind of event: ended flows are too many to share a ring with the others.
 const KEEP: usize = 1000;
@@ -305,6 +306,15 @@ pub enum What {
     EvacuationCancelled {
         why: Option<String>,
     },
+    /// The recorder writes nothing until this is over.
+    RecorderFailed {
+        directory: String,
+        error: String,
+    },
+    /// So many events are not in the recorder's files.
+    RecordsDropped {
+        records: u64,
+    },
     FlowEnded {
         flow: FlowId,
         frontend: String,
@@ -326,6 +336,8 @@ pub enum What {
 #[derive(Debug, Default)]
 pub struct Journal {
     rings: Mutex<Rings>,
+    /// For the recorder.
+    pub(crate) unrecorded: Unrecorded<Event>,
 }
 
 #[derive(Debug, Default)]
@@ -346,10 +358,9 @@ impl Journal {
         let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
         let event = Event { number: rings.next, at_unix_ms: now.as_millis() as u64, what };
         rings.next += 1;
-        let ring = match event.what {
-            What::FlowEnded { .. } => &mut rings.ended,
-            _ => &mut rings.other,
-        };
+        let is_urgent = !matches!(event.what, What::FlowEnded { .. });
+        self.unrecorded.add(&event, is_urgent);
+        let ring = if is_urgent { &mut rings.other } else { &mut rings.ended };
         if ring.len() == KEEP {
             ring.pop_front();
         }

@@ -105,7 +105,8 @@ fn tallies(table: &Table) -> Vec<(String, &Tally)> {
     });
     let log = [("log skipped".to_owned(), &table.flow_log.skipped)];
     let (offload, fleet) = (table.offload.tallies(), table.fleet.census.tallies());
-    offload.into_iter().chain(fleet).chain(workers).chain(log).collect()
+    let recorder = table.recorder.tallies().map(|(name, tally)| (name.to_owned(), tally));
+    offload.into_iter().chain(fleet).chain(workers).chain(log).chain(recorder).collect()
 }
 
 /// Separates a tally's name from its worker's number.

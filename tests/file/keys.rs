@@ -41,7 +41,10 @@ const KUBERNETES: &str = "tests/net/discovery/kubernetes credentials_of_a_reload
 /// A running instance has no use for these: `baton check` computes from the file.
 const CHECK: &str = "src/cli/check the_budget_is_computed_from_the_files_own_timers";
 
-const PROOFS: [(&str, &str); 34] = [
+const RECORDER: &str = "src/recorder/tests another_directory_and_size_of_a_reload_count_at_once";
+
+const PROOFS: [(&str, &str); 35] = [
+    (RECORDER, "recorder.directory recorder.size_mb"),
     (DNS, "frontend.discover.name frontend.discover.record frontend.discover.port frontend.discover.servers"),
     (
         KUBERNETES,

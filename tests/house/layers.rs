@@ -16,6 +16,7 @@ const LAYERS: &[&[&str]] = &[
         "health",
         "discover",
         "rebalance",
+        "recorder",
         "fleet/link",
         "fleet/failover",
         "upgrade",

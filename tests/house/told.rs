@@ -15,6 +15,7 @@ const NOT_ABOUT_IT: &[(&str, &str, &str)] = &[
     ("app/stop", "() = core.next_phase.notified() => tracing::info!", "a second signal, after the stop has begun"),
     ("app/upgrade/new", "tracing::error!(%error", "the servers of this process, beside the event of the upgrade"),
     ("vips/holder", "tracing::warn!(%error", "a timer that the kernel refused, before the next function"),
+    ("recorder", "tracing::info!(directory", "the other outcome: nothing to say at a host without the state directory"),
     ("offload/engine/watch", "Err(error) => tracing::error!(%error", "the other outcome: nothing was attached"),
 ];
 

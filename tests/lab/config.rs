@@ -13,6 +13,7 @@ pub struct Config {
     admin: Table,
     process: Table,
     log: Table,
+    recorder: Table,
     path: Table,
     instance: Table,
     peers: Table,
@@ -30,6 +31,8 @@ impl Config {
             admin: Table::new(),
             process: Table::new(),
             log: Table::new(),
+            // The machine may have an installed Baton, which records there.
+            recorder: with(Table::new(), "size_mb", 0),
             // Proxied, unless a test says otherwise; what another program has pinned on this machine is none of the test's.
             path: with(with(Table::new(), "mode", "off"), "pins", "/sys/fs/bpf/baton-of-no-test"),
             instance: Table::new(),
@@ -57,6 +60,12 @@ impl Config {
 
     pub fn log(self, key: &str, value: impl Into<Value>) -> Self {
         Self { log: with(self.log, key, value), ..self }
+    }
+
+    /// A recorder in `directory`.
+    pub fn recording(self, directory: &Path) -> Self {
+        let directory = directory.to_str().expect("UTF-8");
+        Self { recorder: with(with(self.recorder, "size_mb", 8), "directory", directory), ..self }
     }
 
     pub fn offload(self, key: &str, value: impl Into<Value>) -> Self {
@@ -171,6 +180,7 @@ impl Config {
         file.insert("admin".to_owned(), admin.into());
         file.insert("process".to_owned(), self.process.clone().into());
         file.insert("log".to_owned(), self.log.clone().into());
+        file.insert("recorder".to_owned(), self.recorder.clone().into());
         file.insert("offload".to_owned(), self.path.clone().into());
         let tables =
             [("instance", &self.instance), ("peers", &self.peers), ("failover", &self.failover), ("vip", &self.vip)];

@@ -28,6 +28,7 @@ mod operator;
 mod preflight;
 mod program;
 mod readdressed;
+mod recorder;
 mod relaying;
 mod reloads;
 mod sharing;

@@ -66,6 +66,7 @@ impl Status {
             offload: offload(admin),
             fleet: peers_report(admin),
             vip: vip(admin),
+            recorder: recorder(admin, &config),
             frontends,
             events,
         }
@@ -143,6 +144,16 @@ fn vip(admin: &Admin) -> Option<VipStatus> {
     let view = admin.table.fleet.vip()?;
     let addresses = admin.config.load().vip.as_ref()?.addresses.clone();
     Some(VipStatus { addresses, holder: view.holder.clone(), why: view.why.clone() })
+}
+
+fn recorder(admin: &Admin, config: &config::Config) -> RecorderStatus {
+    let (census, settings) = (&admin.table.recorder, &config.recorder);
+    RecorderStatus {
+        directory: (settings.size_mb > 0).then(|| settings.directory.clone()),
+        written_bytes_total: census.written.value(),
+        dropped_total: census.dropped.value(),
+        fault: census.fault(),
+    }
 }
 
 /// The frontends' addresses that bring packets to this host: all but those that stay here for good.

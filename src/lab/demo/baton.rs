@@ -141,6 +141,9 @@ fn configuration(places: &DemoPlaces, ca: &Path, stand_ins: &[StandInProcess]) -
         r#"[offload]
 mode = "off"
 
+[recorder]
+size_mb = 0
+
 [admin]
 http = "{http}"
 socket = {socket}

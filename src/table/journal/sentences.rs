@@ -364,6 +364,13 @@ impl What {
             Self::EvacuationCancelled { why: Some(why) } => {
                 say!(Bad, {}, "the evacuation failed, this host may have the VIP again: {why}")
             }
+            Self::RecorderFailed { directory, error } => {
+                say!(Notice, { directory, error }, "the recorder cannot write to {directory}: {error}; it tries again each second")
+            }
+            Self::RecordsDropped { records } => {
+                let number = plural(*records, "event");
+                say!(Notice, { records }, "{number} could not be written and are missing in the recorder's files")
+            }
             Self::FlowEnded {
                 flow,
                 frontend,

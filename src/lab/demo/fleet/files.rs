@@ -58,6 +58,9 @@ socket = {socket}
 mode = "require"
 pins = {pins}
 
+[recorder]
+size_mb = 0
+
 [vip]
 addresses = ["{VIP}/32"]
 interface = "eth0"

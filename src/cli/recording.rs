@@ -1,0 +1,114 @@
+//! Finds what was recorded: the files of the instance, of one that has ended, or of another host.
+
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::Deserialize;
+
+use super::output::CliError;
+use super::socket;
+use crate::admin::protocol::Command;
+use crate::config::{self, RecorderSettings};
+use crate::model::humane::date_and_time;
+use crate::recorder::{self, FileOwner, Recording};
+
+#[derive(Clone, Debug, Default, Args)]
+pub(super) struct RecordingFrom {
+    /// The directory of a recorder, such as a copy of another host's [default: the directory of the instance, or that in -c FILE].
+    #[arg(long, value_name = "PATH")]
+    from: Option<PathBuf>,
+}
+
+/// A place with what was recorded.
+#[derive(Clone, Debug)]
+pub(super) struct RecordingSource {
+    pub directory: PathBuf,
+}
+
+/// The needed part of the status.
+#[derive(Deserialize)]
+struct StatusWithRecorder {
+    #[serde(default)]
+    recorder: crate::admin::status::RecorderStatus,
+}
+
+impl RecordingFrom {
+    pub(super) fn is_named(&self) -> bool {
+        self.from.is_some()
+    }
+}
+
+/// The named place; or the directory that the running instance names; or that of the configuration file, which needs no
+/// instance.
+pub(super) fn find(
+    from: &RecordingFrom,
+    named: Option<PathBuf>,
+    config: Option<&Path>,
+) -> Result<RecordingSource, CliError> {
+    if let Some(path) = &from.from {
+        return Ok(RecordingSource { directory: path.clone() });
+    }
+    let socket = match named {
+        Some(socket) => Ok(socket),
+        None => socket::find(config),
+    };
+    let status = socket
+        .ok()
+        .and_then(|socket| socket::connect(&socket).ok()?.ask::<StatusWithRecorder>(&Command::Status {}).ok());
+    if let Some(status) = status {
+        let directory = status.recorder.directory.ok_or(CliError::NotRecorded)?;
+        return Ok(RecordingSource { directory });
+    }
+    let path = config.map_or_else(|| PathBuf::from(socket::DEFAULT_CONFIG), Path::to_owned);
+    Ok(RecordingSource { directory: configured(&path, config.is_some())? })
+}
+
+/// The directory that the file at `path` names: only this key, so that a file with errors is enough. `must_be`: the user has named it.
+fn configured(path: &Path, must_be: bool) -> Result<PathBuf, CliError> {
+    let unusable = |reason: String| CliError::Config { path: path.to_owned(), reason };
+    let text = match config::read_file(path) {
+        Err(_) if !must_be => return Ok(RecorderSettings::default().directory),
+        read => String::from_utf8(read.map_err(|fault| unusable(fault.to_string()))?)
+            .map_err(|_| unusable("it is not UTF-8".to_owned()))?,
+    };
+    let file: toml::Table = text.parse().map_err(|error: toml::de::Error| unusable(error.message().to_owned()))?;
+    match file.get("recorder").and_then(|recorder| recorder.get("directory")) {
+        None => Ok(RecorderSettings::default().directory),
+        Some(toml::Value::String(directory)) => Ok(path.parent().unwrap_or(Path::new("")).join(directory)),
+        Some(_) => Err(unusable("recorder.directory is not a string".to_owned())),
+    }
+}
+
+impl RecordingSource {
+    pub(super) fn read(&self, times: RangeInclusive<u64>) -> Result<Recording, CliError> {
+        Ok(recorder::read(&self.directory, times)?)
+    }
+
+    /// The time that the files cover.
+    pub(super) fn covers_in_words(&self, recording: &Recording) -> String {
+        let place = self.directory.display();
+        match &recording.covers {
+            None => format!("{place} has no record"),
+            Some(covers) => format!("{place} covers {}", times_in_words(*covers.start(), *covers.end())),
+        }
+    }
+}
+
+/// `from 2026-11-25 03:12:00Z to 2026-11-25 03:17:00Z`.
+pub(super) fn times_in_words(from_ms: u64, until_ms: u64) -> String {
+    let shown = |at| {
+        let (date, time) = date_and_time(at);
+        format!("{date} {time}Z")
+    };
+    match until_ms {
+        u64::MAX => format!("since {}", shown(from_ms)),
+        _ => format!("from {} to {}", shown(from_ms), shown(until_ms)),
+    }
+}
+
+/// A line above the events of a process.
+pub(super) fn owner_in_words(owner: &FileOwner) -> String {
+    let name = owner.instance.as_ref().unwrap_or(&owner.host);
+    format!("process {} of {name} (Baton {}):", owner.pid, owner.version)
+}

@@ -1,0 +1,257 @@
+//! The bodies of records. What is many (ended flows, samples) is packed; the rest is JSON, which later versions read too.
+
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Config, ProbeKind, reset_after_silence};
+use crate::model::end_reason::EndReason;
+use crate::model::ids::FlowId;
+use crate::model::recorder_file::append;
+use crate::table::backend::Registry;
+use crate::table::journal::{Event, What};
+
+/// One thing that was recorded.
+#[derive(Clone, Debug)]
+pub(crate) enum Recorded {
+    /// What follows in this file is of this process.
+    Owner(FileOwner),
+    Event(Event),
+    Sample(RecordedSample),
+}
+
+/// The process that wrote a file, and the settings that its decisions follow from here on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct FileOwner {
+    pub version: String,
+    pub pid: u32,
+    /// Among its peers; `None`: it has no name.
+    pub instance: Option<String>,
+    pub host: String,
+    pub reset_within_ms: u64,
+    pub lease_renew_ms: u64,
+    pub frontends: Vec<FrontendSettings>,
+}
+
+/// The settings of a frontend that decide about backends and flows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct FrontendSettings {
+    pub name: String,
+    /// As the file has it: `tcp`, `https`.
+    pub probe: String,
+    pub interval_ms: u64,
+    pub fast_interval_ms: u64,
+    pub timeout_ms: u64,
+    pub rise: u32,
+    pub fall: u32,
+    pub reset_fall: u32,
+    pub connect_timeout_ms: u64,
+    pub drain_timeout_ms: u64,
+    /// `None`: no such limit.
+    pub idle_timeout_ms: Option<u64>,
+    /// The longest time from a backend's silence to the last RST to its clients.
+    pub reset_after_silence_ms: u64,
+}
+
+/// The counters at one moment; those that end in `total` never fall while a process runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RecordedSample {
+    pub at_unix_ms: u64,
+    pub frontends: Vec<FrontendSample>,
+    pub backends: Vec<BackendSample>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FrontendSample {
+    pub name: String,
+    pub flows: u32,
+    pub accepted_total: u64,
+    pub ended_total: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BackendSample {
+    pub frontend: String,
+    pub name: String,
+    /// Its health state.
+    pub state: String,
+    pub flows: u32,
+    pub connected_total: u64,
+    pub failed_total: u64,
+    pub last_probe_us: u64,
+}
+
+/// An ended flow.
+#[derive(Serialize, Deserialize)]
+struct EndedRecord<'r> {
+    number: u64,
+    at_unix_ms: u64,
+    flow: FlowId,
+    frontend: &'r str,
+    backend: Option<&'r str>,
+    backend_address: Option<SocketAddr>,
+    client: SocketAddr,
+    /// Its label: other versions have other reasons.
+    reason: &'r str,
+    duration_ms: u64,
+    connect_us: u64,
+    bytes_to_backend: u64,
+    bytes_to_client: u64,
+    error: Option<&'r str>,
+}
+
+/// The kinds of records, as files have them.
+const OWNER: u8 = 1;
+const EVENT: u8 = 2;
+const FLOW: u8 = 3;
+const SAMPLE: u8 = 4;
+
+/// Adds a record of `event`. False: it is too long.
+pub(super) fn append_event(file: &mut Vec<u8>, event: &Event) -> bool {
+    let What::FlowEnded {
+        flow,
+        frontend,
+        backend,
+        backend_address,
+        client,
+        reason,
+        duration_ms,
+        connect_us,
+        bytes_to_backend,
+        bytes_to_client,
+        error,
+    } = &event.what
+    else {
+        return append(file, EVENT, &serde_json::to_vec(event).expect("an event is plain data"));
+    };
+    let record = EndedRecord {
+        number: event.number,
+        at_unix_ms: event.at_unix_ms,
+        flow: *flow,
+        frontend,
+        backend: backend.as_deref(),
+        backend_address: *backend_address,
+        client: *client,
+        reason: reason.label(),
+        duration_ms: *duration_ms,
+        connect_us: *connect_us,
+        bytes_to_backend: *bytes_to_backend,
+        bytes_to_client: *bytes_to_client,
+        error: error.as_deref(),
+    };
+    append(file, FLOW, &postcard::to_stdvec(&record).expect("a record is plain data"))
+}
+
+/// Adds a record of `sample`, unless it is too long: with thousands of backends.
+pub(super) fn append_sample(file: &mut Vec<u8>, sample: &RecordedSample) {
+    append(file, SAMPLE, &postcard::to_stdvec(sample).expect("a sample is plain data"));
+}
+
+/// The record at the beginning of each file of a process with this configuration.
+pub(super) fn opening(config: &Config) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    append(&mut bytes, OWNER, &serde_json::to_vec(&FileOwner::of(config)).expect("plain data"));
+    bytes
+}
+
+/// `None`: another version has written it.
+pub(super) fn parse(kind: u8, body: &[u8]) -> Option<Recorded> {
+    match kind {
+        OWNER => serde_json::from_slice(body).ok().map(Recorded::Owner),
+        EVENT => serde_json::from_slice(body).ok().map(Recorded::Event),
+        FLOW => postcard::from_bytes(body).ok().and_then(event_of).map(Recorded::Event),
+        SAMPLE => postcard::from_bytes(body).ok().map(Recorded::Sample),
+        _ => None,
+    }
+}
+
+fn event_of(record: EndedRecord<'_>) -> Option<Event> {
+    let what = What::FlowEnded {
+        flow: record.flow,
+        frontend: record.frontend.to_owned(),
+        backend: record.backend.map(str::to_owned),
+        backend_address: record.backend_address,
+        client: record.client,
+        reason: *EndReason::ALL.iter().find(|reason| reason.label() == record.reason)?,
+        duration_ms: record.duration_ms,
+        connect_us: record.connect_us,
+        bytes_to_backend: record.bytes_to_backend,
+        bytes_to_client: record.bytes_to_client,
+        error: record.error.map(str::to_owned),
+    };
+    Some(Event { number: record.number, at_unix_ms: record.at_unix_ms, what })
+}
+
+impl Recorded {
+    /// Milliseconds since 1970; `None`: it belongs to all that follows.
+    pub(crate) fn at_unix_ms(&self) -> Option<u64> {
+        match self {
+            Self::Owner(_) => None,
+            Self::Event(event) => Some(event.at_unix_ms),
+            Self::Sample(sample) => Some(sample.at_unix_ms),
+        }
+    }
+}
+
+impl FileOwner {
+    pub(crate) fn of(config: &Config) -> Self {
+        let ms = |duration: Duration| duration.as_millis() as u64;
+        let frontends = config.frontends.iter().map(|it| FrontendSettings {
+            name: it.name.to_string(),
+            probe: match it.health.kind {
+                ProbeKind::Tcp => "tcp",
+                ProbeKind::Tls => "tls",
+                ProbeKind::Http => "http",
+                ProbeKind::Https => "https",
+            }
+            .to_owned(),
+            interval_ms: ms(it.health.interval),
+            fast_interval_ms: ms(it.health.fast_interval),
+            timeout_ms: ms(it.health.timeout),
+            rise: it.health.rise,
+            fall: it.health.fall,
+            reset_fall: it.health.reset_fall,
+            connect_timeout_ms: ms(it.connect_timeout),
+            drain_timeout_ms: ms(it.drain_timeout),
+            idle_timeout_ms: it.idle_timeout.map(ms),
+            reset_after_silence_ms: ms(reset_after_silence(&it.health, config.process.reset_within)),
+        });
+        Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            instance: config.name().map(ToString::to_string),
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            reset_within_ms: ms(config.process.reset_within),
+            lease_renew_ms: ms(config.cluster.lease_renew),
+            frontends: frontends.collect(),
+        }
+    }
+}
+
+impl RecordedSample {
+    pub(super) fn take(registry: &Registry, at_unix_ms: u64) -> Self {
+        let frontends = registry.frontends().into_iter().map(|it| FrontendSample {
+            name: it.name.to_string(),
+            flows: it.active.load(Relaxed),
+            accepted_total: it.lanes.iter().map(|lane| lane.accepted.value()).sum(),
+            ended_total: it.lanes.iter().flat_map(|lane| &lane.ended).map(|count| count.value()).sum(),
+        });
+        let backends = registry.backends().into_iter().filter(|it| !it.is_former()).map(|it| {
+            let health = it.health();
+            BackendSample {
+                frontend: it.frontend.name.to_string(),
+                name: it.name.to_string(),
+                state: health.health_state.label().to_owned(),
+                flows: it.active.load(Relaxed),
+                connected_total: it.lanes.iter().map(|lane| lane.connected.value()).sum(),
+                failed_total: it.lanes.iter().flat_map(|lane| &lane.failures).map(|count| count.value()).sum(),
+                last_probe_us: health.last_probe_us,
+            }
+        });
+        Self { at_unix_ms, frontends: frontends.collect(), backends: backends.collect() }
+    }
+}

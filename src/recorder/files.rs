@@ -1,0 +1,141 @@
+//! The files of one series: a process appends to a file of its own, begins the next one in time, and removes the oldest.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::model::recorder_file::header;
+
+/// Files of a series: the oldest of them goes at a time.
+const PARTS: u64 = 8;
+
+/// Each start of the process begins a file: a limit for a process that crashes again and again.
+const FILES_MAX: usize = 1024;
+
+pub(super) const SUFFIX: &str = ".rec";
+
+/// The series called `name` in a directory.
+#[derive(Debug)]
+pub(super) struct RecordFiles {
+    directory: PathBuf,
+    name: &'static str,
+    bytes_max: u64,
+    /// Records at the beginning of each file.
+    opening: Vec<u8>,
+    current: Option<Current>,
+}
+
+#[derive(Debug)]
+struct Current {
+    file: File,
+    bytes: u64,
+}
+
+impl RecordFiles {
+    /// Touches no file before the first write.
+    pub(super) fn new(directory: &Path, name: &'static str, bytes_max: u64, opening: Vec<u8>) -> Self {
+        Self { directory: directory.to_owned(), name, bytes_max, opening, current: None }
+    }
+
+    /// Sets the records at the beginning of each file; `at_once`: a file with other ones is continued in a new file.
+    pub(super) fn set_opening(&mut self, opening: Vec<u8>, at_once: bool) {
+        if at_once && opening != self.opening {
+            self.current = None;
+        }
+        self.opening = opening;
+    }
+
+    /// Appends whole records, and returns the number of bytes written. It does not wait for the disk itself: the kernel keeps
+    /// what a killed process has written, and a host that loses power loses some seconds.
+    ///
+    /// # Errors
+    /// Nothing, or a part of `records`, is in the file; the next call begins another.
+    pub(super) fn write(&mut self, records: &[u8], at_unix_ms: u64) -> io::Result<u64> {
+        if records.is_empty() {
+            return Ok(0);
+        }
+        let part = self.bytes_max / PARTS;
+        let mut written = records.len() as u64;
+        let mut current = match self.current.take() {
+            Some(current) if current.bytes + written <= part => current,
+            _ => {
+                let current = self.begin(at_unix_ms, part)?;
+                written += current.bytes;
+                current
+            }
+        };
+        current.file.write_all(records)?;
+        current.bytes += records.len() as u64;
+        self.current = Some(current);
+        Ok(written)
+    }
+
+    /// Goes on in a new file if the present one was removed: by an operator, or by another process of an upgrade for which it
+    /// was the oldest.
+    pub(super) fn forget_if_removed(&mut self) {
+        let is_there = |current: &Current| current.file.metadata().is_ok_and(|it| it.nlink() > 0);
+        self.current = self.current.take().filter(is_there);
+    }
+
+    fn begin(&self, at_unix_ms: u64, part: u64) -> io::Result<Current> {
+        match DirBuilder::new().mode(0o750).create(&self.directory) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => self.make_room(part)?,
+        }
+        let mut at = at_unix_ms;
+        let mut file = loop {
+            let name = format!("{}-{at:013}-{}{SUFFIX}", self.name, std::process::id());
+            match OpenOptions::new().append(true).create_new(true).mode(0o640).open(self.directory.join(name)) {
+                // Processes of two containers may have one number.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => at += 1,
+                other => break other?,
+            }
+        };
+        let opening = [header(), self.opening.clone()].concat();
+        file.write_all(&opening)?;
+        Ok(Current { file, bytes: opening.len() as u64 })
+    }
+
+    /// Removes the oldest files, until a whole part has room beside the others.
+    fn make_room(&self, part: u64) -> io::Result<()> {
+        let mut files = files_of(&self.directory, Some(self.name))?;
+        let mut bytes: u64 = files.iter().map(|(_, bytes)| bytes).sum();
+        files.reverse();
+        while bytes + part > self.bytes_max || files.len() >= FILES_MAX {
+            let Some((oldest, its)) = files.pop() else { break };
+            match fs::remove_file(&oldest) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => bytes -= its,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The files of a series, or of all, in the order of their beginning, each with its size.
+pub(super) fn files_of(directory: &Path, name: Option<&str>) -> io::Result<Vec<(PathBuf, u64)>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let file_name = entry.file_name();
+        let Some(series) = file_name.to_str().and_then(series_of) else { continue };
+        if name.is_none_or(|name| name == series) {
+            // Another process may have removed it.
+            match entry.metadata() {
+                Ok(metadata) if metadata.is_file() => files.push((entry.path(), metadata.len())),
+                _ => {}
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// The series of a file with this name; `None`: it is no file of a recorder.
+pub(super) fn series_of(file_name: &str) -> Option<&str> {
+    let mut parts = file_name.strip_suffix(SUFFIX)?.split('-');
+    let (series, begun, pid) = (parts.next()?, parts.next()?, parts.next()?);
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    (parts.next().is_none() && is_number(begun) && begun.len() == 13 && is_number(pid)).then_some(series)
+}

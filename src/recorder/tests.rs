@@ -1,0 +1,231 @@
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tokio::sync::watch;
+
+use super::files::{RecordFiles, files_of};
+use super::reader::TimedRecord;
+use super::*;
+use crate::config::tests::minimal;
+use crate::model::end_reason::EndReason;
+use crate::model::ids::FlowId;
+use crate::table::Table;
+
+const NO_WAIT: Duration = Duration::ZERO;
+
+fn config(directory: &Path, size_mb: u32) -> Arc<Config> {
+    Arc::new(Config { recorder: RecorderSettings { directory: directory.to_owned(), size_mb }, ..minimal() })
+}
+
+fn parts() -> RecorderParts {
+    let table = Table::new(1);
+    let frontend = table.registry.frontend(&"apiserver".into());
+    table.registry.backend(&frontend, &"cp1".into());
+    RecorderParts { journal: table.part(), registry: table.part(), census: table.part() }
+}
+
+fn recorder(directory: &Path) -> (Recorder, RecorderParts, watch::Sender<Arc<Config>>) {
+    let sender = watch::Sender::new(config(directory, 1));
+    let parts = parts();
+    (Recorder::new(parts.clone(), sender.subscribe()), parts, sender)
+}
+
+fn ended(flow: u64) -> What {
+    What::FlowEnded {
+        flow: FlowId(flow),
+        frontend: "apiserver".to_owned(),
+        backend: Some("cp1".to_owned()),
+        backend_address: Some("10.0.0.11:6443".parse().unwrap()),
+        client: "[2001:db8::7]:1234".parse().unwrap(),
+        reason: EndReason::BackendEjected,
+        duration_ms: 5,
+        connect_us: 300,
+        bytes_to_backend: 10,
+        bytes_to_client: u64::MAX,
+        error: Some("reset".to_owned()),
+    }
+}
+
+/// The sentences of all events, in the order in which the files have them.
+fn sentences(directory: &Path) -> Vec<String> {
+    let recording = read(directory, 0..=u64::MAX).unwrap();
+    let event = |record: TimedRecord| match record.what {
+        Recorded::Event(event) => Some(event.what.sentence()),
+        _ => None,
+    };
+    recording.records.into_iter().filter_map(event).collect()
+}
+
+#[test]
+fn what_a_killed_process_recorded_is_read_word_for_word_with_its_samples_and_settings() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("recorder");
+    let (mut recorder, parts, _config) = recorder(&directory);
+    let events =
+        [ended(u64::MAX), What::Started { version: "1".to_owned() }, What::Reloaded { changes: vec!["a".into()] }];
+    let said = events.each_ref().map(What::sentence);
+    events.into_iter().for_each(|event| parts.journal.record(event));
+    assert!(recorder.turn(NO_WAIT));
+    // As after SIGKILL: nothing is closed or flushed.
+    std::mem::forget(recorder);
+    assert_eq!(sentences(&directory), said);
+    let recording = read(&directory, 0..=u64::MAX).unwrap();
+    let [owner] = &recording.owners[..] else { panic!("{:?}", recording.owners) };
+    assert_eq!((owner.pid, owner.frontends[0].fall), (std::process::id(), minimal().frontends[0].health.fall));
+    let sample = recording.records.iter().find_map(|record| match &record.what {
+        Recorded::Sample(sample) => Some(sample),
+        _ => None,
+    });
+    assert_eq!(sample.unwrap().backends[0].name, "cp1");
+    let at = recording.records[0].at_unix_ms;
+    assert!(read(&directory, 0..=at - 1).unwrap().records.is_empty(), "none is before the first");
+    assert_eq!(recording.skipped_bytes + recording.unknown, 0);
+}
+
+#[test]
+fn the_ring_keeps_its_size_and_the_newest_events() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut recorder, parts, _config) = recorder(folder.path());
+    let flows = 30_000;
+    for first in (0..flows).step_by(5000) {
+        (first..first + 5000).for_each(|flow| parts.journal.record(ended(flow)));
+        assert!(recorder.turn(NO_WAIT));
+    }
+    let bytes: u64 = files_of(folder.path(), None).unwrap().iter().map(|(_, bytes)| bytes).sum();
+    assert!((300_000..=1024 * 1024).contains(&bytes), "{bytes}");
+    assert!(parts.census.written.value() > 2 * 1024 * 1024, "the ring went round: {}", parts.census.written.value());
+    let kept = sentences(folder.path());
+    assert!(kept.last().unwrap().starts_with(&format!("flow {} ", flows - 1)), "{:?}", kept.last());
+    assert!(kept.len() < flows as usize);
+    assert_eq!(parts.census.dropped.value(), 0);
+}
+
+#[test]
+fn ended_flows_push_no_event_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut recorder, parts, _config) = recorder(folder.path());
+    parts.journal.record(What::Started { version: "1".to_owned() });
+    for _ in 0..6 {
+        (0..5000).for_each(|flow| parts.journal.record(ended(flow)));
+        assert!(recorder.turn(NO_WAIT));
+    }
+    assert_eq!(sentences(folder.path())[0], "Baton 1 starts");
+}
+
+#[test]
+fn the_two_processes_of_an_upgrade_tear_no_record_of_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    // The same number, as two containers may have it, and the same moment.
+    let write = |process: usize| {
+        let mut files = RecordFiles::new(folder.path(), HISTORY, 1 << 20, Vec::new());
+        for worker in 0..500 {
+            let event =
+                Event { number: 0, at_unix_ms: 1, what: What::AcceptResumed { worker, paused_ms: process as u64 } };
+            let mut record = Vec::new();
+            assert!(append_event(&mut record, &event));
+            files.write(&record, 1).unwrap();
+        }
+    };
+    std::thread::scope(|scope| {
+        let write = &write;
+        (0..2).for_each(|process| drop(scope.spawn(move || write(process))));
+    });
+    let recording = read(folder.path(), 0..=u64::MAX).unwrap();
+    assert_eq!((recording.records.len(), recording.skipped_bytes), (1000, 0));
+}
+
+#[test]
+fn a_file_that_another_process_removed_is_not_written_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut recorder, parts, _config) = recorder(folder.path());
+    parts.journal.record(What::Started { version: "1".to_owned() });
+    recorder.turn(NO_WAIT);
+    files_of(folder.path(), None).unwrap().iter().for_each(|(file, _)| fs::remove_file(file).unwrap());
+    recorder.sample_at_ns = 0;
+    parts.journal.record(What::Started { version: "2".to_owned() });
+    recorder.turn(NO_WAIT);
+    assert_eq!(sentences(folder.path()), ["Baton 2 starts"]);
+}
+
+#[test]
+fn another_directory_and_size_of_a_reload_count_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let [one, other] = ["one", "other"].map(|name| folder.path().join(name));
+    let (mut recorder, parts, latest) = recorder(&one);
+    let mut say = |version: &str| {
+        parts.journal.record(What::Started { version: version.to_owned() });
+        assert!(recorder.turn(NO_WAIT));
+    };
+    say("1");
+    latest.send_replace(config(&other, 1));
+    say("2");
+    latest.send_replace(config(&other, 0));
+    // The recorder learns of it after this one, and has taken it away.
+    say("3");
+    say("4");
+    latest.send_replace(config(&one, 1));
+    assert!(recorder.turn(NO_WAIT));
+    parts.journal.record(What::Started { version: "5".to_owned() });
+    assert!(recorder.turn(NO_WAIT));
+    assert_eq!(sentences(&one), ["Baton 1 starts", "Baton 5 starts"]);
+    assert_eq!(sentences(&other), ["Baton 2 starts"]);
+    parts.journal.unrecorded.end();
+    assert!(!recorder.turn(Duration::from_secs(60)), "it ends when it is told to");
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_costs_events_that_are_counted_and_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("not/there");
+    let (mut recorder, parts, _config) = recorder(&directory);
+    for _ in 0..3 {
+        parts.journal.record(What::Started { version: "1".to_owned() });
+        assert!(recorder.turn(NO_WAIT));
+        recorder.retry_at_ns = 0;
+    }
+    assert!(parts.census.fault().unwrap().contains("No such file"), "{:?}", parts.census.fault());
+    let failed = |event: &Event| matches!(event.what, What::RecorderFailed { .. });
+    assert_eq!(parts.journal.since(0, false).into_iter().filter(failed).count(), 1, "it is said once");
+    fs::create_dir(folder.path().join("not")).unwrap();
+    assert!(recorder.turn(NO_WAIT) && recorder.turn(NO_WAIT));
+    assert_eq!(parts.census.fault(), None);
+    let dropped = parts.census.dropped.value();
+    assert!(dropped >= 3, "{dropped}");
+    let said = sentences(&directory);
+    assert_eq!(said, [What::RecordsDropped { records: dropped }.sentence()]);
+}
+
+#[test]
+fn a_directory_without_a_recorder_is_said_to_have_none_and_other_files_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("history-of-rome.rec");
+    fs::write(&other, "x").unwrap();
+    let said = read(folder.path(), 0..=u64::MAX).unwrap_err().to_string();
+    assert!(said.starts_with("there is no file of a recorder in "), "{said}");
+    let mut files = RecordFiles::new(folder.path(), HISTORY, 0, Vec::new());
+    files.write(b"x", 1).unwrap();
+    files.write(b"x", 1).unwrap();
+    assert!(other.exists());
+    let said = read(&PathBuf::from("/proc/none"), 0..=u64::MAX).unwrap_err().to_string();
+    assert!(said.contains("/proc/none: No such file"), "{said}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn files_cut_anywhere_give_their_first_events_and_no_others(flows in 1..40u64, at in any::<prop::sample::Index>()) {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut recorder, parts, _config) = recorder(folder.path());
+        (0..flows).for_each(|flow| parts.journal.record(ended(flow)));
+        recorder.turn(NO_WAIT);
+        let all = sentences(folder.path());
+        prop_assert_eq!(all.len() as u64, flows);
+        let [(file, bytes)] = &files_of(folder.path(), Some(FLOWS)).unwrap()[..] else { panic!("one file") };
+        fs::OpenOptions::new().write(true).open(file).unwrap().set_len(at.index(*bytes as usize + 1) as u64).unwrap();
+        let kept = sentences(folder.path());
+        prop_assert_eq!(&kept[..], &all[..kept.len()]);
+    }
+}

@@ -2,10 +2,12 @@
 //!
 //! Exit codes after sysexits(3): 0 fine, 1 an error, 64 wrong usage, 69 the instance cannot be reached.
 
+mod bundle;
 pub(crate) mod check;
 mod diff;
 mod evacuate;
 mod events;
+mod explain;
 mod flows;
 mod follow;
 mod genkey;
@@ -98,6 +100,10 @@ enum Verb {
     Vip(vip::VipArguments),
     /// Lists events, also of the past and of a process that has ended: --at 03:12 --for 5m.
     Events(events::EventsArguments),
+    /// Says why in a few sentences: why a flow ended, why a backend was lost, what was behind an event, what happened last.
+    Explain(explain::ExplainArguments),
+    /// Writes one file for a ticket: the recorder's files, the status, the configuration without secrets, check --host.
+    Bundle(bundle::BundleArguments),
     /// Sends a backend no new flows; its existing flows go on until drain_timeout.
     Drain {
         /// NAME or FRONTEND/NAME.
@@ -201,6 +207,16 @@ pub fn main() -> ExitCode {
             let listed = events::run(&wanted, arguments.socket, arguments.config.as_deref(), &output);
             listed.unwrap_or_else(|error| output.fail(&error))
         }
+        Verb::Explain(wanted) => {
+            let output = Output::new(arguments.json);
+            let told = explain::run(&wanted, arguments.socket, arguments.config.as_deref(), &output);
+            told.unwrap_or_else(|error| output.fail(&error))
+        }
+        Verb::Bundle(wanted) => {
+            let output = Output::new(arguments.json);
+            let written = bundle::run(&wanted, arguments.socket, arguments.config.as_deref(), &output);
+            written.unwrap_or_else(|error| output.fail(&error))
+        }
         command => {
             let output = Output::new(arguments.json);
             match talk(command, arguments.socket, arguments.config.as_deref(), &output) {
@@ -243,6 +259,8 @@ fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &O
         | Verb::Check(_)
         | Verb::Diff(_)
         | Verb::Events(_)
+        | Verb::Explain(_)
+        | Verb::Bundle(_)
         | Verb::Import(_)
         | Verb::Init(_)
         | Verb::Offload(_)

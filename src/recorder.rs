@@ -27,10 +27,12 @@ use crate::table::Part;
 use crate::table::backend::Registry;
 use crate::table::journal::{Event, Journal, What};
 use crate::table::recorder::RecorderCensus;
-pub(crate) use entry::{FileOwner, Recorded, RecordedSample};
+#[cfg(test)]
+pub(crate) use entry::BackendSample;
+pub(crate) use entry::{FileOwner, FrontendSettings, Recorded, RecordedSample};
 use entry::{append_event, append_sample};
 use files::RecordFiles;
-pub(crate) use reader::{ReadFault, Recording, read};
+pub(crate) use reader::{ReadFault, Recording, TimedRecord, contents, read_files};
 
 /// Ended flows wait no longer than this for the disk; other events do not wait.
 const TAKE_EVERY: Duration = Duration::from_millis(200);

@@ -69,6 +69,16 @@ pub(crate) fn run(path: &Path, arguments: &CheckArguments, json: bool) -> ExitCo
     }
 }
 
+/// The verdict and the findings of `baton check --host`, without lines of the file, which may have secrets.
+pub(super) fn host_in_words(path: &Path) -> io::Result<String> {
+    let arguments = CheckArguments::of_host();
+    let mut out = Vec::new();
+    report(path, preflight::advert_interval(None), false, &mut out, &mut io::sink())?;
+    let config = config::load(path).map_or_else(|_| config::by_default(Vec::new()), |loaded| loaded.config);
+    host::report(&config, &arguments, false, &mut out, &mut io::sink())?;
+    Ok(String::from_utf8_lossy(&out).into_owned())
+}
+
 /// Writes all findings, with their places, as one JSON document; returns whether the file is valid.
 fn document(path: &Path, out: &mut impl Write) -> io::Result<bool> {
     let (taken, errors, warnings) = match config::load(path) {

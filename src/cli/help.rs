@@ -12,6 +12,8 @@ const GROUPS: [(&str, &[(&str, &str)]); 5] = [
             ("flows", "baton flows --backend cp2 --limit 0"),
             ("backends", "baton backends cp2"),
             ("events", "baton events --follow"),
+            ("explain", "baton explain last"),
+            ("bundle", "baton bundle"),
             ("peers", "baton peers"),
             ("vip", "baton vip --why"),
             ("ready", "baton ready --within 500ms"),

@@ -47,6 +47,10 @@ pub(super) enum CliError {
     Usage(String),
     #[error(transparent)]
     Recording(#[from] crate::recorder::ReadFault),
+    #[error("{subject} is in the record: {covers}")]
+    NotExplained { subject: String, covers: String },
+    #[error("{path} is no bundle, and no directory of a recorder: {source}", path = .path.display())]
+    NoBundle { path: PathBuf, source: io::Error },
     #[error("this instance records nothing: size_mb in [recorder] is 0; --from PATH reads another recorder's files")]
     NotRecorded,
     #[error("{0} is no longer draining: an operator has ended the drain")]

@@ -1,5 +1,7 @@
 //! Finds what was recorded: the files of the instance, of one that has ended, or of another host.
 
+use std::fs::File;
+use std::io::{BufReader, Read};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
@@ -11,11 +13,11 @@ use super::socket;
 use crate::admin::protocol::Command;
 use crate::config::{self, RecorderSettings};
 use crate::model::humane::date_and_time;
-use crate::recorder::{self, FileOwner, Recording};
+use crate::recorder::{self, FileOwner, ReadFault, Recording};
 
 #[derive(Clone, Debug, Default, Args)]
 pub(super) struct RecordingFrom {
-    /// The directory of a recorder, such as a copy of another host's [default: the directory of the instance, or that in -c FILE].
+    /// A bundle of `baton bundle`, or the directory of a recorder, such as a copy of another host's [default: the directory of the instance, or that in -c FILE].
     #[arg(long, value_name = "PATH")]
     from: Option<PathBuf>,
 }
@@ -23,7 +25,8 @@ pub(super) struct RecordingFrom {
 /// A place with what was recorded.
 #[derive(Clone, Debug)]
 pub(super) struct RecordingSource {
-    pub directory: PathBuf,
+    /// A directory, or a bundle.
+    place: PathBuf,
 }
 
 /// The needed part of the status.
@@ -47,7 +50,7 @@ pub(super) fn find(
     config: Option<&Path>,
 ) -> Result<RecordingSource, CliError> {
     if let Some(path) = &from.from {
-        return Ok(RecordingSource { directory: path.clone() });
+        return Ok(RecordingSource { place: path.clone() });
     }
     let socket = match named {
         Some(socket) => Ok(socket),
@@ -58,10 +61,10 @@ pub(super) fn find(
         .and_then(|socket| socket::connect(&socket).ok()?.ask::<StatusWithRecorder>(&Command::Status {}).ok());
     if let Some(status) = status {
         let directory = status.recorder.directory.ok_or(CliError::NotRecorded)?;
-        return Ok(RecordingSource { directory });
+        return Ok(RecordingSource { place: directory });
     }
     let path = config.map_or_else(|| PathBuf::from(socket::DEFAULT_CONFIG), Path::to_owned);
-    Ok(RecordingSource { directory: configured(&path, config.is_some())? })
+    Ok(RecordingSource { place: configured(&path, config.is_some())? })
 }
 
 /// The directory that the file at `path` names: only this key, so that a file with errors is enough. `must_be`: the user has named it.
@@ -82,18 +85,46 @@ fn configured(path: &Path, must_be: bool) -> Result<PathBuf, CliError> {
 
 impl RecordingSource {
     pub(super) fn read(&self, times: RangeInclusive<u64>) -> Result<Recording, CliError> {
-        Ok(recorder::read(&self.directory, times)?)
+        Ok(recorder::read_files(self.files()?, times)?)
+    }
+
+    /// The recorder's files there: name and content.
+    pub(super) fn files(&self) -> Result<Vec<(String, Vec<u8>)>, CliError> {
+        match self.place.is_file() {
+            true => of_bundle(&self.place),
+            false => Ok(recorder::contents(&self.place)?),
+        }
     }
 
     /// The time that the files cover.
     pub(super) fn covers_in_words(&self, recording: &Recording) -> String {
-        let place = self.directory.display();
+        let place = self.place.display();
         match &recording.covers {
             None => format!("{place} has no record"),
             Some(covers) => format!("{place} covers {}", times_in_words(*covers.start(), *covers.end())),
         }
     }
 }
+
+fn of_bundle(path: &Path) -> Result<Vec<(String, Vec<u8>)>, CliError> {
+    let read = || {
+        let mut files = Vec::new();
+        let mut bundle = tar::Archive::new(BufReader::new(File::open(path)?));
+        for entry in bundle.entries()? {
+            let mut entry = entry?;
+            let Ok(name) = entry.path()?.strip_prefix(RECORDS).map(|name| name.display().to_string()) else { continue };
+            let mut content = Vec::new();
+            entry.read_to_end(&mut content)?;
+            files.push((name, content));
+        }
+        Ok(files)
+    };
+    let files = read().map_err(|source| CliError::NoBundle { path: path.to_owned(), source })?;
+    if files.is_empty() { Err(ReadFault::Nothing(path.to_owned()).into()) } else { Ok(files) }
+}
+
+/// The folder with the recorder's files in a bundle.
+pub(super) const RECORDS: &str = "recorder";
 
 /// `from 2026-11-25 03:12:00Z to 2026-11-25 03:17:00Z`.
 pub(super) fn times_in_words(from_ms: u64, until_ms: u64) -> String {

@@ -45,29 +45,30 @@ pub(crate) struct TimedRecord {
     pub what: Recorded,
 }
 
-/// Reads what was recorded within `times`, in milliseconds since 1970.
-pub(crate) fn read(directory: &Path, times: RangeInclusive<u64>) -> Result<Recording, ReadFault> {
+/// The recorder's files in a directory: name and content.
+pub(crate) fn contents(directory: &Path) -> Result<Vec<(String, Vec<u8>)>, ReadFault> {
     let fault = |source| ReadFault::Directory { directory: directory.to_owned(), source };
     let files = files_of(directory, None).map_err(fault)?;
     if files.is_empty() {
         return Err(ReadFault::Nothing(directory.to_owned()));
     }
-    let contents = files.into_iter().filter_map(|(path, _)| match fs::read(&path) {
-        // The oldest file, which was removed meanwhile.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        read => Some((path.display().to_string(), read)),
-    });
-    read_files(contents, times)
+    let mut contents = Vec::new();
+    for (path, _) in files {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        match fs::read(&path) {
+            Ok(content) => contents.push((name, content)),
+            // The oldest file, which was removed meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(ReadFault::File { file: path.display().to_string(), source }),
+        }
+    }
+    Ok(contents)
 }
 
-/// As [`read`], from files with their names.
-fn read_files(
-    files: impl Iterator<Item = (String, io::Result<Vec<u8>>)>,
-    times: RangeInclusive<u64>,
-) -> Result<Recording, ReadFault> {
+/// Reads what was recorded within `times`, in milliseconds since 1970, from files with their names.
+pub(crate) fn read_files(files: Vec<(String, Vec<u8>)>, times: RangeInclusive<u64>) -> Result<Recording, ReadFault> {
     let mut recording = Recording::default();
     for (file, content) in files {
-        let content = content.map_err(|source| ReadFault::File { file: file.clone(), source })?;
         let mut records = RecordsIn::new(&content).map_err(|source| ReadFault::Content { file, source })?;
         let mut owner = None;
         for (kind, body) in records.by_ref() {

@@ -7,12 +7,15 @@ use proptest::prelude::*;
 use tokio::sync::watch;
 
 use super::files::{RecordFiles, files_of};
-use super::reader::TimedRecord;
 use super::*;
 use crate::config::tests::minimal;
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
 use crate::table::Table;
+
+fn read(directory: &Path, times: std::ops::RangeInclusive<u64>) -> Result<Recording, ReadFault> {
+    read_files(contents(directory)?, times)
+}
 
 const NO_WAIT: Duration = Duration::ZERO;
 

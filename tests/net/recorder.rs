@@ -81,3 +81,84 @@ fn events_and_ended_flows_outlive_a_killed_process_an_upgrade_and_the_next_proce
     assert_eq!(status["recorder"]["directory"], it.directory.to_str().expect("UTF-8"));
     assert_eq!((&status["recorder"]["dropped_total"], &status["recorder"]["fault"]), (&0.into(), &Value::Null));
 }
+
+/// What the night's on-call gets: nothing but the bundle.
+#[test]
+fn from_a_bundle_alone_a_hung_apiserver_is_explained_with_the_figures_of_the_status() {
+    let Some(lab) = Lab::new("bundle") else { return };
+    let certificates = Certificates::make(&lab);
+    let [b1, _b2, _b3] = lab.backends().map(|host| StandIn::start(&lab, &certificates, host));
+    let it = Recorded::start(lab, |config| {
+        // Nobody moves its flows before it hangs.
+        config.https(&certificates.ca()).process("reset_within", "200ms").rebalance("when", "ordered")
+    });
+    for other in ["b2", "b3"] {
+        it.baton.order(&["drain", other]);
+    }
+    let names: Vec<_> = (0..4).map(|n| format!("node-{n}")).collect();
+    let kubelets: Vec<_> =
+        names.iter().map(|name| Kubelet::start(&it.lab, &certificates, &it.lab.client, &it.lab.lb, name)).collect();
+    kubelets.iter().for_each(|kubelet| kubelet.wait_renewals(kubelet.now(), 1, LONG));
+    for other in ["b2", "b3"] {
+        it.baton.order(&["undrain", other]);
+        it.baton.wait_health(other, "ready", LONG);
+    }
+    let flows = it.baton.flows_of("b1");
+    assert_eq!(flows, 4);
+    let living = it.baton.flows()[0]["id"].to_string();
+    let said = it.baton.order(&["explain", &living]);
+    assert!(said.contains(" goes on: it is proxied, began "), "{said}");
+
+    b1.process.stop();
+    it.baton.wait_health("b1", "ejected", LONG);
+    it.baton.wait_ended("backend_ejected", flows);
+    b1.process.go_on();
+    it.baton.wait_health("b1", "ready", LONG);
+    let status = it.baton.status();
+    let changes: Vec<_> =
+        it.baton.events_of("backend_changed").into_iter().filter(|event| event["backend"] == "b1").collect();
+    let ejected = changes.iter().find(|event| event["to"] == "ejected").expect("it was");
+    let after = changes.iter().find(|event| event["number"].as_u64() > ejected["number"].as_u64()).expect("it ended");
+    let live = it.baton.order(&["explain", "b1"]);
+    let bundle = it.lab.directory().join("ticket.tar");
+    let said = it.baton.order(&["bundle", "--output", bundle.to_str().expect("UTF-8")]);
+    assert!(said.contains("status.json, baton.toml, check-host.txt, recorder with"), "{said}");
+    assert!(
+        !it.baton.cli(&["bundle", "--output", bundle.to_str().expect("UTF-8")]).status.success(),
+        "it overwrites none"
+    );
+
+    // Nothing is left but the bundle.
+    let Recorded { lab, baton, directory } = it;
+    baton.process.kill();
+    std::fs::remove_dir_all(directory).expect("it is there");
+    std::fs::remove_file(&baton.paths.config).expect("it is there");
+    let read = |arguments: &[&str]| {
+        let mut command = std::process::Command::new(BINARY);
+        command.args(arguments).args(["--from", bundle.to_str().expect("UTF-8")]).env("BATON_SOCKET", "/nonexistent");
+        let Output { status, stdout, stderr } = command.output().expect("the binary runs");
+        assert!(status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&stderr));
+        String::from_utf8(stdout).expect("UTF-8")
+    };
+    assert_eq!(read(&["explain", "b1"]), live);
+    assert!(live.contains("b1: ready → ejected: no answer within"), "{live}");
+    assert!(live.contains("fall = 2 decided it") && live.contains("reset_within = 200 ms"), "{live}");
+    assert!(live.lines().count() <= 6, "{live}");
+    println!("explain, from a bundle alone:\n{live}");
+    let explained: Value = serde_json::from_str(&read(&["--json", "explain", "b1"])).expect("JSON");
+    assert_eq!(explained["at_unix_ms"], ejected["at_unix_ms"]);
+    assert_eq!(explained["flows_ended"]["backend_ejected"], status["totals"]["ended_total"]["backend_ejected"]);
+    assert_eq!(explained["flows_ordered"], flows);
+    let number = |event: &Value| event["at_unix_ms"].as_u64().expect("a number");
+    assert_eq!(explained["lasted_ms"], number(after) - number(ejected));
+    let within = explained["ended_within_ms"].as_u64().expect("a number");
+    assert!(within <= 2000, "{within} ms until the last of {flows} flows was reset");
+    let ends = read(&["--json", "events", "--flows"]);
+    let ends = ends.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let is_reset = |event: &Value| event["event"] == "flow_ended" && event["reason"] == "backend_ejected";
+    let flow = ends.into_iter().find(is_reset).expect("it is there");
+    let why = read(&["explain", &flow["flow"].to_string()]);
+    assert!(why.contains("for the reason backend_ejected") && why.contains("no answer within"), "{why}");
+    assert_eq!(read(&["explain", "last"]), read(&["explain", &format!("event:{}", ejected["number"])]));
+    drop(lab);
+}

@@ -20,6 +20,8 @@ pub(super) fn static_pod(image: &str, config: &Path, ca_file: Option<&str>) -> S
         ("config", directory, "Directory", true),
         ("bpf", "/sys/fs/bpf".to_owned(), "Directory", false),
         ("run", "/run/baton".to_owned(), "DirectoryOrCreate", false),
+        // The flight recorder and the last discovered backends.
+        ("state", "/var/lib/baton".to_owned(), "DirectoryOrCreate", false),
     ];
     // Only the certificate: the private keys are beside it.
     volumes.extend(ca_file.map(|path| ("ca", path.to_owned(), "File", true)));
@@ -98,7 +100,7 @@ mod tests {
         let volumes = spec["volumes"].as_vec().unwrap();
         let path = |volume: &Yaml| volume["hostPath"]["path"].as_str().unwrap().to_owned();
         let paths: Vec<_> = volumes.iter().map(path).collect();
-        assert_eq!(paths, ["/etc/baton", "/sys/fs/bpf", "/run/baton", "/etc/kubernetes/pki/ca.crt"]);
+        assert_eq!(paths, ["/etc/baton", "/sys/fs/bpf", "/run/baton", "/var/lib/baton", "/etc/kubernetes/pki/ca.crt"]);
         let mounts = container["volumeMounts"].as_vec().unwrap();
         for (mount, volume) in mounts.iter().zip(volumes) {
             assert_eq!((&mount["name"], mount["mountPath"].as_str()), (&volume["name"], Some(&*path(volume))));

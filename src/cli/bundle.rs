@@ -1,0 +1,182 @@
+//! `baton bundle`: one file for a ticket, from which `baton explain --from` and `baton events --from` can tell what happened.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use serde::Serialize;
+use toml::{Table, Value};
+
+use super::output::{CliError, Output};
+use super::recording::{self, RECORDS, RecordingFrom};
+use super::{check, socket};
+use crate::admin::protocol::Command;
+use crate::config;
+use crate::model::humane::{bytes, date_and_time};
+use crate::sys::clock::unix_ns;
+
+#[derive(Debug, Args)]
+pub(super) struct BundleArguments {
+    /// The file to write; it must not exist [default: baton-bundle-HOST-TIME.tar in the present directory].
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// What became of it, as `--json` prints it.
+#[derive(Debug, Serialize)]
+struct Bundled {
+    file: PathBuf,
+    bytes: u64,
+    has: Vec<String>,
+    /// A sentence for each part that is missing.
+    left_out: Vec<String>,
+}
+
+pub(super) fn run(
+    arguments: &BundleArguments,
+    named: Option<PathBuf>,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<ExitCode, CliError> {
+    let at_ms = unix_ns() / 1_000_000;
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let path = arguments.output.clone().unwrap_or_else(|| default_name(&host, at_ms));
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+    let file = file.map_err(|error| CliError::path(&path, error))?;
+    let mut bundle =
+        BundleWriter { tar: tar::Builder::new(file), at_s: at_ms / 1000, has: Vec::new(), left_out: Vec::new() };
+    let written = bundle.fill(&host, named, config).and_then(|()| bundle.tar.into_inner()?.metadata());
+    let bytes_written = match written {
+        Ok(metadata) => metadata.len(),
+        Err(error) => {
+            // Half of a bundle would look like a whole one.
+            let _ = std::fs::remove_file(&path);
+            return Err(CliError::path(&path, error));
+        }
+    };
+    let bundled = Bundled { file: path, bytes: bytes_written, has: bundle.has, left_out: bundle.left_out };
+    if output.json {
+        output.document(&bundled)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let shown = bundled.file.display();
+    output.line(format!("{shown} has {} ({})", bundled.has.join(", "), bytes(bundled.bytes as f64)))?;
+    bundled.left_out.iter().try_for_each(|why| output.line(format!("left out: {why}")))?;
+    output.line("It has no key, but the addresses of clients and backends.")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `baton-bundle-lb-a-20261125T031207Z.tar`.
+fn default_name(host: &str, at_ms: u64) -> PathBuf {
+    let (date, time) = date_and_time(at_ms);
+    format!("baton-bundle-{host}-{}T{}Z.tar", date.replace('-', ""), time.replace(':', "")).into()
+}
+
+struct BundleWriter {
+    tar: tar::Builder<File>,
+    at_s: u64,
+    has: Vec<String>,
+    left_out: Vec<String>,
+}
+
+impl BundleWriter {
+    fn fill(&mut self, host: &str, named: Option<PathBuf>, config: Option<&Path>) -> io::Result<()> {
+        let socket = named.clone().map_or_else(|| socket::find(config), Ok);
+        let status =
+            socket.and_then(|socket| Ok(socket::connect(&socket)?.ask::<serde_json::Value>(&Command::Status {})?));
+        // The file of the running process, which may be another than the default.
+        let running =
+            status.as_ref().ok().and_then(|status| status["instance"]["config"]["path"].as_str()).map(PathBuf::from);
+        let file = config.map(Path::to_owned).or(running).unwrap_or_else(|| PathBuf::from(socket::DEFAULT_CONFIG));
+        match &status {
+            Ok(status) => self.add("status.json", &serde_json::to_vec_pretty(status)?)?,
+            Err(error) => self.left_out.push(format!("status.json, because {error}")),
+        }
+        let text =
+            config::read_file(&file).map_err(|fault| fault.to_string()).and_then(|bytes| without_secrets(&bytes));
+        match text {
+            Ok(text) => self.add("baton.toml", text.as_bytes())?,
+            Err(why) => self.left_out.push(format!("baton.toml, because {} is of no use: {why}", file.display())),
+        }
+        self.add("check-host.txt", check::host_in_words(&file)?.as_bytes())?;
+        match recording::find(&RecordingFrom::default(), named, Some(&file)).and_then(|source| source.files()) {
+            Ok(files) => {
+                self.has.push(format!("{RECORDS} with {} files", files.len()));
+                for (name, content) in files {
+                    self.append(&format!("{RECORDS}/{name}"), &content)?;
+                }
+            }
+            Err(error) => self.left_out.push(format!("{RECORDS}, because {error}")),
+        }
+        let (date, time) = date_and_time(self.at_s * 1000);
+        let about = format!(
+            "A bundle of host {host}, by Baton {}, {date} {time}Z.\nIt has {}.\n{}\nbaton explain --from FILE last\nbaton events --from FILE\n",
+            env!("CARGO_PKG_VERSION"),
+            self.has.join(", "),
+            self.left_out.iter().map(|why| format!("Left out: {why}\n")).collect::<String>(),
+        );
+        self.append("about.txt", about.as_bytes())
+    }
+
+    fn add(&mut self, name: &str, content: &[u8]) -> io::Result<()> {
+        self.has.push(name.to_owned());
+        self.append(name, content)
+    }
+
+    fn append(&mut self, name: &str, content: &[u8]) -> io::Result<()> {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o600);
+        header.set_mtime(self.at_s);
+        self.tar.append_data(&mut header, name, content)
+    }
+}
+
+/// The keys of the file without comments, and without what may be a secret: the file names files with keys, and the arguments of
+/// `on_gain` and `on_loss` may be one.
+fn without_secrets(file: &[u8]) -> Result<String, String> {
+    let text = std::str::from_utf8(file).map_err(|_| "it is not UTF-8".to_owned())?;
+    // The error quotes a line.
+    let mut table: Table =
+        text.parse().map_err(|_: toml::de::Error| "it is no TOML; `baton check` names the line".to_owned())?;
+    remove_secrets(&mut table);
+    Ok(format!("# Without comments and without what may be a secret.\n{table}"))
+}
+
+fn remove_secrets(table: &mut Table) {
+    for (key, value) in table.iter_mut() {
+        let is_secret = ["key", "token", "secret", "password"].iter().any(|word| key.ends_with(word));
+        match value {
+            Value::Table(inner) => remove_secrets(inner),
+            Value::Array(items) if ["on_gain", "on_loss"].contains(&key.as_str()) => {
+                items.iter_mut().skip(1).for_each(|item| *item = REMOVED.into());
+            }
+            Value::Array(items) => items.iter_mut().filter_map(Value::as_table_mut).for_each(remove_secrets),
+            Value::String(text) if is_secret => *text = REMOVED.to_owned(),
+            _ => {}
+        }
+    }
+}
+
+const REMOVED: &str = "(removed)";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bundle_has_no_comment_and_no_secret_of_the_file() {
+        let file = "# swordfish\n[peers]\nkey_file = \"peers.key\" # swordfish\nkey = \"swordfish\"\n[vip]\non_gain = [\"/bin/tell\", \"swordfish\"]\n\
+                    [[frontend]]\nname = \"f\"\n[frontend.discover]\ntoken_file = \"/t\"\ntoken = \"swordfish\"\n";
+        let said = without_secrets(file.as_bytes()).unwrap();
+        assert!(!said.contains("swordfish"), "{said}");
+        for kept in ["key_file = \"peers.key\"", "\"/bin/tell\"", "token_file = \"/t\"", "name = \"f\""] {
+            assert!(said.contains(kept), "{kept}: {said}");
+        }
+        let fault = without_secrets(b"key = \"swordfish").unwrap_err();
+        assert!(!fault.contains("swordfish"), "{fault}");
+    }
+}

@@ -1,0 +1,155 @@
+//! `baton explain`: why something happened, in a few sentences, from what was recorded.
+
+mod story;
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::str::FromStr;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::output::{CliError, Output};
+use super::recording::{self, RecordingFrom};
+use super::{shell, socket};
+use crate::admin::protocol::{Command, FlowFilter, FlowRow, Listed};
+use crate::model::humane::duration_ms;
+use crate::model::ids::FlowId;
+use crate::model::moment;
+use crate::sys::clock::unix_ns;
+use story::{Figures, Story};
+
+#[derive(Debug, Args)]
+pub(super) struct ExplainArguments {
+    /// The number of a flow or of an event (flow:7 and event:7 say which), a backend (NAME or FRONTEND/NAME), or "last": the last event
+    /// that may be a fault.
+    #[arg(add = shell::backend_names())]
+    subject: Subject,
+    /// Leaves out what was recorded after this time: 03:12, 2026-11-25T03:12Z, 10m (ago).
+    #[arg(long, value_name = "TIME", value_parser = |text: &str| moment::parse(text, unix_ns() / 1_000_000))]
+    until: Option<u64>,
+    #[command(flatten)]
+    from: RecordingFrom,
+}
+
+/// Who or what is explained.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    /// A flow, or else an event.
+    Number(u64),
+    Flow(FlowId),
+    Event(u64),
+    Backend(String),
+    Last,
+}
+
+/// The answer, as `--json` prints it.
+#[derive(Debug, Serialize)]
+struct Explanation {
+    sentences: Vec<String>,
+    #[serde(flatten)]
+    figures: Figures,
+}
+
+pub(super) fn run(
+    arguments: &ExplainArguments,
+    named: Option<PathBuf>,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<ExitCode, CliError> {
+    let source = recording::find(&arguments.from, named.clone(), config)?;
+    let recording = source.read(0..=arguments.until.unwrap_or(u64::MAX))?;
+    let story = Story::new(&recording);
+    let recorded = story.tell(&arguments.subject);
+    let explained = recorded.or_else(|| living(arguments, named.as_deref(), config).map(|it| (it, Figures::default())));
+    let explained = explained.or_else(|| match arguments.subject {
+        Subject::Number(number) => story.tell(&Subject::Event(number)).map(|it| of_event(number, it)),
+        _ => None,
+    });
+    let Some((sentences, figures)) = explained else {
+        let subject = arguments.subject.in_words();
+        return Err(CliError::NotExplained { subject, covers: source.covers_in_words(&recording) });
+    };
+    match output.json {
+        true => output.document(&Explanation { sentences, figures })?,
+        false => output.line(sentences.join("\n"))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Says that the number is not that of a flow.
+fn of_event(number: u64, (mut sentences, figures): (Vec<String>, Figures)) -> (Vec<String>, Figures) {
+    sentences[0] = format!("Event {number}: {}", sentences[0]);
+    (sentences, figures)
+}
+
+/// A flow of the running instance that has not ended.
+fn living(arguments: &ExplainArguments, socket: Option<&Path>, config: Option<&Path>) -> Option<Vec<String>> {
+    let (Subject::Number(id) | Subject::Flow(FlowId(id))) = arguments.subject else { return None };
+    if arguments.from.is_named() || arguments.until.is_some() {
+        return None;
+    }
+    let path = socket.map_or_else(|| socket::find(config), |path| Ok(path.to_owned())).ok()?;
+    let mut found = None;
+    let take = |row: FlowRow| {
+        if row.id == FlowId(id) {
+            found = Some(row);
+        }
+        if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    socket::connect(&path).ok()?.list::<FlowRow, Listed>(&Command::Flows(FlowFilter::default()), take).ok()?;
+    let FlowRow { id, frontend, backend, client, state, ending, age_ms, idle_ms, stays, .. } = found?;
+    let backend = backend.as_deref().unwrap_or("no backend yet");
+    let (age, idle) = (duration_ms(age_ms), duration_ms(idle_ms));
+    let mut sentences = vec![format!(
+        "Flow {id} of {client} to {frontend}/{backend} goes on: it is {}, began {age} ago, and moved its last byte {idle} ago.",
+        state.label()
+    )];
+    sentences.extend(stays.map(|why| format!("It stays proxied: {why}.")));
+    sentences.extend(ending.then(|| "It has an order to end, and waits for its turn.".to_owned()));
+    Some(sentences)
+}
+
+impl FromStr for Subject {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| text.parse().map_err(|_| format!("{text:?} is no number"));
+        match text.split_once(':') {
+            Some(("flow", flow)) => Ok(Self::Flow(FlowId(number(flow)?))),
+            Some(("event", event)) => Ok(Self::Event(number(event)?)),
+            _ if text == "last" => Ok(Self::Last),
+            _ if text.is_empty() => Err("expected a flow, an event, a backend or \"last\"".to_owned()),
+            _ => Ok(text.parse().map_or_else(|_| Self::Backend(text.to_owned()), Self::Number)),
+        }
+    }
+}
+
+impl Subject {
+    fn in_words(&self) -> String {
+        match self {
+            Self::Number(number) => format!("no flow with the number {number} that has ended, and no such event"),
+            Self::Flow(flow) => format!("no end of flow {flow}"),
+            Self::Event(number) => format!("no event {number}"),
+            Self::Backend(name) => format!("no event of a backend {name:?}"),
+            Self::Last => "no event that may be a fault".to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_subject_is_a_number_a_name_or_the_last() {
+        let subject = |text: &str| text.parse::<Subject>();
+        assert_eq!(subject("7"), Ok(Subject::Number(7)));
+        assert_eq!(subject("flow:7"), Ok(Subject::Flow(FlowId(7))));
+        assert_eq!(subject("event:7"), Ok(Subject::Event(7)));
+        assert_eq!(subject("apiserver/cp1"), Ok(Subject::Backend("apiserver/cp1".to_owned())));
+        assert_eq!(subject("last"), Ok(Subject::Last));
+        assert!(subject("flow:x").is_err() && subject("").is_err());
+    }
+}

@@ -1,0 +1,412 @@
+//! The sentences of an explanation: what happened, what decided it, what it did to clients, and how it ended.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::Subject;
+use crate::model::end_reason::{ClientSaw, EndReason};
+use crate::model::health::{Cause, HealthState};
+use crate::model::humane::{bytes, date_and_time, duration_ms, plural};
+use crate::model::ids::FlowId;
+use crate::model::weight::Weight;
+use crate::recorder::{FrontendSettings, Recorded, RecordedSample, Recording, TimedRecord};
+use crate::table::journal::{Event, What};
+
+/// An order, or a reload, that came this long before an event may be its cause.
+const BEFORE_MS: u64 = 5_000;
+
+/// What follows an event within this time may be its effect.
+const AFTER_MS: u64 = 10_000;
+
+/// The numbers of an explanation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Figures {
+    /// Milliseconds since 1970 of what is explained.
+    pub at_unix_ms: u64,
+    /// Flows that Baton ordered to end.
+    pub flows_ordered: u64,
+    /// Ends of flows in the record that belong to it, by reason.
+    pub flows_ended: BTreeMap<&'static str, u64>,
+    /// From what is explained to the last of these ends.
+    pub ended_within_ms: u64,
+    /// For which the state lasted; `None`: it still did when the record ended.
+    pub lasted_ms: Option<u64>,
+}
+
+/// What was recorded, as a story needs it.
+pub(super) struct Story<'r> {
+    recording: &'r Recording,
+    events: Vec<(&'r Event, usize)>,
+}
+
+type Explained = (Vec<String>, Figures);
+
+impl<'r> Story<'r> {
+    pub(super) fn new(recording: &'r Recording) -> Self {
+        let event = |record: &'r TimedRecord| match &record.what {
+            Recorded::Event(event) => Some((event, record.owner)),
+            Recorded::Owner(_) | Recorded::Sample(_) => None,
+        };
+        Self { recording, events: recording.records.iter().filter_map(event).collect() }
+    }
+
+    /// At most six sentences. `None`: nothing was recorded of it.
+    pub(super) fn tell(&self, subject: &Subject) -> Option<Explained> {
+        match subject {
+            Subject::Number(number) => self.flow(FlowId(*number)),
+            Subject::Flow(flow) => self.flow(*flow),
+            Subject::Event(number) => self.event(*number),
+            Subject::Backend(name) => self.backend(name),
+            Subject::Last => {
+                let is_fault = |event: &Event| matches!(event.what.weight(), Weight::Bad | Weight::Notice);
+                self.of_event(self.events.iter().rposition(|(event, _)| is_fault(event))?)
+            }
+        }
+    }
+
+    /// The last event with this number: each process numbers its events anew.
+    fn event(&self, number: u64) -> Option<Explained> {
+        self.of_event(self.events.iter().rposition(|(event, _)| event.number == number)?)
+    }
+
+    fn of_event(&self, at: usize) -> Option<Explained> {
+        let (event, _) = self.events[at];
+        match &event.what {
+            What::BackendChanged { .. } => self.change(at),
+            What::FlowEnded { flow, .. } => self.flow(*flow),
+            What::FlowsOrdered { frontend, backend, .. } => {
+                let decided = self.change_before(at, frontend, backend).and_then(|change| self.change(change));
+                decided.or_else(|| self.plain(at))
+            }
+            _ => self.plain(at),
+        }
+    }
+
+    /// The last loss of a backend; or its last event, if it has lost nothing.
+    fn backend(&self, name: &str) -> Option<Explained> {
+        let is_it =
+            |event: &Event| of_backend(event).is_some_and(|(frontend, backend)| is_named(name, frontend, backend));
+        let is_loss = |event: &Event| match &event.what {
+            What::BackendChanged { to, .. } => *to != HealthState::Ready,
+            _ => false,
+        };
+        let last =
+            |wanted: &dyn Fn(&Event) -> bool| self.events.iter().rposition(|(event, _)| is_it(event) && wanted(event));
+        let was_ready = |event: &Event| matches!(&event.what, What::BackendChanged { from: HealthState::Ready, .. });
+        let at =
+            last(&|event| is_loss(event) && was_ready(event)).or_else(|| last(&is_loss)).or_else(|| last(&|_| true))?;
+        self.of_event(at)
+    }
+
+    /// An event with what came before and after it.
+    fn plain(&self, at: usize) -> Option<Explained> {
+        let (event, _) = self.events[at];
+        let mut sentences = vec![format!("At {} {}.", moment(event.at_unix_ms), event.what.sentence())];
+        if let Some(order) = self.order_before(at) {
+            sentences.push(order);
+        }
+        let mut figures = Figures { at_unix_ms: event.at_unix_ms, ..Figures::default() };
+        let is_effect = |other: &Event| matches!(other.what, What::FlowEnded { reason, .. } if !matches!(reason, EndReason::ClientClosed | EndReason::BackendClosed));
+        self.count_ends(event.at_unix_ms..=event.at_unix_ms + AFTER_MS, is_effect, &mut figures);
+        if !figures.flows_ended.is_empty() {
+            sentences.push(format!(
+                "In the {} after it, {} by a fault or an order ({}).",
+                duration_ms(AFTER_MS),
+                ended(&figures),
+                by_reason(&figures)
+            ));
+        }
+        let next = self.events[at + 1..].iter().map(|(event, _)| *event);
+        let next = next.filter(|next| !matches!(next.what, What::FlowEnded { .. }));
+        if let Some(next) = next.take_while(|next| next.at_unix_ms <= event.at_unix_ms + AFTER_MS).next() {
+            let later = duration_ms(next.at_unix_ms - event.at_unix_ms);
+            sentences.push(format!("The next event came {later} later: {}.", next.what.sentence()));
+        }
+        Some((sentences, figures))
+    }
+
+    /// A change of a backend's health state.
+    fn change(&self, at: usize) -> Option<Explained> {
+        let (event, owner) = self.events[at];
+        let What::BackendChanged { frontend, backend, from, to, cause } = &event.what else { return None };
+        let mut figures = Figures { at_unix_ms: event.at_unix_ms, ..Figures::default() };
+        let mut sentences = vec![format!("At {} {}.", moment(event.at_unix_ms), event.what.sentence())];
+        let settings = self.recording.owners[owner].frontends.iter().find(|it| it.name == *frontend);
+        let ordered = matches!(cause, Cause::OrderedDrain | Cause::OrderedEject | Cause::Removed | Cause::Readdressed);
+        match (settings, ordered) {
+            (_, true) => sentences.extend(self.order_before(at)),
+            (_, false) if from == to => sentences.push("This was its first probe, which decides alone.".to_owned()),
+            (Some(settings), false) => sentences.extend(decided_by(settings, *to, cause)),
+            (None, false) => {}
+        }
+        let over = self.events[at + 1..].iter().map(|(event, _)| *event).find(|next| {
+            matches!(&next.what, What::BackendChanged { frontend: f, backend: b, to: now, .. } if (f, b) == (frontend, backend) && now != to)
+        });
+        if *to == HealthState::Ready {
+            return Some((sentences, figures));
+        }
+        let until = over.map_or(u64::MAX, |over| over.at_unix_ms);
+        sentences.push(self.share_before(frontend, backend, event.at_unix_ms));
+        self.effect(frontend, backend, event.at_unix_ms..=until, owner, &mut figures, &mut sentences);
+        if let (HealthState::Ejected, false, Some(settings)) = (*to, ordered, settings) {
+            sentences.push(longest_gap(settings, self.recording.owners[owner].lease_renew_ms));
+        }
+        sentences.push(match over {
+            Some(over) => {
+                let lasted = over.at_unix_ms - event.at_unix_ms;
+                figures.lasted_ms = Some(lasted);
+                format!("This lasted {}: at {} {}.", duration_ms(lasted), moment(over.at_unix_ms), over.what.sentence())
+            }
+            None => format!(
+                "The record has no later change: {frontend}/{backend} was still {} at {}.",
+                to.label(),
+                self.end()
+            ),
+        });
+        sentences.retain(|sentence| !sentence.is_empty());
+        Some((sentences, figures))
+    }
+
+    /// What a loss did to the backend's flows.
+    fn effect(
+        &self,
+        frontend: &str,
+        backend: &str,
+        times: std::ops::RangeInclusive<u64>,
+        owner: usize,
+        figures: &mut Figures,
+        sentences: &mut Vec<String>,
+    ) {
+        for (event, _) in self.events.iter().filter(|(event, _)| times.contains(&event.at_unix_ms)) {
+            if let What::FlowsOrdered { frontend: f, backend: b, flows, .. } = &event.what
+                && f == frontend
+                && b == backend
+            {
+                figures.flows_ordered += *flows as u64;
+            }
+        }
+        let is_effect = |event: &Event| match &event.what {
+            What::FlowEnded { frontend: f, backend: Some(b), reason, .. } => {
+                f == frontend
+                    && b == backend
+                    && matches!(
+                        reason,
+                        EndReason::BackendEjected | EndReason::EjectedByOperator | EndReason::DrainDeadline
+                    )
+            }
+            _ => false,
+        };
+        self.count_ends(times, is_effect, figures);
+        if figures.flows_ended.is_empty() {
+            sentences.push(match figures.flows_ordered {
+                0 => "Baton reset none of its flows.".to_owned(),
+                flows => format!("Baton ordered {} to end; the record has none of these ends.", plural(flows, "flow")),
+            });
+            return;
+        }
+        let pace = match self.recording.owners[owner].reset_within_ms {
+            0 => String::new(),
+            ms => format!("; reset_within = {} spreads such resets", duration_ms(ms)),
+        };
+        sentences.push(format!(
+            "Of its flows {} ({}), the last of them {} after this{pace}.",
+            ended(figures),
+            by_reason(figures),
+            duration_ms(figures.ended_within_ms)
+        ));
+    }
+
+    /// A flow that has ended.
+    fn flow(&self, id: FlowId) -> Option<Explained> {
+        let is_end = |event: &Event| matches!(&event.what, What::FlowEnded { flow, .. } if *flow == id);
+        let at = self.events.iter().rposition(|(event, _)| is_end(event))?;
+        let (event, owner) = self.events[at];
+        let What::FlowEnded {
+            frontend,
+            backend,
+            client,
+            reason,
+            duration_ms: lasted_ms,
+            bytes_to_backend,
+            bytes_to_client,
+            error,
+            ..
+        } = &event.what
+        else {
+            return None;
+        };
+        let shown = backend.as_deref().unwrap_or("no backend");
+        let why = error.as_ref().map_or(String::new(), |error| format!(" ({error})"));
+        let saw = match reason.client_saw() {
+            ClientSaw::Fin => "its client saw FIN",
+            ClientSaw::Rst => "its client saw RST, and could connect again at once",
+            ClientSaw::Nothing => "Baton sent its client nothing",
+        };
+        let mut sentences = vec![
+            format!(
+                "Flow {id} of {client} to {frontend}/{shown} ended at {} for the reason {}: {}",
+                moment(event.at_unix_ms),
+                reason.label(),
+                reason.about().trim_end_matches('.')
+            ) + &format!("{why}."),
+            format!(
+                "It had lasted {}, with {} to the backend and {} to the client; {saw}.",
+                duration_ms(*lasted_ms),
+                bytes(*bytes_to_backend as f64),
+                bytes(*bytes_to_client as f64)
+            ),
+        ];
+        let settings = self.recording.owners[owner].frontends.iter().find(|it| it.name == *frontend);
+        sentences.extend(settings.and_then(|settings| limit(settings, *reason)));
+        let caused =
+            matches!(reason, EndReason::BackendEjected | EndReason::EjectedByOperator | EndReason::DrainDeadline);
+        if let (true, Some(backend)) = (caused, backend)
+            && let Some(change) = self.change_before(at, frontend, backend)
+            && let Some((decided, _)) = self.change(change)
+        {
+            // What happened, and what decided it.
+            sentences.extend(decided.into_iter().take(2));
+        }
+        let figures = Figures {
+            at_unix_ms: event.at_unix_ms,
+            flows_ended: BTreeMap::from([(reason.label(), 1)]),
+            lasted_ms: Some(*lasted_ms),
+            ..Figures::default()
+        };
+        Some((sentences, figures))
+    }
+
+    /// The change of a backend before the event at `at` that made it lose flows.
+    fn change_before(&self, at: usize, frontend: &str, backend: &str) -> Option<usize> {
+        self.events[..at].iter().rposition(|(event, _)| {
+            matches!(&event.what, What::BackendChanged { frontend: f, backend: b, to, .. } if f == frontend && b == backend && *to != HealthState::Ready)
+        })
+    }
+
+    /// The order or the reload shortly before an event.
+    fn order_before(&self, at: usize) -> Option<String> {
+        let (event, _) = self.events[at];
+        let recent = self.events[..at].iter().rev().map(|(event, _)| *event);
+        let recent = recent.take_while(|before| before.at_unix_ms + BEFORE_MS >= event.at_unix_ms);
+        let order = recent
+            .into_iter()
+            .find(|before| matches!(before.what, What::OrderReceived { .. } | What::Reloaded { .. }))?;
+        let earlier = duration_ms(event.at_unix_ms - order.at_unix_ms);
+        Some(format!("{earlier} earlier, at {}, {}.", moment(order.at_unix_ms), order.what.sentence()))
+    }
+
+    /// The backend's share of the flows in the last sample before.
+    fn share_before(&self, frontend: &str, backend: &str, at_unix_ms: u64) -> String {
+        let sample = |record: &'r TimedRecord| match &record.what {
+            Recorded::Sample(sample) if sample.at_unix_ms <= at_unix_ms => Some(sample),
+            _ => None,
+        };
+        let Some(sample) = self.recording.records.iter().rev().find_map(sample) else { return String::new() };
+        let (its, all) = share(sample, frontend, backend);
+        let earlier = duration_ms(at_unix_ms - sample.at_unix_ms);
+        format!("{earlier} before, it had {} of the frontend's {}.", plural(its, "flow"), all)
+    }
+
+    fn count_ends(
+        &self,
+        times: std::ops::RangeInclusive<u64>,
+        is_effect: impl Fn(&Event) -> bool,
+        figures: &mut Figures,
+    ) {
+        for (event, _) in self.events.iter().filter(|(event, _)| times.contains(&event.at_unix_ms) && is_effect(event))
+        {
+            if let What::FlowEnded { reason, .. } = &event.what {
+                *figures.flows_ended.entry(reason.label()).or_default() += 1;
+                figures.ended_within_ms = event.at_unix_ms - times.start();
+            }
+        }
+    }
+
+    /// The end of the record.
+    fn end(&self) -> String {
+        self.recording.records.last().map_or_else(String::new, |record| moment(record.at_unix_ms))
+    }
+}
+
+fn share(sample: &RecordedSample, frontend: &str, backend: &str) -> (u64, u64) {
+    let of_frontend = sample.backends.iter().filter(|it| it.frontend == frontend);
+    let its = of_frontend.clone().filter(|it| it.name == backend).map(|it| u64::from(it.flows)).sum();
+    (its, of_frontend.map(|it| u64::from(it.flows)).sum())
+}
+
+/// The settings that decided about a backend.
+fn decided_by(settings: &FrontendSettings, to: HealthState, cause: &Cause) -> Option<String> {
+    let FrontendSettings { interval_ms, fast_interval_ms, timeout_ms, rise, fall, probe, .. } = settings;
+    let each =
+        format!("each {}, and each {} once one has failed", duration_ms(*interval_ms), duration_ms(*fast_interval_ms));
+    let pace = format!("Baton probes by {probe} {each}, and waits {} for an answer", duration_ms(*timeout_ms));
+    match (to, cause) {
+        (HealthState::Ready, Cause::Passed) => {
+            Some(format!("rise = {rise} decided it: so many probes in a row passed; {pace}."))
+        }
+        (_, Cause::Damped) => {
+            Some("damping decided it: it lost ready too often lately (damping.suppress, damping.reuse).".to_owned())
+        }
+        (HealthState::Ready, _) => None,
+        (HealthState::Draining, Cause::Slow) => {
+            Some(format!("fall = {fall} decided it, where a slow answer counts half; {pace}."))
+        }
+        (_, _) => Some(format!("fall = {fall} decided it: so many probes in a row failed; {pace}.")),
+    }
+}
+
+/// The longest time that a client can have waited, as `baton check` computes it.
+fn longest_gap(settings: &FrontendSettings, lease_renew_ms: u64) -> String {
+    let (silence, renewal) = (settings.reset_after_silence_ms, lease_renew_ms);
+    format!(
+        "The longest gap that a node can have seen is {}: {} from the silence to the last reset, and a renewal's {}.",
+        duration_ms(silence + renewal),
+        duration_ms(silence),
+        duration_ms(renewal)
+    )
+}
+
+/// The setting that ended a flow, with its value.
+fn limit(settings: &FrontendSettings, reason: EndReason) -> Option<String> {
+    let (key, value) = match reason {
+        EndReason::IdleTimeout => ("idle_timeout", settings.idle_timeout_ms?),
+        EndReason::DrainDeadline | EndReason::FrontendRemoved => ("drain_timeout", settings.drain_timeout_ms),
+        EndReason::ConnectTimedOut => ("connect_timeout", settings.connect_timeout_ms),
+        _ => return None,
+    };
+    Some(format!("{key} = {} decided it.", duration_ms(value)))
+}
+
+fn of_backend(event: &Event) -> Option<(&str, &str)> {
+    match &event.what {
+        What::BackendChanged { frontend, backend, .. }
+        | What::FlowsOrdered { frontend, backend, .. }
+        | What::BackendAdded { frontend, backend }
+        | What::BackendRemoved { frontend, backend }
+        | What::BackendResolved { frontend, backend, .. } => Some((frontend, backend)),
+        _ => None,
+    }
+}
+
+fn is_named(name: &str, frontend: &str, backend: &str) -> bool {
+    name == backend || name.split_once('/').is_some_and(|(of, its)| of == frontend && its == backend)
+}
+
+fn ended(figures: &Figures) -> String {
+    format!("{} ended", plural(figures.flows_ended.values().sum(), "flow"))
+}
+
+/// `backend_ejected 30, client_reset 2`.
+fn by_reason(figures: &Figures) -> String {
+    figures.flows_ended.iter().map(|(reason, flows)| format!("{reason} {flows}")).collect::<Vec<_>>().join(", ")
+}
+
+/// `2026-11-25 03:12:07.412Z`.
+fn moment(at_unix_ms: u64) -> String {
+    let (date, time) = date_and_time(at_unix_ms);
+    format!("{date} {time}.{:03}Z", at_unix_ms % 1000)
+}

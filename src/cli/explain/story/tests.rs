@@ -1,0 +1,176 @@
+use super::*;
+use crate::model::end_reason::EndReason;
+use crate::recorder::{BackendSample, FileOwner};
+
+/// 2026-11-25 03:12:07.412Z.
+const AT_MS: u64 = 1_795_576_327_412;
+
+fn owner() -> FileOwner {
+    let frontend = FrontendSettings {
+        name: "apiserver".to_owned(),
+        probe: "https".to_owned(),
+        interval_ms: 1000,
+        fast_interval_ms: 250,
+        timeout_ms: 500,
+        rise: 2,
+        fall: 2,
+        reset_fall: 2,
+        connect_timeout_ms: 1000,
+        drain_timeout_ms: 150_000,
+        idle_timeout_ms: Some(7_200_000),
+        reset_after_silence_ms: 2250,
+    };
+    FileOwner { reset_within_ms: 250, lease_renew_ms: 10_000, frontends: vec![frontend], ..FileOwner::default() }
+}
+
+fn changed(from: HealthState, to: HealthState, cause: Cause) -> What {
+    What::BackendChanged { frontend: "apiserver".to_owned(), backend: "cp2".to_owned(), from, to, cause }
+}
+
+fn ended(flow: u64, reason: EndReason) -> What {
+    What::FlowEnded {
+        flow: FlowId(flow),
+        frontend: "apiserver".to_owned(),
+        backend: Some("cp2".to_owned()),
+        backend_address: None,
+        client: "10.0.0.31:51234".parse().unwrap(),
+        reason,
+        duration_ms: 60_000,
+        connect_us: 300,
+        bytes_to_backend: 1000,
+        bytes_to_client: 2000,
+        error: None,
+    }
+}
+
+/// The recording of these events, each so long after [`AT_MS`], of one process.
+fn recording(events: Vec<(u64, What)>) -> Recording {
+    let backend = |name: &str, flows| BackendSample {
+        frontend: "apiserver".to_owned(),
+        name: name.to_owned(),
+        state: "ready".to_owned(),
+        flows,
+        connected_total: 0,
+        failed_total: 0,
+        last_probe_us: 0,
+    };
+    let sample = RecordedSample {
+        at_unix_ms: AT_MS - 400,
+        frontends: Vec::new(),
+        backends: vec![backend("cp1", 60), backend("cp2", 30)],
+    };
+    let mut records = vec![TimedRecord { at_unix_ms: sample.at_unix_ms, owner: 0, what: Recorded::Sample(sample) }];
+    records.extend((0..).zip(events).map(|(number, (later, what))| {
+        let event = Event { number, at_unix_ms: AT_MS + later, what };
+        TimedRecord { at_unix_ms: event.at_unix_ms, owner: 0, what: Recorded::Event(event) }
+    }));
+    Recording { records, owners: vec![owner()], ..Recording::default() }
+}
+
+fn hung() -> Recording {
+    let ordered = |flows| What::FlowsOrdered {
+        frontend: "apiserver".to_owned(),
+        backend: "cp2".to_owned(),
+        flows,
+        reason: EndReason::BackendEjected,
+    };
+    let mut events = vec![
+        (0, changed(HealthState::Ready, HealthState::Ejected, Cause::TimedOut { after_ms: 500 })),
+        (0, ordered(30)),
+        // Another flow, which ended by itself.
+        (100, ended(99, EndReason::ClientClosed)),
+    ];
+    events.extend((0..30).map(|flow| (8 * (flow + 1), ended(flow, EndReason::BackendEjected))));
+    events.push((192_000, changed(HealthState::Ejected, HealthState::Ready, Cause::Passed)));
+    recording(events)
+}
+
+fn told(recording: &Recording, subject: Subject) -> Option<Vec<String>> {
+    Story::new(recording).tell(&subject).map(|(sentences, _)| sentences)
+}
+
+#[test]
+fn a_backend_that_hung_is_explained_with_times_figures_and_the_setting_that_decided() {
+    let recording = hung();
+    let (sentences, figures) = Story::new(&recording).tell(&Subject::Backend("cp2".to_owned())).unwrap();
+    assert_eq!(
+        sentences,
+        [
+            "At 2026-11-25 03:12:07.412Z apiserver/cp2: ready → ejected: no answer within 500 ms.",
+            "fall = 2 decided it: so many probes in a row failed; Baton probes by https each 1.0 s, and each 250 ms once one has failed, and \
+             waits 500 ms for an answer.",
+            "400 ms before, it had 30 flows of the frontend's 90.",
+            "Of its flows 30 flows ended (backend_ejected 30), the last of them 240 ms after this; reset_within = 250 ms spreads such resets.",
+            "The longest gap that a node can have seen is 12 s: 2.2 s from the silence to the last reset, and a renewal's 10 s.",
+            "This lasted 3 m 12 s: at 2026-11-25 03:15:19.412Z apiserver/cp2: ejected → ready: probes pass.",
+        ]
+    );
+    let flows = BTreeMap::from([("backend_ejected", 30)]);
+    let expected = Figures {
+        at_unix_ms: AT_MS,
+        flows_ordered: 30,
+        flows_ended: flows,
+        ended_within_ms: 240,
+        lasted_ms: Some(192_000),
+    };
+    assert_eq!(figures, expected);
+    for same in [Subject::Backend("apiserver/cp2".to_owned()), Subject::Event(0), Subject::Event(1), Subject::Last] {
+        assert_eq!(told(&recording, same.clone()), Some(sentences.clone()), "{same:?}");
+    }
+}
+
+#[test]
+fn a_flow_is_explained_by_its_end_and_by_what_happened_to_its_backend() {
+    let sentences = told(&hung(), Subject::Number(7)).unwrap();
+    assert_eq!(
+        sentences[..2],
+        [
+            "Flow 7 of 10.0.0.31:51234 to apiserver/cp2 ended at 2026-11-25 03:12:07.476Z for the reason backend_ejected: Baton found its backend dead.",
+            "It had lasted 1 m 00 s, with 1.0 kB to the backend and 2.0 kB to the client; its client saw RST, and could connect again at once.",
+        ]
+    );
+    assert!(sentences[2].contains("ready → ejected") && sentences[3].contains("fall = 2"), "{sentences:?}");
+    assert!(sentences.len() <= 6);
+    let idle = recording(vec![(0, ended(1, EndReason::IdleTimeout))]);
+    let sentences = told(&idle, Subject::Flow(FlowId(1))).unwrap();
+    assert_eq!(sentences[2..], ["idle_timeout = 2 h 00 m decided it."]);
+}
+
+#[test]
+fn an_operator_s_order_is_named_as_the_cause() {
+    let order = What::OrderReceived { uid: 0, pid: 42, order: "eject cp2".to_owned() };
+    let ejected = changed(HealthState::Ready, HealthState::Ejected, Cause::OrderedEject);
+    let recording = recording(vec![(0, order), (3, ejected), (20, ended(1, EndReason::EjectedByOperator))]);
+    let sentences = told(&recording, Subject::Backend("cp2".to_owned())).unwrap();
+    assert_eq!(sentences[1], "3 ms earlier, at 2026-11-25 03:12:07.412Z, uid 0 (process 42) orders: baton eject cp2.");
+    assert!(sentences[3].contains("ejected_by_operator 1"), "{sentences:?}");
+    assert!(
+        sentences[4].starts_with("The record has no later change: apiserver/cp2 was still ejected"),
+        "{sentences:?}"
+    );
+    assert!(!sentences.iter().any(|sentence| sentence.contains("fall =")), "{sentences:?}");
+}
+
+#[test]
+fn any_other_event_is_told_with_what_followed() {
+    let recording = recording(vec![
+        (0, What::WorkerStuck { worker: 1, for_ms: 2000 }),
+        (1500, What::WorkerMoves { worker: 1 }),
+        (1600, ended(1, EndReason::ClientReset)),
+    ]);
+    let sentences = told(&recording, Subject::Last).unwrap();
+    assert_eq!(sentences.len(), 3, "{sentences:?}");
+    assert!(sentences[1].contains("1 flow ended by a fault or an order (client_reset 1)"), "{sentences:?}");
+    assert!(sentences[2].starts_with("The next event came 1.5 s later: worker 1 moves again"), "{sentences:?}");
+}
+
+#[test]
+fn what_was_not_recorded_is_not_made_up() {
+    let recording = hung();
+    for subject in [Subject::Number(1000), Subject::Event(1000), Subject::Backend("cp9".to_owned())] {
+        assert_eq!(told(&recording, subject.clone()), None, "{subject:?}");
+    }
+    assert_eq!(told(&Recording::default(), Subject::Last), None);
+    let quiet = self::recording(vec![(0, changed(HealthState::Ready, HealthState::Ready, Cause::Passed))]);
+    assert_eq!(told(&quiet, Subject::Last), None);
+}

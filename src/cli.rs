@@ -291,9 +291,13 @@ mod tests {
     #[test]
     fn kill_takes_exactly_one_target_and_all_needs_a_yes() {
         let parses = |line: &str| Arguments::try_parse_from(line.split(' ')).is_ok();
-        for good in
-            ["baton kill 7", "baton kill --backend cp1", "baton kill --client 10.0.0.7", "baton kill --all --yes"]
-        {
+        for good in [
+            "baton kill 7",
+            "baton kill --backend cp1",
+            "baton kill --client 10.0.0.7",
+            "baton kill --all --yes",
+            "baton kill --all --check",
+        ] {
             assert!(parses(good), "{good}");
         }
         for bad in ["baton kill", "baton kill 7 --backend cp1", "baton kill --all", "baton kill x", "baton kill --yes"]

@@ -34,6 +34,7 @@ pub(super) async fn execute(
             version: env!("CARGO_PKG_VERSION").to_owned(),
             protocol: VERSION,
             pid: std::process::id(),
+            takes_orders: replies.takes_orders(),
         })),
         Command::Status {} => Ok(json(&admin.status().await)),
         Command::Backends { backend } => backends(admin, backend).await,
@@ -43,6 +44,7 @@ pub(super) async fn execute(
         Command::Undrain { backend } => order(admin, &backend, Order::Undrain).await,
         Command::Eject { backend } => order(admin, &backend, Order::Eject).await,
         Command::Kill { target } => kill::kill(admin, &target).await,
+        Command::CheckKill { target } => kill::check(admin, &target).await,
         Command::Reload {} => reload(admin).await,
         Command::Diff { path } => match admin.control.diff(path).await {
             Ok(diff) => Ok(json(&diff)),

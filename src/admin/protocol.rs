@@ -56,6 +56,8 @@ pub enum Command {
     Eject { backend: BackendName },
     /// [`KillReport`].
     Kill { target: KillTarget },
+    /// [`KillCheck`].
+    CheckKill { target: KillTarget },
     /// [`Reloaded`].
     Reload {},
     /// [`super::diff::ReloadDiff`].
@@ -144,6 +146,9 @@ pub struct About {
     pub version: String,
     pub protocol: u32,
     pub pid: u32,
+    /// Whether this socket takes orders, not only questions.
+    #[serde(default = "yes")]
+    pub takes_orders: bool,
 }
 
 /// One flow.
@@ -196,6 +201,17 @@ pub struct KillReport {
     pub flows: u64,
     /// Number of these that had ended when the reply was sent.
     pub gone: u64,
+}
+
+/// The effects of an order to end flows, if it were given now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KillCheck {
+    /// Number of flows that match.
+    pub flows: u64,
+    /// Number of addresses that these come from.
+    pub clients: u64,
+    /// Time until the last of them has had its turn; 0: all at once.
+    pub over_ms: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -292,6 +308,7 @@ impl Command {
             | Self::Peers {}
             | Self::Vip {}
             | Self::CheckEvacuation(_)
+            | Self::CheckKill { .. }
             | Self::Rebalance { dry_run: true } => Effect::None,
             Self::Diff { .. } => Effect::OpensFile("diff"),
             Self::CheckUpgrade(_) => Effect::OpensFile("upgrade --check"),
@@ -355,6 +372,11 @@ fn typed(argument: &dyn fmt::Display) -> String {
     }
     let head: String = text.chars().take(TYPED_MAX).collect();
     format!("{head:?}{}", if head.len() < text.len() { "..." } else { "" })
+}
+
+/// An instance that does not say has no socket that refuses orders, or refuses them when they come.
+fn yes() -> bool {
+    true
 }
 
 fn list(names: &[String]) -> String {

@@ -87,6 +87,7 @@ pub(crate) struct Replies {
     writer: OwnedWriteHalf,
     pending: Vec<u8>,
     write_limit: Duration,
+    access: SocketAccess,
     told: Option<ToldGuard>,
 }
 
@@ -98,6 +99,11 @@ impl Replies {
             item: T,
         }
         self.line(&Item { item });
+    }
+
+    /// Whether the socket of this client carries out orders.
+    pub(crate) fn takes_orders(&self) -> bool {
+        self.access == SocketAccess::All
     }
 
     /// Whether enough lines were collected to send them.
@@ -153,7 +159,8 @@ async fn converse(
     access: SocketAccess,
     limits: SessionLimits,
 ) -> io::Result<()> {
-    let mut replies = Replies { reader, writer: writer.0, pending: Vec::new(), write_limit: limits.write, told: None };
+    let (writer, write_limit) = (writer.0, limits.write);
+    let mut replies = Replies { reader, writer, pending: Vec::new(), write_limit, access, told: None };
     let mut line = Vec::new();
     loop {
         line.clear();

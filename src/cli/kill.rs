@@ -8,8 +8,8 @@ use ipnet::IpNet;
 use super::network;
 use super::output::{CliError, Output};
 use crate::admin::client::Client;
-use crate::admin::protocol::{BackendName, Command, KillReport, KillTarget};
-use crate::model::humane::{count, plural};
+use crate::admin::protocol::{BackendName, Command, KillCheck, KillReport, KillTarget};
+use crate::model::humane::{count, duration_ms, plural};
 use crate::model::ids::FlowId;
 
 #[derive(Debug, Args)]
@@ -25,14 +25,18 @@ pub(super) struct KillArguments {
     #[arg(long, value_name = "CIDR", group = "target", value_parser = network::parse)]
     pub client: Option<IpNet>,
     /// Every flow of the instance; needs --yes.
-    #[arg(long, requires = "yes", group = "target")]
+    #[arg(long, requires = "sure", group = "target")]
     pub all: bool,
     /// Confirms --all.
-    #[arg(long)]
+    #[arg(long, group = "sure")]
     pub yes: bool,
+    /// Only says how many flows of how many clients would be reset, and in which time.
+    #[arg(long, group = "sure")]
+    pub check: bool,
 }
 
 pub(super) fn kill(client: &mut Client, arguments: KillArguments, output: &Output) -> Result<ExitCode, CliError> {
+    let is_check = arguments.check;
     let target = match arguments {
         KillArguments { flow: Some(flow), .. } => KillTarget::Flow(flow),
         KillArguments { backend: Some(backend), .. } => KillTarget::Backend(BackendName(backend)),
@@ -40,6 +44,14 @@ pub(super) fn kill(client: &mut Client, arguments: KillArguments, output: &Outpu
         // The arguments' group allows no other case.
         _ => KillTarget::All,
     };
+    if is_check {
+        let check: KillCheck = client.ask(&Command::CheckKill { target })?;
+        match output.json {
+            true => output.document(&check)?,
+            false => output.line(format!("{}; Baton has reset none", reach(&check)))?,
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
     let report: KillReport = client.ask(&Command::Kill { target: target.clone() })?;
     if output.json {
         output.document(&report)?;
@@ -53,7 +65,18 @@ pub(super) fn kill(client: &mut Client, arguments: KillArguments, output: &Outpu
     Ok(ExitCode::SUCCESS)
 }
 
-fn in_words(report: &KillReport) -> String {
+/// `212 flows, 41 clients, resets over 250 ms`.
+pub(super) fn reach(check: &KillCheck) -> String {
+    let (flows, clients) = (plural(check.flows, "flow"), plural(check.clients, "client"));
+    match (check.flows, check.over_ms) {
+        (0, _) => "no flow matches".to_owned(),
+        (1, 0) => format!("{flows}, {clients}, reset at once"),
+        (_, 0) => format!("{flows}, {clients}, resets at once"),
+        (_, ms) => format!("{flows}, {clients}, resets over {}", duration_ms(ms)),
+    }
+}
+
+pub(super) fn in_words(report: &KillReport) -> String {
     match (report.flows, report.flows - report.gone) {
         (0, _) => "no flow matches".to_owned(),
         (flows, 0) => format!("{} gone", plural(flows, "flow")),

@@ -41,6 +41,19 @@ pub struct Pace {
 
 impl Pace {
     pub const AT_ONCE: Pace = Pace { within: Duration::ZERO, per_second: u32::MAX };
+
+    /// Time between two ends of a worker that ends `flows`: spreads them over the window, but never exceeds the rate.
+    pub(crate) fn step_ns(self, flows: usize, workers: usize) -> u64 {
+        let spread = self.within.as_nanos() as u64 / (flows as u64).max(1);
+        let rate_limit = Duration::from_secs(workers as u64).as_nanos() as u64 / u64::from(self.per_second.max(1));
+        spread.max(rate_limit)
+    }
+
+    /// Time until all flows of an order have had their turn, with the number of its flows at each worker; whole milliseconds, rounded up.
+    pub(crate) fn lasts(self, by_worker: &[usize]) -> Duration {
+        let of_worker = |flows: &usize| self.step_ns(*flows, by_worker.len()).saturating_mul(*flows as u64);
+        Duration::from_millis(by_worker.iter().map(of_worker).max().unwrap_or(0).div_ceil(1_000_000))
+    }
 }
 
 /// End the selected flows for `reason`.
@@ -110,5 +123,21 @@ impl Orders {
     fn send(&self, worker: usize, order: EndOrder) {
         self.lanes[worker].queue.push(order);
         self.wake(worker);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_spread_over_the_window_and_never_exceed_the_rate() {
+        let pace = Pace { within: Duration::from_millis(250), per_second: 50_000 };
+        assert_eq!(pace.step_ns(100, 2), 2_500_000);
+        // 50,000 per second is 20 µs a flow for both workers together, 40 µs for each.
+        assert_eq!(pace.step_ns(100_000, 2) * 100_000, 4_000_000_000);
+        assert_eq!(pace.lasts(&[3, 0]), Duration::from_millis(250));
+        assert_eq!(pace.lasts(&[100_000, 5]), Duration::from_secs(4));
+        assert_eq!(pace.lasts(&[0, 0]), Duration::ZERO);
     }
 }

@@ -132,6 +132,22 @@ async fn people_get_tables_and_programs_get_json() {
 }
 
 #[tokio::test]
+async fn kill_with_check_tells_the_reach_and_resets_nothing() {
+    let instance = FakeInstance::start();
+    for (arguments, expected) in [
+        ("kill --backend cp1 --check", "6 flows, 6 clients, resets over 250 ms; Baton has reset none\n"),
+        ("kill --client 192.0.2.1 --check", "1 flow, 1 client, resets over 250 ms; Baton has reset none\n"),
+        ("kill --all --check", "10 flows, 10 clients, resets over 250 ms; Baton has reset none\n"),
+        ("kill --backend cp3 --check", "no flow matches; Baton has reset none\n"),
+        ("kill --all --check --json", "{\n  \"flows\": 10,\n  \"clients\": 10,\n  \"over_ms\": 250\n}\n"),
+    ] {
+        let ran = baton(&instance.socket(), arguments).await;
+        assert_eq!((ran.code, ran.stdout.as_str()), (0, expected), "{arguments}: {}", ran.stderr);
+    }
+    assert_eq!(instance.table.flows.len(), 10);
+}
+
+#[tokio::test]
 async fn drain_with_wait_ends_when_the_last_flow_has_gone() {
     let instance = FakeInstance::start();
     let draining = command(&instance.socket(), "drain cp1 --wait").stdout(Stdio::piped()).spawn().unwrap();

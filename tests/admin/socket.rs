@@ -143,6 +143,39 @@ async fn each_order_is_recorded_with_the_user_and_the_process_that_gave_it() {
 }
 
 #[tokio::test]
+async fn the_reach_of_a_kill_is_told_and_nothing_is_ended() {
+    let instance = FakeInstance::start();
+    let (rows, _) = list_flows(&instance, FlowFilter::default()).await;
+    let check = async |target| ask::<KillCheck>(&instance, Command::CheckKill { target }).await;
+    // The pace at the defaults spreads the resets of one order over 250 ms.
+    for (target, expected) in [
+        (KillTarget::Flow(rows[0].id), KillCheck { flows: 1, clients: 1, over_ms: 0 }),
+        (KillTarget::Backend(name("cp1")), KillCheck { flows: 6, clients: 6, over_ms: 250 }),
+        (KillTarget::Client("192.0.2.10/32".parse().unwrap()), KillCheck { flows: 1, clients: 1, over_ms: 250 }),
+        (KillTarget::Backend(name("cp3")), KillCheck { flows: 0, clients: 0, over_ms: 0 }),
+        (KillTarget::All, KillCheck { flows: 10, clients: 10, over_ms: 250 }),
+    ] {
+        assert_eq!(check(target.clone()).await.unwrap(), expected, "{target:?}");
+    }
+    let unknown = check(KillTarget::Flow(FlowId(99))).await.unwrap_err();
+    assert_eq!(unknown.to_string(), "there is no flow 99: it has ended, or never existed");
+    assert_eq!(instance.table.flows.len(), 10);
+}
+
+#[tokio::test]
+async fn each_socket_says_whether_it_takes_orders() {
+    let instance = FakeInstance::start();
+    for (path, takes_orders) in [("admin.sock", true), ("admin-read.sock", false)] {
+        let path = instance.directory.path().join(path);
+        let about: About =
+            tokio::task::spawn_blocking(move || Client::connect(&path).unwrap().ask(&Command::Version {}).unwrap())
+                .await
+                .unwrap();
+        assert_eq!(about.takes_orders, takes_orders);
+    }
+}
+
+#[tokio::test]
 async fn kill_answers_when_the_flows_are_gone() {
     let instance = FakeInstance::start();
     let (rows, _) = list_flows(&instance, FlowFilter::default()).await;

@@ -1,15 +1,16 @@
 //! Ends flows by an operator's order, and waits a little for their end.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use serde_json::Value;
 
 use super::flows::{Matcher, TURN};
 use super::{json, names};
 use crate::admin::Admin;
-use crate::admin::protocol::{KillReport, KillTarget, Refusal};
+use crate::admin::protocol::{BackendName, KillCheck, KillReport, KillTarget, Refusal};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::BackendId;
 use crate::ports::orders::{EndOrder, Pace, Selector};
@@ -19,31 +20,73 @@ use crate::table::journal::{Journal, What};
 
 pub(super) async fn kill(admin: &Arc<Admin>, target: &KillTarget) -> Result<Value, Refusal> {
     let table = &admin.table;
-    let process = admin.config.load().process.clone();
-    let paced = Pace { within: process.reset_within, per_second: process.reset_rate };
-    let (selectors, matcher) = match target {
+    let many = match target {
         KillTarget::Flow(id) => {
             let flow = find(&table.flows, *id).await.ok_or(Refusal::UnknownFlow { flow: *id })?;
             admin.ports.orders.end_flow(flow.ticket(), EndReason::Killed, None);
             return Ok(json(&KillReport { flows: 1, gone: gone(&table.flows, &[flow], WAIT).await }));
         }
-        KillTarget::Backend(name) => {
-            let ids: Vec<_> = names::addresses(&table.registry, name)?.iter().map(|entry| entry.id).collect();
-            let selectors = ids.iter().map(|id| Selector::Backend(*id)).collect();
-            (selectors, Matcher { backends: Some(ids), ..Matcher::default() })
-        }
-        KillTarget::Client(network) => {
-            (vec![Selector::Client(*network)], Matcher { client: Some(*network), ..Matcher::default() })
-        }
-        KillTarget::All => (vec![Selector::All], Matcher::default()),
+        KillTarget::Backend(name) => Many::of_backend(&table.registry, name)?,
+        KillTarget::Client(network) => Many::of_client(*network),
+        KillTarget::All => Many::all(),
     };
-    let flows = matcher.collect(&table.flows).await;
-    for selector in selectors {
-        admin.ports.orders.end(EndOrder { selector, reason: EndReason::Killed, pace: paced, only_idle_for: None });
+    let flows = many.matcher.collect(&table.flows).await;
+    let pace = pace(admin);
+    for selector in many.selectors {
+        admin.ports.orders.end(EndOrder { selector, reason: EndReason::Killed, pace, only_idle_for: None });
     }
     record(&table.registry, &table.journal, &flows);
-    let gone = gone(&table.flows, &flows, process.reset_within + WAIT).await;
+    let gone = gone(&table.flows, &flows, pace.within + WAIT).await;
     Ok(json(&KillReport { flows: flows.len() as u64, gone }))
+}
+
+/// The effects of [`kill`]; changes nothing.
+pub(super) async fn check(admin: &Arc<Admin>, target: &KillTarget) -> Result<Value, Refusal> {
+    let table = &admin.table;
+    let many = match target {
+        KillTarget::Flow(id) => {
+            find(&table.flows, *id).await.ok_or(Refusal::UnknownFlow { flow: *id })?;
+            return Ok(json(&KillCheck { flows: 1, clients: 1, over_ms: 0 }));
+        }
+        KillTarget::Backend(name) => Many::of_backend(&table.registry, name)?,
+        KillTarget::Client(network) => Many::of_client(*network),
+        KillTarget::All => Many::all(),
+    };
+    let flows = many.matcher.collect(&table.flows).await;
+    let clients: HashSet<_> = flows.iter().map(|flow| flow.origin.client.ip()).collect();
+    let mut by_worker = vec![0; table.workers.len()];
+    flows.iter().for_each(|flow| by_worker[flow.worker] += 1);
+    let over_ms = pace(admin).lasts(&by_worker).as_millis() as u64;
+    Ok(json(&KillCheck { flows: flows.len() as u64, clients: clients.len() as u64, over_ms }))
+}
+
+/// The flows of a target that may have more than one: for the workers, and for the table.
+struct Many {
+    selectors: Vec<Selector>,
+    matcher: Matcher,
+}
+
+impl Many {
+    fn of_backend(registry: &Registry, name: &BackendName) -> Result<Self, Refusal> {
+        let ids: Vec<_> = names::addresses(registry, name)?.iter().map(|entry| entry.id).collect();
+        let selectors = ids.iter().map(|id| Selector::Backend(*id)).collect();
+        Ok(Self { selectors, matcher: Matcher { backends: Some(ids), ..Matcher::default() } })
+    }
+
+    fn of_client(network: IpNet) -> Self {
+        let matcher = Matcher { client: Some(network), ..Matcher::default() };
+        Self { selectors: vec![Selector::Client(network)], matcher }
+    }
+
+    fn all() -> Self {
+        Self { selectors: vec![Selector::All], matcher: Matcher::default() }
+    }
+}
+
+/// Of resets by an order.
+fn pace(admin: &Admin) -> Pace {
+    let config = admin.config.load();
+    Pace { within: config.process.reset_within, per_second: config.process.reset_rate }
 }
 
 async fn find(flows: &FlowTable, id: crate::model::ids::FlowId) -> Option<FlowView> {

@@ -1,10 +1,8 @@
 //! Orders that end flows: the selected flows, and the time of each.
 
-use std::time::Duration;
-
 use super::closing::close_both;
 use crate::model::end_reason::ClientSaw;
-use crate::ports::orders::{EndOrder, Pace, Selector};
+use crate::ports::orders::{EndOrder, Selector};
 use crate::proxy::context::WorkerContext;
 use crate::proxy::context::slab::FlowSlab;
 use crate::proxy::flow::{Flow, PendingEnd, Phase};
@@ -19,7 +17,7 @@ pub(in crate::proxy) fn give_turns(cx: &mut WorkerContext, flows: &mut FlowSlab,
     let mut chosen: Vec<_> = flows.iter().filter(|flow| selects(order, flow)).map(|flow| flow.at).collect();
     // In random order, so that clients that came together do not all come back together.
     fastrand::shuffle(&mut chosen);
-    let step_ns = step_ns(order.pace, chosen.len(), cx.table.workers.len());
+    let step_ns = order.pace.step_ns(chosen.len(), cx.table.workers.len());
     let of_backend = matches!(order.selector, Selector::Backend(_) | Selector::SocketsOf(_));
     let mut connecting = Vec::new();
     for (turn, at) in chosen.into_iter().enumerate() {
@@ -87,18 +85,14 @@ fn selects(order: &EndOrder, flow: &Flow) -> bool {
     }
 }
 
-/// Time between two ends of one worker: spreads them over the window, but never exceeds the rate.
-fn step_ns(pace: Pace, flows: usize, workers: usize) -> u64 {
-    let spread = pace.within.as_nanos() as u64 / (flows as u64).max(1);
-    let rate_limit = Duration::from_secs(workers as u64).as_nanos() as u64 / u64::from(pace.per_second.max(1));
-    spread.max(rate_limit)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::model::end_reason::EndReason;
     use crate::model::ids::FlowId;
+    use crate::ports::orders::Pace;
     use crate::proxy::testing::{context, enter};
     use crate::table::flows::{Field, FlowPlace, FlowState};
     use crate::table::slot::Slot;
@@ -142,14 +136,5 @@ mod tests {
         };
         assert_eq!(give_turn(&cx, &mut flows, at.key(), &order(FlowId(id.0 + 1))), None);
         assert_eq!(give_turn(&cx, &mut flows, at.key(), &order(id)), Some(at));
-    }
-
-    #[test]
-    fn a_mass_reset_fills_its_window_but_keeps_its_rate() {
-        let pace = Pace { within: Duration::from_millis(250), per_second: 50_000 };
-        assert_eq!(step_ns(pace, 100, 2), 2_500_000);
-        // 100,000 flows of one of two workers: 25,000 a second each, so four seconds.
-        assert_eq!(step_ns(pace, 100_000, 2) * 100_000, 4_000_000_000);
-        assert_eq!(step_ns(Pace::AT_ONCE, 10, 2), 0);
     }
 }

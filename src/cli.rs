@@ -34,6 +34,7 @@ mod service;
 mod shell;
 mod socket;
 mod status;
+mod top;
 mod upgrade;
 mod vip;
 
@@ -84,6 +85,8 @@ enum Verb {
     Lab(Box<lab::LabVerb>),
     /// Shows the instance, its frontends, backends and peers, and the last events.
     Status,
+    /// Shows the instance on a terminal, live: backends, flows, peers; keys drain, eject and kill.
+    Top(top::TopArguments),
     /// Tells scripts that move the VIP whether this host should have it: exit code 0 if the instance serves.
     Ready(ready::ReadyArguments),
     /// Lists flows.
@@ -239,6 +242,9 @@ fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &O
     if let Verb::Ready(arguments) = &command {
         return ready::ready(&socket, arguments, output);
     }
+    if let Verb::Top(arguments) = command {
+        return top::top(&socket, arguments, output);
+    }
     let mut client = socket::connect(&socket)?;
     match command {
         Verb::Status => status::status(&mut client, output),
@@ -269,6 +275,7 @@ fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &O
         | Verb::Completion { .. }
         | Verb::Man(_)
         | Verb::Ready(_)
+        | Verb::Top(_)
         | Verb::Version => unreachable!("these ask no running instance, or were answered above"),
     }
 }

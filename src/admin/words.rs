@@ -65,6 +65,14 @@ pub(crate) fn shortfall(status: &Status) -> Option<(Weight, String)> {
     Some((weight, if all { what.to_owned() } else { format!("{what} for {}", names.join(", ")) }))
 }
 
+/// Two facts: whether this host should have the VIP, and whether clients are served.
+pub(crate) fn headline(status: &Status) -> (Weight, String) {
+    match (instance(&status.instance), shortfall(status)) {
+        ((Weight::Good, _), Some((weight, what))) => (weight, format!("ready for the VIP, {what}")),
+        ((weight, word), _) => (weight, word.to_owned()),
+    }
+}
+
 /// The frontends' addresses on this host.
 pub(crate) fn vips(vips: &[IpAddr]) -> String {
     match vips {

@@ -16,7 +16,7 @@ pub(super) struct Grid {
     rows: Vec<Vec<Cell>>,
     indent: &'static str,
     /// Titles of columns that may be left out, the least needed one first.
-    spare: &'static [&'static str],
+    spare: Vec<&'static str>,
 }
 
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub(super) struct Cell {
 
 impl Grid {
     pub(super) fn new(head: &[(&'static str, Align)]) -> Self {
-        Self { head: head.to_vec(), rows: Vec::new(), indent: "", spare: &[] }
+        Self { head: head.to_vec(), rows: Vec::new(), indent: "", spare: Vec::new() }
     }
 
     pub(super) fn indented(self) -> Self {
@@ -35,9 +35,9 @@ impl Grid {
     }
 
     /// Names the columns that a narrow terminal goes without, the least needed one first.
-    pub(super) fn spare(self, titles: &'static [&'static str]) -> Self {
+    pub(super) fn spare(self, titles: &[&'static str]) -> Self {
         debug_assert!(titles.iter().all(|title| self.head.iter().any(|(one, _)| one == title)));
-        Self { spare: titles, ..self }
+        Self { spare: titles.to_vec(), ..self }
     }
 
     pub(super) fn row<const COLUMNS: usize>(&mut self, cells: [Cell; COLUMNS]) {
@@ -49,16 +49,26 @@ impl Grid {
     pub(super) fn render(&self, output: &Output) -> String {
         let all = self.widths();
         let layout = output.width.map_or_else(|| Layout::whole(&all), |width| self.fit(&all, width));
-        let head = self.head.iter().map(|(title, _)| Cell::from(*title)).collect::<Vec<_>>();
-        let mut text = self.line(&layout, &head, &|_, shown| output.faint(shown));
+        let mut text = self.text(&layout, &self.titles(), |piece| output.faint(&piece.text));
         for row in &self.rows {
-            text += &self.line(&layout, row, &|cell, shown| output.paint(cell.weight, shown));
+            text += &self.text(&layout, row, |piece| output.paint(piece.weight, &piece.text));
         }
         if !layout.left_out.is_empty() {
             let note = format!("{}too narrow for {}; --json has all", self.indent, layout.left_out.join(", "));
             text += &(output.faint(&cut(&note, output.width.unwrap_or(usize::MAX))) + "\n");
         }
         text
+    }
+
+    /// The titles and the rows in pieces, for a screen of `width` columns.
+    pub(super) fn laid_out(&self, width: usize) -> (Vec<Piece>, Vec<Vec<Piece>>) {
+        let layout = self.fit(&self.widths(), width);
+        let rows = self.rows.iter().map(|row| self.pieces(&layout, row)).collect();
+        (self.pieces(&layout, &self.titles()), rows)
+    }
+
+    fn titles(&self) -> Vec<Cell> {
+        self.head.iter().map(|(title, _)| Cell::from(*title)).collect()
     }
 
     /// Of each column, its title included.
@@ -98,25 +108,45 @@ impl Grid {
         }
     }
 
-    fn line(&self, layout: &Layout, cells: &[Cell], paint: &dyn Fn(&Cell, &str) -> String) -> String {
-        let mut line = self.indent.to_owned();
-        for (at, column) in layout.shown.iter().enumerate() {
-            let (cell, width) = (&cells[*column], layout.widths[*column]);
-            let shown = cut(&cell.text, width);
-            let padding = " ".repeat(width - shown.chars().count());
-            let painted = paint(cell, &shown);
-            let last = at + 1 == layout.shown.len();
-            match self.head[*column].1 {
-                Align::Right => line.extend([padding.as_str(), &painted]),
-                Align::Left if last => line += &painted,
-                Align::Left => line.extend([painted.as_str(), &padding]),
-            }
-            if !last {
-                line += GAP;
-            }
-        }
+    fn text(&self, layout: &Layout, cells: &[Cell], paint: impl Fn(&Piece) -> String) -> String {
+        let pieces = self.pieces(layout, cells);
+        let painted = pieces.iter().map(|piece| if piece.is_gap { piece.text.clone() } else { paint(piece) });
+        let mut line: String = painted.collect();
         line.truncate(line.trim_end().len());
         line + "\n"
+    }
+
+    fn pieces(&self, layout: &Layout, cells: &[Cell]) -> Vec<Piece> {
+        let mut pieces = vec![Piece::gap(self.indent)];
+        for (at, column) in layout.shown.iter().enumerate() {
+            let (cell, width) = (&cells[*column], layout.widths[*column]);
+            let shown = Piece { text: cut(&cell.text, width), weight: cell.weight, is_gap: false };
+            let padding = Piece::gap(" ".repeat(width - shown.text.chars().count()));
+            let last = at + 1 == layout.shown.len();
+            match self.head[*column].1 {
+                Align::Right => pieces.extend([padding, shown]),
+                Align::Left if last => pieces.push(shown),
+                Align::Left => pieces.extend([shown, padding]),
+            }
+            if !last {
+                pieces.push(Piece::gap(GAP));
+            }
+        }
+        pieces
+    }
+}
+
+/// A part of a line: the text of a cell, or the space between two.
+#[derive(Clone, Debug)]
+pub(super) struct Piece {
+    pub text: String,
+    pub weight: Weight,
+    is_gap: bool,
+}
+
+impl Piece {
+    fn gap(text: impl Into<String>) -> Self {
+        Self { text: text.into(), weight: Weight::Plain, is_gap: true }
     }
 }
 

@@ -9,6 +9,7 @@ const GROUPS: [(&str, &[(&str, &str)]); 5] = [
         "Look at a running instance",
         &[
             ("status", "baton status"),
+            ("top", "baton top --client 10.0.0.0/24"),
             ("flows", "baton flows --backend cp2 --limit 0"),
             ("backends", "baton backends cp2"),
             ("events", "baton events --follow"),

@@ -67,13 +67,18 @@ pub(super) fn kill(client: &mut Client, arguments: KillArguments, output: &Outpu
 
 /// `212 flows, 41 clients, resets over 250 ms`.
 pub(super) fn reach(check: &KillCheck) -> String {
-    let (flows, clients) = (plural(check.flows, "flow"), plural(check.clients, "client"));
+    let both = number(check);
     match (check.flows, check.over_ms) {
         (0, _) => "no flow matches".to_owned(),
-        (1, 0) => format!("{flows}, {clients}, reset at once"),
-        (_, 0) => format!("{flows}, {clients}, resets at once"),
-        (_, ms) => format!("{flows}, {clients}, resets over {}", duration_ms(ms)),
+        (1, 0) => format!("{both}, reset at once"),
+        (_, 0) => format!("{both}, resets at once"),
+        (_, ms) => format!("{both}, resets over {}", duration_ms(ms)),
     }
+}
+
+/// `212 flows, 41 clients`.
+pub(super) fn number(check: &KillCheck) -> String {
+    format!("{}, {}", plural(check.flows, "flow"), plural(check.clients, "client"))
 }
 
 pub(super) fn in_words(report: &KillReport) -> String {

@@ -150,11 +150,7 @@ fn offload(offload: &OffloadStatus, offloaded: u64) -> String {
 
 fn instance(status: &Status, output: &Output) -> String {
     let instance = &status.instance;
-    // Two facts: whether this host should have the VIP, and whether clients are served.
-    let (weight, word) = match (words::instance(instance), words::shortfall(status)) {
-        ((Weight::Good, _), Some((weight, what))) => (weight, format!("ready for the VIP, {what}")),
-        ((weight, word), _) => (weight, word.to_owned()),
-    };
+    let (weight, word) = words::headline(status);
     let mut text = format!(
         "{} on {}: {}, up {}, pid {}, {}\n",
         output.bold(&format!("Baton {}", instance.version)),

@@ -6,3 +6,4 @@ mod fake;
 mod http;
 mod metrics;
 mod socket;
+mod top;

@@ -1,0 +1,328 @@
+//! Draws the board: the service, the backends, the flows, and the line of keys.
+
+use ratatui::Frame;
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::layout::{Alignment, Constraint, Layout, Rect};
+use ratatui::style::{Style, Stylize};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Clear, Paragraph, Wrap};
+
+use super::board::{Board, Mode, Selectable, full};
+use super::keys;
+use super::rows::Column;
+use crate::admin::status::Status;
+use crate::admin::words;
+use crate::cli::grid::{Align::*, Cell, Grid, Piece};
+use crate::model::humane::{bytes, count, date_and_time, duration_ms, duration_us, plural, rate};
+use crate::model::weight::Weight;
+use crate::table::backend::Service;
+use crate::table::flows::FlowState;
+
+/// Fills the frame.
+pub(super) fn draw(frame: &mut Frame<'_>, board: &mut Board, now_ns: u64) {
+    let area = frame.area();
+    let foot = foot(board, area.width);
+    // Lines that are broken between words are less than full.
+    let rows = |line: &Line<'_>| match line.width() {
+        width if width <= area.width.into() => 1,
+        width => 1 + (width as u16 + 10) / area.width.max(1),
+    };
+    let foot_rows: u16 = foot.iter().map(rows).sum();
+    let [body, bottom] =
+        Layout::vertical([Constraint::Min(0), Constraint::Length(foot_rows.min(FOOT_MAX))]).areas(area);
+    draw_body(frame, body, board, now_ns);
+    frame.render_widget(Paragraph::new(foot).wrap(Wrap { trim: true }), bottom);
+    if board.mode == Mode::Help {
+        draw_help(frame, body);
+    }
+}
+
+/// One frame as lines of text, without the line of keys.
+pub(super) fn text(board: &mut Board, now_ns: u64, width: u16, height: u16) -> String {
+    let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));
+    let Ok(drawn) = terminal.draw(|frame| {
+        let area = frame.area();
+        draw_body(frame, area, board, now_ns);
+    });
+    let row = |y| -> String { (0..width).map(|x| drawn.buffer[(x, y)].symbol()).collect() };
+    let lines: Vec<_> = (0..height).map(|y| row(y).trim_end().to_owned()).collect();
+    lines.join("\n").trim_end().to_owned() + "\n"
+}
+
+fn draw_body(frame: &mut Frame<'_>, area: Rect, board: &mut Board, now_ns: u64) {
+    let head = head(board, now_ns);
+    let backends = board.status.backends().count();
+    // The flows get at least as many rows as the backends.
+    let room = usize::from(area.height).saturating_sub(head.len() + 5);
+    let backend_rows = backends.min((room / 2).max(1));
+    let [at_head, _, at_backends, at_why, at_title, at_flows] = Layout::vertical([
+        Constraint::Length(head.len() as u16),
+        Constraint::Length(1),
+        Constraint::Length(backend_rows as u16 + 1),
+        Constraint::Length(1),
+        Constraint::Length(1),
+        Constraint::Min(0),
+    ])
+    .areas(area);
+    frame.render_widget(Paragraph::new(head), at_head);
+    // The age of what is shown, and what this socket is for, in the corner.
+    let corner = Rect { height: at_head.height.min(1), ..at_head };
+    frame.render_widget(Paragraph::new(Line::from(time(board)).alignment(Alignment::Right)), corner);
+    frame.render_widget(Paragraph::new(backend_lines(board, at_backends.width, backend_rows)), at_backends);
+    // The table may have cut it.
+    if let Some((_, backend)) = board.backend().filter(|_| board.table == Selectable::Backends) {
+        let why = format!("{}: {}", backend.name, words::why(backend));
+        frame.render_widget(Paragraph::new(painted(Weight::of_health(backend.health_state), why)), at_why);
+    }
+    frame.render_widget(Paragraph::new(flows_title(board)), at_title);
+    let room = usize::from(at_flows.height).saturating_sub(1);
+    frame.render_widget(Paragraph::new(flow_lines(board, at_flows.width, room)), at_flows);
+}
+
+fn time(board: &Board) -> Span<'static> {
+    let (_, time) = date_and_time(board.status.at_unix_ms);
+    let what = if board.takes_orders { "" } else { "read-only  " };
+    Span::from(format!(" {what}{time}Z")).dim()
+}
+
+fn head(board: &Board, now_ns: u64) -> Vec<Line<'static>> {
+    let status = &board.status;
+    let instance = &status.instance;
+    let (weight, word) = words::headline(status);
+    let mut lines = vec![Line::from(vec![
+        format!("Baton {}", instance.version).bold(),
+        format!(" on {}: ", instance.host).into(),
+        painted(weight, word).bold(),
+        format!(", up {}", duration_ms(instance.uptime_ms)).into(),
+    ])];
+    if let Some(why) = &board.lost {
+        let age = duration_ms(now_ns.saturating_sub(board.at_ns) / 1_000_000);
+        let said = format!("This is {age} old: {why}");
+        lines.push(painted(Weight::Bad, said).bold().into());
+    }
+    let totals = &status.totals;
+    lines.push(Line::from(vec![
+        plural(totals.flows.sum(), "flow").bold(),
+        format!(
+            ", {} offloaded, {} new/s; {}/s to backends, {}/s to clients",
+            count(totals.flows.offloaded),
+            rate(totals.rates.flows_per_s),
+            bytes(totals.rates.bytes_to_backend_per_s),
+            bytes(totals.rates.bytes_to_client_per_s),
+        )
+        .into(),
+    ]));
+    lines.extend(place(status));
+    let reasons = instance.not_live.iter().chain(&instance.not_ready).cloned();
+    let unserved = status.frontends.iter().filter(|it| !it.removed && it.service.state != Service::Ready);
+    let unserved = unserved.map(|it| format!("{}: {}", it.name, it.service.in_words));
+    lines.extend(reasons.chain(unserved).take(REASONS).map(|reason| Line::from(painted(weight, reason))));
+    if let Some(event) = status.events.last() {
+        let (_, time) = date_and_time(event.at_unix_ms);
+        let what = painted(event.what.weight(), event.what.sentence());
+        lines.push(Line::from(vec![format!("{time}Z ").dim(), what]));
+    }
+    lines
+}
+
+/// The VIP and the peers, in a line.
+fn place(status: &Status) -> Option<Line<'static>> {
+    let mut spans: Vec<Span<'_>> = Vec::new();
+    match &status.vip {
+        Some(vip) => {
+            let (weight, place) = words::vip(vip);
+            spans.push(painted(weight, place));
+        }
+        None if status.fleet.name.is_some() => {
+            spans.push(format!("This host {}", words::vips(&status.fleet.vips)).into())
+        }
+        None => {}
+    }
+    for peer in &status.fleet.peers {
+        let synced =
+            if peer.synced { format!(", {}", plural(peer.flows as u64, "flow")) } else { ", not synced".to_owned() };
+        let behind = if peer.lag_ms > 0 { format!(", lag {}", duration_ms(peer.lag_ms)) } else { String::new() };
+        spans.push(format!("; peer {} ", peer.name).into());
+        spans.push(painted(Weight::of_liveness(peer.liveness), peer.liveness.label().to_owned()));
+        spans.push(format!("{synced}{behind}").into());
+    }
+    (!spans.is_empty()).then(|| Line::from(spans))
+}
+
+fn backend_lines(board: &Board, width: u16, room: usize) -> Vec<Line<'static>> {
+    let mut grid = Grid::new(&[
+        ("STATE", Left),
+        ("BACKEND", Left),
+        ("ADDRESS", Left),
+        ("FOR", Right),
+        ("FLOWS", Right),
+        ("SHARE", Right),
+        ("NEW/S", Right),
+        ("TO BACKEND/S", Right),
+        ("TO CLIENT/S", Right),
+        ("PROBE", Right),
+        ("WHY", Left),
+    ])
+    .spare(&["TO BACKEND/S", "TO CLIENT/S", "PROBE", "NEW/S", "ADDRESS", "SHARE", "FOR"]);
+    let is_alone = board.status.frontends.len() == 1;
+    let place = board.backend().map_or(0, |(place, _)| place);
+    let first = (place + 1).saturating_sub(room);
+    let flows = |frontend: &str| -> u64 {
+        board.status.backends().filter(|it| it.frontend == frontend).map(|it| u64::from(it.flows)).sum()
+    };
+    for it in board.status.backends().skip(first).take(room) {
+        grid.row([
+            Cell::painted(Weight::of_health(it.health_state), it.health_state.label()),
+            if is_alone { it.name.clone() } else { full(it) }.into(),
+            it.address.map_or_else(|| "unresolved".to_owned(), |address| address.to_string()).into(),
+            it.since_ms.map_or_else(|| "-".to_owned(), duration_ms).into(),
+            words::of_cap(it.flows, it.max_connections).into(),
+            format!("{} %", u64::from(it.flows) * 100 / flows(&it.frontend).max(1)).into(),
+            rate(it.rates.flows_per_s).into(),
+            bytes(it.rates.bytes_to_backend_per_s).into(),
+            bytes(it.rates.bytes_to_client_per_s).into(),
+            if it.last_probe_us > 0 { duration_us(it.last_probe_us) } else { "-".to_owned() }.into(),
+            words::why(it).into(),
+        ]);
+    }
+    let marked = board.backend().map(|(place, _)| place - first);
+    lines(&grid, width, board.table == Selectable::Backends, marked)
+}
+
+fn flows_title(board: &Board) -> Line<'static> {
+    let (shown, rows) = (board.rows.len() as u64, &board.rows);
+    let mut spans = vec![plural(shown, "flow").bold()];
+    if let Some(backend) = rows.of_backend() {
+        spans.push(format!(" of {backend}").into());
+    }
+    match (&board.mode, rows.filter()) {
+        (Mode::Filter(_), filter) => spans.push(format!(" with: {filter}█").yellow()),
+        (_, "") => {}
+        (_, filter) => spans.push(format!(" with: {filter}").yellow()),
+    }
+    if board.more > 0 {
+        spans.push(format!("; {} more are not listed", count(board.more)).into());
+    }
+    Line::from(spans)
+}
+
+fn flow_lines(board: &mut Board, width: u16, room: usize) -> Vec<Line<'static>> {
+    let (by, from_the_highest) = board.rows.order();
+    let title = |column: Column| match column == by {
+        false => column.titles()[0],
+        true => column.titles()[if from_the_highest { 1 } else { 2 }],
+    };
+    let head = Column::ALL.map(|column| {
+        let is_word = matches!(column, Column::Client | Column::Backend | Column::State);
+        (title(column), if is_word { Left } else { Right })
+    });
+    // Whatever the flows are ordered by is shown.
+    let spare = [Column::Connect, Column::ToBackend, Column::Flow, Column::ToClient, Column::Age, Column::Idle];
+    let spare: Vec<_> = spare.into_iter().filter(|column| *column != by).map(title).collect();
+    let mut grid = Grid::new(&head).spare(&spare);
+    let is_alone = board.status.frontends.len() == 1;
+    let focused = board.table == Selectable::Flows;
+    let (rows, _, marked) = board.rows.window(room);
+    for row in rows {
+        let it = &row.flow;
+        let weight = match it.state {
+            _ if it.ending => Weight::Bad,
+            FlowState::Proxied | FlowState::Offloaded => Weight::Plain,
+            FlowState::Accepted | FlowState::Connecting => Weight::Notice,
+        };
+        let backend = it.backend.as_deref().unwrap_or("-");
+        grid.row([
+            it.client.to_string().into(),
+            if is_alone { backend.to_owned() } else { format!("{}/{backend}", it.frontend) }.into(),
+            duration_ms(it.age_ms).into(),
+            duration_ms(it.idle_ms).into(),
+            bytes(row.bytes_per_s).into(),
+            bytes(it.bytes_to_backend as f64).into(),
+            bytes(it.bytes_to_client as f64).into(),
+            if it.connect_us > 0 { duration_us(it.connect_us) } else { "-".to_owned() }.into(),
+            it.id.to_string().into(),
+            Cell::painted(weight, if it.ending { "ending" } else { it.state.label() }),
+        ]);
+    }
+    lines(&grid, width, focused, marked)
+}
+
+fn lines(grid: &Grid, width: u16, focused: bool, marked: Option<usize>) -> Vec<Line<'static>> {
+    let (head, rows) = grid.laid_out(width.into());
+    let style = if focused { Style::new().bold().underlined() } else { Style::new().dim() };
+    let mut lines = vec![line(head).style(style)];
+    for (place, row) in rows.into_iter().enumerate() {
+        let is_marked = focused && marked == Some(place);
+        let mut line = line(row);
+        if is_marked {
+            // The bar reaches the edge.
+            line.spans.push(" ".repeat(usize::from(width).saturating_sub(line.width())).into());
+            line = line.style(Style::new().reversed());
+        }
+        lines.push(line);
+    }
+    lines
+}
+
+fn line(pieces: Vec<Piece>) -> Line<'static> {
+    pieces.into_iter().map(|piece| painted(piece.weight, piece.text)).collect()
+}
+
+/// The question, what was told, or the keys.
+fn foot(board: &Board, width: u16) -> Vec<Line<'static>> {
+    let line = match (&board.mode, &board.told) {
+        (Mode::Confirm(_, question), _) => {
+            let question = question.clone().yellow().bold();
+            let answers = "y: yes, any other key: no";
+            if question.width() + 2 + answers.len() > width.into() {
+                return vec![Line::from(question), Line::from(answers)];
+            }
+            Line::from(vec![question, "  ".into(), answers.into()])
+        }
+        (Mode::Asking(_), _) => Line::from("asks the instance for the effects ...  Esc: back".dim()),
+        (Mode::Filter(_), _) => Line::from("words in a flow's columns; Enter: keep, Esc: as before".dim()),
+        (_, Some((weight, told))) => Line::from(painted(*weight, told.clone())),
+        (_, None) => {
+            let keys = if board.takes_orders { &keys::LINE[..] } else { &keys::READ_ONLY_LINE[..] };
+            let mut text = String::new();
+            for key in keys {
+                let next = if text.is_empty() { (*key).to_owned() } else { format!("{text}  {key}") };
+                if next.chars().count() > usize::from(width) {
+                    break;
+                }
+                text = next;
+            }
+            Line::from(text.dim())
+        }
+    };
+    vec![line]
+}
+
+fn draw_help(frame: &mut Frame<'_>, area: Rect) {
+    let width = keys::HELP.iter().map(|line| line.chars().count()).max().unwrap_or(0) as u16 + 4;
+    let height = keys::HELP.len() as u16 + 2;
+    let window = area.centered(Constraint::Length(width), Constraint::Length(height));
+    let block = Block::bordered().title(" keys ");
+    let text: Vec<_> = keys::HELP.iter().map(|line| Line::from(format!(" {line}"))).collect();
+    frame.render_widget(Clear, window);
+    frame.render_widget(Paragraph::new(text).block(block), window);
+}
+
+fn painted(weight: Weight, text: impl Into<String>) -> Span<'static> {
+    let span = Span::from(text.into());
+    match weight {
+        Weight::Plain => span,
+        Weight::Good => span.green(),
+        Weight::Notice => span.yellow(),
+        Weight::Bad => span.red(),
+    }
+}
+
+/// Lines of reasons why clients are not served, or why this host should not have the VIP.
+const REASONS: usize = 3;
+/// Lines of a question.
+const FOOT_MAX: u16 = 4;
+
+#[cfg(test)]
+mod tests;

@@ -24,17 +24,24 @@ pub(super) async fn run(core: &Core) {
     core.table.journal.record(What::Stopping { flows, timeout_ms: process.stop_timeout.as_millis() as u64 });
 
     core.drain.advance(LifePhase::Leaving);
+    let closing = async {
+        tokio::time::sleep(process.shutdown_delay).await;
+        let _ = tokio::time::timeout(process.stop_timeout, vips_let_go(core)).await;
+    };
+    let begun = Instant::now();
     tokio::select! {
-        () = tokio::time::sleep(process.shutdown_delay) => {}
+        () = closing => {}
         () = core.next_phase.notified() => tracing::info!("second signal: Baton closes its listeners now"),
     }
+    // What went by beyond the delay counts for the timeout.
+    let waited = begun.elapsed().saturating_sub(process.shutdown_delay);
 
     core.drain.advance(LifePhase::Draining);
     match core.listeners_kept.load(Relaxed) {
         true => core.proxy.turn_away(),
         false => core.proxy.stop_accepting(),
     }
-    let deadline = Instant::now() + process.stop_timeout;
+    let deadline = Instant::now() + process.stop_timeout.saturating_sub(waited);
     tokio::select! {
         () = gone(core) => {}
         () = sleep_until(deadline) => {}
@@ -51,6 +58,18 @@ pub(super) async fn run(core: &Core) {
         core.ports.orders.end(order);
         let longest = process.reset_within.max(Duration::from_secs_f64(left as f64 / f64::from(process.reset_rate)));
         let _ = tokio::time::timeout(longest + STOP_MARGIN, gone(core)).await;
+    }
+}
+
+/// Returns when this host keeps no VIP on `lo` that it has nowhere else: until then its own clients reach this instance and no other.
+async fn vips_let_go(core: &Core) {
+    let mut ticks = tokio::time::interval(COUNT_EVERY);
+    loop {
+        ticks.tick().await;
+        let places = core.table.fleet.places();
+        if places.kept.iter().all(|vip| places.here.contains(vip)) {
+            return;
+        }
     }
 }
 

@@ -3,6 +3,8 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use super::failover::{self, Fleet, Flows, VIP, VIP6};
 use super::*;
 
@@ -391,6 +393,43 @@ fn clients_of_an_evacuated_host_whose_apiserver_is_beside_the_new_holder_do_not_
         let mut fresh: Vec<_> = (0..6).map(|_| fleet.owner().host.connect(fleet.vip)).collect();
         fresh.iter_mut().for_each(|conn| conn.echo(3, 3000));
         fleet.owner().baton.wait_ended("backend_has_vip", ending.len() as u64);
+    });
+}
+
+/// Regression: the VIP on `lo` leads them to this instance, which had closed its listeners: a kubelet had no apiserver for `stop_timeout`.
+#[test]
+fn a_host_that_keeps_the_vip_while_its_baton_stops_serves_its_own_clients_until_then() {
+    let test = "a_host_that_keeps_the_vip_while_its_baton_stops";
+    let own = |config: Config| {
+        let config = config.process("stop_timeout", "6s").process("shutdown_delay", "300ms");
+        config.vip("addresses", vec![format!("{VIP}/32")]).vip("interface", "eth0")
+    };
+    let Some(cluster) = Cluster::new(test, 3, Flows::Offload, own) else { return };
+    let cluster = Cluster { fleet: cluster.fleet.with_holder_first(), ..cluster };
+    let fleet = &cluster.fleet;
+    for (one, other) in [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)] {
+        fleet.all[one].wait_synced(fleet.all[other].name);
+        BACKENDS.iter().for_each(|name| _ = fleet.all[one].baton.wait_health(name, "ready", LONG));
+    }
+    // A client of this host stays proxied, so that the VIP stays on lo.
+    let own = NAMES.iter().position(|name| *name == fleet.owner().name).unwrap();
+    let mut locals: Vec<_> = (0..12).map(|_| fleet.owner().host.connect(fleet.vip)).collect();
+    locals.iter_mut().for_each(|conn| conn.echo(0, 300));
+    locals.retain(|conn| fleet.owner().baton.serving(conn) == BACKENDS[own]);
+    let mut kubelet = locals.pop().expect("one of twelve");
+    let process = &fleet.owner().baton.process;
+    process.signal(Signal::TERM);
+    let at_other = || [1, 2].iter().any(|it| fleet.all[*it].host.has_address(VIP));
+    eventually(LONG, "another has the VIP", || at_other() && !fleet.owner().host.has_address(VIP));
+    let watch = Stopwatch::start();
+    while watch.elapsed() < secs(4) {
+        kubelet.echo(1, 300);
+        fleet.owner().host.connect(fleet.vip).echo(2, 300);
+    }
+    eventually(LONG, "it ends", || process.exit_status().is_some());
+    assert_eq!(kubelet.end(secs(1)), End::Rst);
+    eventually(LONG, "the new holder serves them", || {
+        fleet.owner().host.try_connect(fleet.vip, secs(1)).is_ok_and(|mut conn| conn.try_echo(3, 300).is_ok())
     });
 }
 

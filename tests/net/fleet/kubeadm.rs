@@ -512,23 +512,28 @@ fn clients_of_flows_that_a_host_has_from_a_dead_one_do_not_wait_while_that_host_
     };
     synced();
     let mut by_backend = cluster.clients(30);
-    // Kubelets of the next holder's host, at an apiserver that lives on.
-    let mut locals: Vec<_> = (0..9).map(|_| fleet.heir().host.connect(fleet.vip)).collect();
-    (0..5).for_each(|round| locals.iter_mut().for_each(|conn| conn.echo(round, 200)));
-    locals.retain(|conn| fleet.owner().baton.serving(conn) == BACKENDS[of(2)]);
-    // All conditions but this are equal, and the one with the fewest of these flows takes the VIP.
-    by_backend[of(1)].truncate(4);
+    // Kubelets of each host that may take the VIP, at the apiserver of the other.
+    let mut locals = [1, 2].map(|it| {
+        let mut locals: Vec<_> = (0..9).map(|_| fleet.all[it].host.connect(fleet.vip)).collect();
+        (0..5).for_each(|round| locals.iter_mut().for_each(|conn| conn.echo(round, 200)));
+        locals.retain(|conn| fleet.owner().baton.serving(conn) == BACKENDS[of(3 - it)]);
+        locals
+    });
     let mut doomed = std::mem::take(&mut by_backend[of(0)]);
-    let mut beside: Vec<_> = by_backend[of(1)].drain(..).collect();
-    let mut others: Vec<_> = by_backend[of(2)].drain(..).collect();
-    let mut reader = beside.pop().unwrap();
-    let offloaded = (doomed.len() + beside.len() + 1 + others.len() + locals.len()) as u64;
+    let offloaded = (doomed.len() + by_backend.iter().chain(&locals).map(Vec::len).sum::<usize>()) as u64;
     fleet.owner().baton.wait_offloaded(offloaded);
-    fleet.wait_known(offloaded, offloaded - doomed.len() as u64);
-    let why = || String::from_utf8(fleet.owner().baton.cli(&["vip", "--why"]).stdout).unwrap();
-    eventually(LONG, "the holder knows the counts", || why().contains(&format!("{} 4", fleet.all[1].name)));
+    for it in [1, 2] {
+        fleet.all[it].wait_sees(fleet.owner().name, "flows", offloaded);
+        fleet.all[it].wait_sees(fleet.owner().name, "offloaded", offloaded - doomed.len() as u64);
+    }
     fleet.owner().host.link_down();
-    eventually(LONG, "the next has the VIP", || fleet.heir().host.has_address(VIP));
+    let holder = || [1, 2].into_iter().find(|it| fleet.all[*it].host.has_address(VIP));
+    let (next, _) = eventually_some(LONG, "the next has the VIP", holder);
+    let (heir, third) = (&fleet.all[next], 3 - next);
+    let mut locals = std::mem::take(&mut locals[next - 1]);
+    let mut beside = std::mem::take(&mut by_backend[of(next)]);
+    let mut others = std::mem::take(&mut by_backend[of(third)]);
+    let mut reader = beside.pop().unwrap();
     failover::all_reset(&mut doomed);
     beside.iter_mut().chain(&mut others).chain(&mut locals).for_each(|conn| conn.echo(5, 3000));
     fleet.owner().host.link_up();
@@ -537,14 +542,14 @@ fn clients_of_flows_that_a_host_has_from_a_dead_one_do_not_wait_while_that_host_
     // One that begins now keeps the VIP on lo: its apiserver is on the same host.
     let mut fresh: Vec<_> = fleet.clients(12);
     (0..5).for_each(|round| fresh.iter_mut().for_each(|conn| conn.echo(round, 200)));
-    fresh.retain(|conn| fleet.heir().baton.serving(conn) == BACKENDS[of(1)]);
+    fresh.retain(|conn| heir.baton.serving(conn) == BACKENDS[of(next)]);
     assert!(fresh.len() > 1);
     let mut longest = Duration::ZERO;
     let mut reset = [0, 0];
     std::thread::scope(|scope| {
-        let evacuation = scope.spawn(|| fleet.heir().baton.cli(&["evacuate", "--deadline", "8s", "--json"]));
-        let at_other = || [0, 2].iter().any(|it| fleet.all[*it].host.has_address(VIP));
-        eventually(LONG, "another has the VIP", || at_other() && !fleet.heir().host.has_address(VIP));
+        let evacuation = scope.spawn(|| heir.baton.cli(&["evacuate", "--deadline", "8s", "--json"]));
+        let at_other = || [0, third].iter().any(|it| fleet.all[*it].host.has_address(VIP));
+        eventually(LONG, "another has the VIP", || at_other() && !heir.host.has_address(VIP));
         let watch = Stopwatch::start();
         while watch.elapsed() < secs(5) {
             others.iter_mut().chain(&mut fresh).for_each(|conn| conn.echo(7, 3000));

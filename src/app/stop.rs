@@ -26,7 +26,7 @@ pub(super) async fn run(core: &Core) {
     core.drain.advance(LifePhase::Leaving);
     let closing = async {
         tokio::time::sleep(process.shutdown_delay).await;
-        let _ = tokio::time::timeout(process.stop_timeout, vips_let_go(core)).await;
+        let _ = tokio::time::timeout(process.stop_timeout, no_vip_is_kept(core)).await;
     };
     let begun = Instant::now();
     tokio::select! {
@@ -62,7 +62,7 @@ pub(super) async fn run(core: &Core) {
 }
 
 /// Returns when this host keeps no VIP on `lo` that it has nowhere else: until then its own clients reach this instance and no other.
-async fn vips_let_go(core: &Core) {
+async fn no_vip_is_kept(core: &Core) {
     let mut ticks = tokio::time::interval(COUNT_EVERY);
     loop {
         ticks.tick().await;

@@ -12,7 +12,6 @@ const NEAR: usize = 6;
 /// Log lines beside an event that are not about it: the file, the beginning of the line, and its subject.
 const NOT_ABOUT_IT: &[(&str, &str, &str)] = &[
     ("admin/flow_log", "tracing::warn!(", "flows that the log skipped, in the next function"),
-    ("app/stop", "() = core.next_phase.notified() => tracing::info!", "a second signal, after the stop has begun"),
     ("app/upgrade/new", "tracing::error!(%error", "the servers of this process, beside the event of the upgrade"),
     ("vips/holder", "tracing::warn!(%error", "a timer that the kernel refused, before the next function"),
     ("recorder", "tracing::info!(directory", "the other outcome: nothing to say at a host without the state directory"),

@@ -66,8 +66,7 @@ async fn no_vip_is_kept(core: &Core) {
     let mut ticks = tokio::time::interval(COUNT_EVERY);
     loop {
         ticks.tick().await;
-        let places = core.table.fleet.places();
-        if places.kept.iter().all(|vip| places.here.contains(vip)) {
+        if core.table.fleet.places().kept_alone().next().is_none() {
             return;
         }
     }

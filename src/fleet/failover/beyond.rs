@@ -12,7 +12,6 @@
 //! sends waits, and so does one that only reads, which nothing here shows: what the backend sends to the VIP stays on its host.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 
 use super::FailoverParts;
 use crate::addr::VipAddr;
@@ -62,10 +61,9 @@ impl BeyondReach {
         places: &Places,
         now_ns: u64,
     ) -> usize {
-        let is_kept = |ip: &IpAddr| places.kept.contains(ip) && !places.here.contains(ip);
-        let keeps = places.kept.iter().any(is_kept);
+        let kept: Vec<_> = places.kept_alone().collect();
         let is_kept_by_peer = places.here.iter().any(|vip| members.is_kept_by_peer(*vip));
-        if !keeps && !is_kept_by_peer {
+        if kept.is_empty() && !is_kept_by_peer {
             self.unreached.clear();
             return 0;
         }
@@ -85,7 +83,7 @@ impl BeyondReach {
         for flow in table.flows.iter().filter(|flow| !flow.ending) {
             let vip = flow.origin.vip.ip();
             let (is_offloaded, is_proxied) = (flow.state == FlowState::Offloaded, flow.state == FlowState::Proxied);
-            let reason = if is_kept(&vip) {
+            let reason = if kept.contains(&vip) {
                 let has_leg = is_proxied || is_offloaded && flow.stays_here;
                 if has_leg && backend_of(&flow).is_some_and(|backend| members.are_together(vip, backend)) {
                     Some(EndReason::BackendHasVip)

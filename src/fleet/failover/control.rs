@@ -303,7 +303,7 @@ impl FailoverControl {
 
     /// Tells the peers which addresses this host has on `lo` alone.
     fn tell_kept(&mut self, places: &Places) {
-        let kept: Vec<_> = places.kept.iter().copied().filter(|ip| !places.here.contains(ip)).collect();
+        let kept: Vec<_> = places.kept_alone().collect();
         if kept != self.told_kept {
             self.told_kept.clone_from(&kept);
             self.backlog.push_back(PeerCommand::Kept(kept));

@@ -33,6 +33,13 @@ pub(crate) struct Places {
     pub kept: Vec<IpAddr>,
 }
 
+impl Places {
+    /// The VIPs that are on `lo` here, and nowhere else on this host: this kernel drops packets from them, and no neighbour sends here.
+    pub(crate) fn kept_alone(&self) -> impl Iterator<Item = IpAddr> {
+        self.kept.iter().copied().filter(|vip| !self.here.contains(vip))
+    }
+}
+
 /// The situation at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Situation<'a> {

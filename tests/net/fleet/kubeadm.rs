@@ -18,6 +18,15 @@ struct Cluster {
 }
 
 impl Cluster {
+    /// All three instances know each other's flows, and have found each apiserver ready, each within `deadline`.
+    fn wait_settled(&self, deadline: Duration) {
+        let all = &self.fleet.all;
+        for (one, other) in [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)] {
+            all[one].wait_synced(all[other].name);
+            BACKENDS.iter().for_each(|name| _ = all[one].baton.wait_health(name, "ready", deadline));
+        }
+    }
+
     fn new(test: &str, count: usize, flows: Flows, change: impl Fn(Config) -> Config) -> Option<Self> {
         Self::at(VIP, test, count, flows, change)
     }
@@ -327,10 +336,7 @@ fn an_evacuated_host_of_three_costs_at_the_deadline_the_flows_of_its_own_apiserv
     let Some(cluster) = Cluster::new(test, 3, Flows::Offload, own) else { return };
     let cluster = Cluster { fleet: cluster.fleet.with_holder_first(), ..cluster };
     let fleet = &cluster.fleet;
-    for (one, other) in [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)] {
-        fleet.all[one].wait_synced(fleet.all[other].name);
-        BACKENDS.iter().for_each(|name| _ = fleet.all[one].baton.wait_health(name, "ready", LONG));
-    }
+    cluster.wait_settled(LONG);
     let mut by_backend = cluster.clients(30);
     let host = NAMES.iter().position(|name| *name == fleet.owner().name).unwrap();
     let mut ending = std::mem::take(&mut by_backend[host]);
@@ -371,10 +377,7 @@ fn clients_of_an_evacuated_host_whose_apiserver_is_beside_the_new_holder_do_not_
     let cluster = Cluster { fleet: cluster.fleet.with_holder_first(), ..cluster };
     let fleet = &cluster.fleet;
     let of = |number: usize| NAMES.iter().position(|name| *name == fleet.all[number].name).unwrap();
-    for (one, other) in [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)] {
-        fleet.all[one].wait_synced(fleet.all[other].name);
-        BACKENDS.iter().for_each(|name| _ = fleet.all[one].baton.wait_health(name, "ready", LONG));
-    }
+    cluster.wait_settled(LONG);
     let mut locals: Vec<_> = (0..12).map(|_| fleet.owner().host.connect(fleet.vip)).collect();
     locals.iter_mut().for_each(|conn| conn.echo(1, 200));
     let beside = |conn: &Conn| fleet.owner().baton.serving(conn) == BACKENDS[of(1)];
@@ -407,10 +410,7 @@ fn a_host_that_keeps_the_vip_while_its_baton_stops_serves_its_own_clients_until_
     let Some(cluster) = Cluster::new(test, 3, Flows::Offload, own) else { return };
     let cluster = Cluster { fleet: cluster.fleet.with_holder_first(), ..cluster };
     let fleet = &cluster.fleet;
-    for (one, other) in [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)] {
-        fleet.all[one].wait_synced(fleet.all[other].name);
-        BACKENDS.iter().for_each(|name| _ = fleet.all[one].baton.wait_health(name, "ready", LONG));
-    }
+    cluster.wait_settled(LONG);
     // A client of this host stays proxied, so that the VIP stays on lo.
     let own = NAMES.iter().position(|name| *name == fleet.owner().name).unwrap();
     let mut locals: Vec<_> = (0..12).map(|_| fleet.owner().host.connect(fleet.vip)).collect();
@@ -445,12 +445,7 @@ fn clients_of_a_third_host_s_apiserver_go_on_each_time_that_the_vip_s_host_loses
     let cluster = Cluster { fleet: cluster.fleet.with_holder_first(), ..cluster };
     let fleet = &cluster.fleet;
     let of = |number: usize| NAMES.iter().position(|name| *name == fleet.all[number].name).unwrap();
-    let synced = || {
-        for (one, other) in [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)] {
-            fleet.all[one].wait_synced(fleet.all[other].name);
-            BACKENDS.iter().for_each(|name| _ = fleet.all[one].baton.wait_health(name, "ready", secs(60)));
-        }
-    };
+    let synced = || cluster.wait_settled(secs(60));
     let holder = || (0..3).find(|it| fleet.all[*it].host.has_address(VIP));
     synced();
     for round in 0..3 {
@@ -504,12 +499,7 @@ fn clients_of_flows_that_a_host_has_from_a_dead_one_do_not_wait_while_that_host_
     let cluster = Cluster { fleet: cluster.fleet.with_holder_first(), ..cluster };
     let fleet = &cluster.fleet;
     let of = |number: usize| NAMES.iter().position(|name| *name == fleet.all[number].name).unwrap();
-    let synced = || {
-        for (one, other) in [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)] {
-            fleet.all[one].wait_synced(fleet.all[other].name);
-            BACKENDS.iter().for_each(|name| _ = fleet.all[one].baton.wait_health(name, "ready", LONG));
-        }
-    };
+    let synced = || cluster.wait_settled(LONG);
     synced();
     let mut by_backend = cluster.clients(30);
     // Kubelets of each host that may take the VIP, at the apiserver of the other.

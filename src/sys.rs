@@ -7,7 +7,7 @@ pub mod clock;
 pub mod epoll;
 pub(crate) mod eventfd;
 pub mod fd_passing;
-pub(crate) mod frame;
+pub mod frame;
 pub mod inherited;
 pub(crate) mod kill_timer;
 pub mod ndisc;

@@ -21,7 +21,7 @@ const OVERRIDE: u8 = 0x20;
 const TARGET_ADDRESS: u8 = 2;
 
 /// The frames that announce `ip` at `mac`. ARP in both forms, because some hosts accept only one of them.
-pub(crate) fn announcement(ip: IpAddr, mac: Mac) -> Vec<Vec<u8>> {
+pub fn announcement(ip: IpAddr, mac: Mac) -> Vec<Vec<u8>> {
     match ip {
         IpAddr::V4(ip) => vec![arp(ip, mac, REQUEST), arp(ip, mac, REPLY)],
         IpAddr::V6(ip) => vec![advertisement(ip, mac)],

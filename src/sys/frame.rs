@@ -14,7 +14,7 @@ const LENGTH: libc::socklen_t = size_of::<libc::sockaddr_ll>() as libc::socklen_
 
 /// Sends frames; it receives nothing.
 #[derive(Debug)]
-pub(crate) struct FrameSender(OwnedFd);
+pub struct FrameSender(OwnedFd);
 
 /// Frames of one protocol on one interface, both ways.
 #[derive(Debug)]
@@ -25,13 +25,13 @@ pub(crate) struct FrameSocket {
 }
 
 impl FrameSender {
-    pub(crate) fn open() -> io::Result<Self> {
+    pub fn open() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         Ok(Self(socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?))
     }
 
     /// Sends `frame`, with its Ethernet header, through the interface with this index.
-    pub(crate) fn send(&self, interface: u32, frame: &[u8]) -> io::Result<()> {
+    pub fn send(&self, interface: u32, frame: &[u8]) -> io::Result<()> {
         let to = address(interface, 0);
         // SAFETY: `frame` and `to` are valid for their lengths and outlive the call.
         let sent = unsafe {

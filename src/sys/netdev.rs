@@ -1,6 +1,7 @@
 //! Network interfaces of this thread's namespace: netdevice(7).
 #![allow(unsafe_code)]
 
+use std::collections::BTreeSet;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
@@ -55,6 +56,12 @@ pub(crate) fn hardware_address(name: &str) -> io::Result<[u8; 6]> {
     // SAFETY: SIOCGIFHWADDR has filled in this member of the union, an array of plain bytes.
     let data = unsafe { request.ifr_ifru.ifru_hwaddr.sa_data };
     Ok(std::array::from_fn(|at| data[at] as u8))
+}
+
+/// The Ethernet addresses of the interfaces that have an IP address.
+pub(crate) fn hardware_addresses() -> io::Result<Vec<[u8; 6]>> {
+    let names: BTreeSet<_> = addresses()?.into_iter().map(|(name, _)| name).collect();
+    Ok(names.iter().filter_map(|name| hardware_address(name).ok()).collect())
 }
 
 /// The name of the interface with this index.

@@ -84,6 +84,8 @@ pub struct BackendEntry {
     /// 0: no cap.
     max_connections: AtomicU32,
     preference: AtomicU8,
+    /// A packet from a VIP of this host does not reach it at the moment, because its host keeps that VIP on `lo`. Probes have another source.
+    pub beyond_reach: AtomicBool,
     /// Monotonic ns at which its share began to grow, and how long that takes; 0: full share.
     ramp_start_ns: AtomicU64,
     ramp_ns: AtomicU64,
@@ -163,6 +165,13 @@ impl BackendEntry {
 
     pub(crate) fn preference(&self) -> Preference {
         Preference::from_u8(self.preference.load(Relaxed))
+    }
+
+    /// As [`BackendEntry::preference`], for a flow that has a backend to choose.
+    pub(crate) fn preference_now(&self) -> Preference {
+        // It is not excluded: without another one, connecting is worth a try.
+        let least = if self.beyond_reach.load(Relaxed) { Preference::Draining } else { Preference::Ready };
+        self.preference().max(least)
     }
 
     /// Sets the preference of new flows; only the health checker does so.
@@ -302,6 +311,7 @@ impl Registry {
             weight: AtomicU32::new(1),
             max_connections: AtomicU32::new(0),
             preference: AtomicU8::new(Preference::Never as u8),
+            beyond_reach: AtomicBool::new(false),
             ramp_start_ns: AtomicU64::new(0),
             ramp_ns: AtomicU64::new(0),
             health: ArcSwap::from_pointee(HealthView {

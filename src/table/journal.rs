@@ -144,6 +144,10 @@ pub enum What {
     VipAnswered {
         by: String,
     },
+    /// Another host claimed the VIP that this instance holds, and Baton has announced it again.
+    VipDefended {
+        by: String,
+    },
     /// Baton cannot add the addresses.
     VipRefused {
         error: String,

@@ -154,6 +154,9 @@ struct BuiltInVip {
     /// The entries of its addresses on the interface.
     here: Vec<IpNet>,
     has_carrier: bool,
+    /// Whether the interface has, or has had, other addresses than the VIP's.
+    has_others: bool,
+    had_others: bool,
     renewed_ns: u64,
     /// Why this host could not have the addresses at the last attempt.
     refused: Option<String>,
@@ -253,6 +256,8 @@ impl VipHolder {
             reachability: VipReachability::default(),
             here: Vec::new(),
             has_carrier: false,
+            has_others: false,
+            had_others: false,
             renewed_ns: 0,
             refused: None,
             tidy_at_ns: 0,
@@ -274,7 +279,7 @@ impl VipHolder {
             return;
         }
         self.keep(&goes);
-        let entries = addresses::on(&before.settings.interface, &goes).unwrap_or_default();
+        let entries = addresses::on(&before.settings.interface, &goes).unwrap_or_default().0;
         if let Err((network, error)) = addresses::remove(&before.settings.interface, &entries) {
             let (address, error) = (network.to_string(), error.to_string());
             self.parts.journal.record(What::VipNotRemoved { address, error });
@@ -367,6 +372,7 @@ impl VipHolder {
             synced: members.iter().all(|it| it.synced),
             heard_ns,
             has_carrier: vip.has_carrier,
+            is_bare: vip.had_others && !vip.has_others,
             here: vip.presence(),
         };
         vip.machine.handle_look(&look);
@@ -474,9 +480,17 @@ impl VipHolder {
     /// Reads other hosts' claims to the addresses and their questions for them.
     fn overhear(&self, vip: &mut BuiltInVip, now_ns: u64) {
         let Some(own) = vip.ears.mac() else { return };
+        let mut own_macs = None;
         for heard in vip.ears.overheard(FRAMES_MAX) {
             match heard {
                 Overheard::Claim(claim) | Overheard::Question(claim) if claim.mac == own => {}
+                // Another interface of this host may answer for its addresses (arp_ignore 0).
+                Overheard::Claim(claim) if vip.settings.addresses.contains(&claim.address) && vip.machine.holds() => {
+                    let own = own_macs.get_or_insert_with(|| netdev::hardware_addresses().unwrap_or_default());
+                    if !own.contains(&claim.mac) {
+                        vip.machine.handle_answer(claim.mac, now_ns);
+                    }
+                }
                 Overheard::Claim(claim) if vip.settings.addresses.contains(&claim.address) => {
                     vip.machine.handle_answer(claim.mac, now_ns);
                 }
@@ -564,6 +578,7 @@ impl VipHolder {
                 What::VipGivenUp { vip: label, why: why.to_string() }
             }
             VipNote::Restored => What::VipRestored { vip: label },
+            VipNote::Defended(by) => What::VipDefended { by: super::spelled(by) },
             VipNote::Answered(by) => What::VipAnswered { by: super::spelled(by) },
         };
         self.parts.journal.record(what);
@@ -575,7 +590,8 @@ fn see(vip: &mut BuiltInVip) {
     let interface = &*vip.settings.interface;
     vip.has_carrier = netdev::has_carrier(interface).unwrap_or(false);
     // After an error the last known addresses count.
-    if let Ok(here) = addresses::on(interface, &vip.settings.addresses) {
-        vip.here = here;
+    if let Ok((here, has_others)) = addresses::on(interface, &vip.settings.addresses) {
+        (vip.here, vip.has_others) = (here, has_others);
+        vip.had_others |= has_others;
     }
 }

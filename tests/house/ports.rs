@@ -34,6 +34,11 @@ const MAY_TALK: &[&str] = &["VecDeque", "LinkedList", "AtomicBool"];
 /// The fields of the table with a type of [`MAY_TALK`], each with the reason why it is state: its owner alone writes
 /// what is true of itself, anybody reads it at any time, and no reader clears it or takes something out.
 const STATE: &[(&str, &str, &str)] = &[
+    (
+        "table/backend",
+        "beyond_reach",
+        "the failover says what the peers' addresses mean for new flows, and each worker's pick reads it",
+    ),
     ("table/backend", "former", "the registry says of an entry that its backend has another address now"),
     ("table/journal", "ended", "the last ended flows, which every reader finds again"),
     ("table/journal", "other", "the last other events, which every reader finds again"),

@@ -7,11 +7,15 @@
 //! | on another host; this host keeps it on `lo` | a client of this host, of an offloaded flow | this instance |
 //! | here, and kept on `lo` by the backend's host | the backend of an offloaded flow | this instance, after a moment |
 //!
+//! New flows avoid such backends as long as there are others.
+//!
 //! The VIP's new owner resets the other clients of the first kind, because a reset from there would not reach a client of a host that
 //! keeps the VIP. In the third case the backend is within reach again once its host needs the VIP no more. Until then a client that
 //! sends waits, and so does one that only reads, which nothing here shows: what the backend sends to the VIP stays on its host.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::FailoverParts;
 use crate::addr::VipAddr;
@@ -51,6 +55,21 @@ impl Unreached {
     }
 }
 
+/// New flows avoid a backend whose host keeps a VIP of this host on `lo`.
+fn mark_backends(table: &FailoverParts, members: &Members, config: &Config, places: &Places) {
+    for entry in table.registry.backends() {
+        let is_beyond = |backend: IpAddr| {
+            let frontend = config.frontends.iter().find(|it| *it.name == *entry.frontend.name);
+            let frontend = frontend.filter(|frontend| frontend.source == Source::Auto);
+            let vips = frontend.iter().flat_map(|frontend| &frontend.listen).map(|vip| vip.ip());
+            let mut here = vips.filter(|vip| vip.is_ipv4() == backend.is_ipv4() && places.here.contains(vip));
+            here.any(|vip| members.is_kept_beside(vip, backend))
+        };
+        let is_beyond = entry.address().is_some_and(|backend| is_beyond(backend.ip()));
+        entry.beyond_reach.store(is_beyond, Relaxed);
+    }
+}
+
 impl BeyondReach {
     /// Ends them; returns how many there are. `places`: of the VIPs on this host.
     pub(super) fn end(
@@ -62,6 +81,7 @@ impl BeyondReach {
         now_ns: u64,
     ) -> usize {
         let kept: Vec<_> = places.kept_alone().collect();
+        mark_backends(table, members, config, places);
         let is_kept_by_peer = places.here.iter().any(|vip| members.is_kept_by_peer(*vip));
         if kept.is_empty() && !is_kept_by_peer {
             self.unreached.clear();

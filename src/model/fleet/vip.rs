@@ -14,6 +14,7 @@
 //! kernel of a living host answers a question for its address, and the kernel removes an address that the holder's process does not renew
 //! ([`LEASE_NS`]). docs/decisions/016-vip.md gives the reasons.
 
+mod defence;
 mod host;
 #[cfg(test)]
 mod simulation;
@@ -29,6 +30,7 @@ use super::InstanceName;
 use crate::addr::Mac;
 use crate::model::damping::{DampingPolicy, Penalty};
 
+use defence::Defence;
 use host::LeftOver;
 pub(crate) use standing::{PeerVip, VipPart, VipStanding, address_set};
 pub(crate) use view::{VipPeerView, VipView};
@@ -69,8 +71,9 @@ const LINKING_NS: u64 = 2_000_000_000;
 /// An instance without a usable backend gives the VIP up to a peer with one after this time: when all backends go or return, the instances
 /// notice it one after the other, and the VIP must not move for that.
 const NO_BACKEND_NS: u64 = 1_500_000_000;
-/// After this time without a carrier the host is cut off, and another host has taken the VIP.
-const NO_CARRIER_NS: u64 = 250_000_000;
+/// After this time without a carrier the host is cut off, and another host has taken the VIP. Without an address of its own the host is cut
+/// off, too, unless a program gives the interface another one at once.
+const CUT_OFF_NS: u64 = 250_000_000;
 /// An instance hears others if it heard its gateway, a backend or a client within this time.
 const HEARD_NS: u64 = 3_000_000_000;
 const FAILED_NS: u64 = 5_000_000_000;
@@ -114,7 +117,15 @@ pub(crate) struct VipLook<'a> {
     /// When this host last heard its gateway, a backend or a client; 0: never.
     pub heard_ns: u64,
     pub has_carrier: bool,
+    /// The interface has lost all its other addresses: this host reaches nobody there, and still answers for the VIP.
+    pub is_bare: bool,
     pub here: VipPresence,
+}
+
+impl VipLook<'_> {
+    fn is_cut_off(&self) -> bool {
+        !self.has_carrier || self.is_bare
+    }
 }
 
 /// The caller carries these out in their order.
@@ -147,6 +158,8 @@ pub(crate) enum VipNote {
     Restored,
     /// Another host has one of the addresses, and no peer says so. The machine notes this once for each vacancy.
     Answered(Mac),
+    /// Another host claimed an address that this instance holds, and this instance announced it again.
+    Defended(Mac),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -183,7 +196,7 @@ pub(crate) struct VipMachine {
     again_ns: u64,
     /// The host that answered last, and when the first answer of this vacancy came.
     answered: Option<(Mac, u64)>,
-    no_carrier_ns: Option<u64>,
+    cut_off_ns: Option<u64>,
     unready_ns: Option<u64>,
     /// Since when no backend can be used here and a peer that could take the VIP has one.
     no_backend_ns: Option<u64>,
@@ -191,6 +204,7 @@ pub(crate) struct VipMachine {
     left_over: Option<LeftOver>,
     /// Another instance holds the VIP at the same time, by an earlier claim.
     is_contested: bool,
+    defence: Defence,
     penalty: Penalty,
     damped: bool,
     told: Option<VipStanding>,
@@ -215,12 +229,13 @@ impl VipMachine {
             saw_taker: false,
             again_ns: 0,
             answered: None,
-            no_carrier_ns: None,
+            cut_off_ns: None,
             unready_ns: None,
             no_backend_ns: None,
             failed: None,
             left_over: None,
             is_contested: false,
+            defence: Defence::default(),
             penalty: Penalty::default(),
             damped: false,
             told: None,
@@ -247,9 +262,9 @@ impl VipMachine {
         let peers = look.peers.unwrap_or_default();
         let claims = peers.iter().filter_map(|peer| peer.says(self.settings.addresses)).map(|it| it.claim);
         self.claim_max = claims.fold(self.claim_max, u64::max);
-        match look.has_carrier {
-            true => self.no_carrier_ns = None,
-            false => drop(self.no_carrier_ns.get_or_insert(look.now_ns)),
+        match look.is_cut_off() {
+            false => self.cut_off_ns = None,
+            true => drop(self.cut_off_ns.get_or_insert(look.now_ns)),
         }
         self.failed.take_if(|(_, until_ns)| look.now_ns >= *until_ns);
         self.see_takers(look, peers);
@@ -263,6 +278,9 @@ impl VipMachine {
 
     /// The host `by` has one of the addresses: it answered a question, or announced the address.
     pub(crate) fn handle_answer(&mut self, by: Mac, now_ns: u64) {
+        if self.holds() {
+            return self.defend(by, now_ns);
+        }
         if !self.takes() {
             return;
         }
@@ -301,9 +319,10 @@ impl VipMachine {
         if let Some(bar) = look.bar.clone().filter(|bar| *bar != VipBar::Starting) {
             return self.give_up(VipLoss::Barred(bar), now_ns);
         }
-        let is_cut_off = self.no_carrier_ns.is_some_and(|since_ns| now_ns - since_ns >= NO_CARRIER_NS);
+        let is_cut_off = self.cut_off_ns.is_some_and(|since_ns| now_ns - since_ns >= CUT_OFF_NS);
         if is_cut_off && self.settings.has_peers {
-            return self.give_up(VipLoss::NoCarrier, now_ns);
+            let loss = if look.has_carrier { VipLoss::NoAddress } else { VipLoss::NoCarrier };
+            return self.give_up(loss, now_ns);
         }
         if self.claim == 0 && look.ready && !peers.iter().any(|peer| self.holds_too(peer)) {
             // This instance found the addresses, and no peer holds them: from now on it holds them by a claim.
@@ -342,7 +361,7 @@ impl VipMachine {
             *renewed_ns = now_ns;
             self.orders.push_back(VipOrder::Renew);
         }
-        if is_alone_again {
+        if is_alone_again || self.defence.is_over(now_ns) {
             (*announce_from_ns, *announced) = (now_ns, 0);
         }
         while ANNOUNCE_NS.get(*announced).is_some_and(|after_ns| now_ns >= *announce_from_ns + after_ns) {
@@ -397,6 +416,9 @@ impl VipMachine {
         }
         if !look.has_carrier {
             return Some(VipWhy::NoCarrier);
+        }
+        if look.is_bare && self.settings.has_peers {
+            return Some(VipWhy::NoAddress);
         }
         if look.peers.is_none() {
             return Some(VipWhy::Blind);
@@ -544,7 +566,7 @@ impl VipMachine {
         let part = match self.stage {
             VipStage::Holds { .. } => VipPart::Holds,
             VipStage::Takes { .. } => VipPart::Takes,
-            VipStage::Stands if look.bar.is_some() || self.failed.is_some() || !look.has_carrier => VipPart::Out,
+            VipStage::Stands if look.bar.is_some() || self.failed.is_some() || look.is_cut_off() => VipPart::Out,
             VipStage::Stands => VipPart::Stands,
         };
         let holder = peers.iter().find(|peer| self.holds_too(peer));

@@ -28,7 +28,7 @@ impl Picker {
             let entry = named.current();
             let active = entry.load();
             PickCandidate {
-                preference: entry.preference(),
+                preference: entry.preference_now(),
                 weight: entry.weight().saturating_mul(entry.share(now_ns)),
                 active,
                 full: entry.max_connections().is_some_and(|max| active >= max),

@@ -175,6 +175,14 @@ impl What {
                      host answers"
                 )
             }
+            Self::VipDefended { by } => {
+                say!(
+                    Notice,
+                    { by },
+                    "another host ({by}) claims the VIP, which this instance holds: Baton has announced the VIP again; if that host \
+                     goes on, clients reach either host by chance"
+                )
+            }
             Self::VipRefused { error } => {
                 say!(Bad, {}, "this host cannot have the VIP: {error}")
             }

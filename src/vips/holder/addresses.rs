@@ -13,13 +13,14 @@ use super::LEASE_SECONDS;
 use crate::config::VipSettings;
 use crate::sys::{netdev, netlink};
 
-/// The entries of these addresses on the interface.
-pub(super) fn on(interface: &str, addresses: &[IpAddr]) -> io::Result<Vec<IpNet>> {
+/// The entries of these addresses on the interface, and whether it has other addresses that hosts behind a router can reach.
+pub(super) fn on(interface: &str, addresses: &[IpAddr]) -> io::Result<(Vec<IpNet>, bool)> {
     let all = netdev::networks()?.into_iter().filter(|(name, _)| name == interface).map(|(_, network)| network);
-    let mut here: Vec<_> = all.filter(|network| addresses.contains(&network.addr())).collect();
+    let (mut here, others): (Vec<_>, Vec<_>) = all.partition(|network| addresses.contains(&network.addr()));
     here.sort();
     here.dedup();
-    Ok(here)
+    let is_link_local = |ip: IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    Ok((here, others.iter().any(|network| !is_link_local(network.addr()))))
 }
 
 pub(super) fn is_alone(network: &IpNet) -> bool {

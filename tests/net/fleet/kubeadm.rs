@@ -422,10 +422,24 @@ fn a_host_that_keeps_the_vip_while_its_baton_stops_serves_its_own_clients_until_
     let at_other = || [1, 2].iter().any(|it| fleet.all[*it].host.has_address(VIP));
     eventually(LONG, "another has the VIP", || at_other() && !fleet.owner().host.has_address(VIP));
     let watch = Stopwatch::start();
+    let mut fresh = Vec::new();
     while watch.elapsed() < secs(4) {
         kubelet.echo(1, 300);
         fleet.owner().host.connect(fleet.vip).echo(2, 300);
+        // The apiserver beside the former holder is beyond reach from the new one, and going to another after that takes 0.2 s.
+        if watch.elapsed() > secs(1) && fresh.len() < 15 {
+            let asked = Stopwatch::start();
+            let mut conn = fleet.scene.lab.client.connect(fleet.vip);
+            conn.echo(2, 300);
+            fresh.push((conn, asked.elapsed()));
+        }
     }
+    let times: Vec<_> = fresh.iter().map(|(_, time)| *time).collect();
+    let slow = times.iter().filter(|time| **time >= ms(150)).count();
+    assert!(
+        times.len() > 5 && slow * 3 < times.len(),
+        "new connections of other hosts do not avoid that apiserver: {times:?}"
+    );
     eventually(LONG, "it ends", || process.exit_status().is_some());
     assert_eq!(kubelet.end(secs(1)), End::Rst);
     eventually(LONG, "the new holder serves them", || {

@@ -126,3 +126,23 @@ fn a_host_that_may_not_add_one_address_has_none_of_the_built_in_vip_and_says_why
     all[had].host.sysctl("net/ipv6/conf/eth0/disable_ipv6", "0");
     eventually(LONG, "it has it again", || has_vip(&all[had]) && gains(&all[had]) == before + 1);
 }
+
+/// Regression: the holder's kernel went on answering ARP for the VIP, which Baton had added again, so that no peer took it and nobody served.
+#[test]
+fn a_host_that_loses_all_its_addresses_gives_the_built_in_vip_up() {
+    let Some((scene, _servers, all)) = fleet("built-in vip flushed", 2) else { return };
+    let (had, other) = settled(&scene, &all);
+    let host = all[had].host.clone();
+    host.run("ip address flush dev eth0");
+    let watch = Stopwatch::start();
+    eventually(secs(5), "the other host has the VIP", || has_vip(&all[other]));
+    let served = served_after(&scene, &watch);
+    println!("served {served:?} after the addresses had gone");
+    assert!(served < secs(4), "{served:?}");
+    let reason = "the interface has lost all its other addresses";
+    eventually(LONG, "the host says why", || why(&all[had]).contains(reason));
+    wait::throughout(secs(2), "the host does not take it", || !has_vip(&all[had]));
+    host.run(&format!("ip address add {}/24 dev eth0; ip address add {}/64 dev eth0 nodad", host.v4, host.v6));
+    all[other].wait_synced(all[had].name);
+    assert!(has_vip(&all[other]) && !has_vip(&all[had]));
+}

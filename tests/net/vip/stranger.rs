@@ -35,3 +35,38 @@ fn nobody_takes_a_built_in_vip_that_a_stranger_has_and_people_see_its_ethernet_a
         served_after(&scene, &Stopwatch::start());
     }
 }
+
+/// Regression: one announcement of a host that does not even have the VIP led its neighbours to that host for ten seconds and more.
+#[test]
+fn clients_find_the_built_in_vip_again_after_a_stranger_s_single_announcement() {
+    use ::baton::model::neighbour;
+    use ::baton::sys::frame::FrameSender;
+    use ::baton::sys::netdev;
+    let Some((scene, _servers, all)) = super::built_in::fleet("built-in vip announced", 2) else { return };
+    served_after(&scene, &Stopwatch::start());
+    let had = owner(&all);
+    for (number, address) in [VIP, VIP6].into_iter().enumerate() {
+        let vip = address.parse().unwrap();
+        let stranger = scene.host(2).clone();
+        // Neighbours do not believe a change for a second after the last one (neigh/default: locktime).
+        let before = &all[had].host.mac();
+        served_after(&scene, &Stopwatch::start());
+        eventually(LONG, "the client knows the holder", || scene.lab.client.neighbour(vip).as_ref() == Some(before));
+        wait::throughout(ms(1500), "and nobody else", || scene.lab.client.neighbour(vip).as_ref() == Some(before));
+        let mac = stranger.mac().split(':').map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect::<Vec<_>>();
+        let mac = mac.try_into().unwrap();
+        let (sends, index) =
+            stranger.enter(|| (FrameSender::open().unwrap(), netdev::interface("eth0").unwrap().index));
+        neighbour::announcement(vip, mac).iter().for_each(|frame| sends.send(index, frame).unwrap());
+        let watch = Stopwatch::start();
+        eventually(LONG, "it is an event", || all[had].baton.events_of("vip_defended").len() == number + 1);
+        eventually(secs(3), "the client knows the holder again", || {
+            scene.lab.client.neighbour(vip).as_ref() == Some(before)
+        });
+        println!("{address}: the client knew the holder again after {:?}", watch.elapsed());
+        // A second one would not be answered at once.
+        wait::throughout(secs(11), "the VIP stays", || has_vip(&all[had]));
+    }
+    assert_eq!(all[had].baton.events_of("vip_defended")[0]["by"], scene.host(2).mac());
+    served_after(&scene, &Stopwatch::start());
+}

@@ -197,6 +197,7 @@ impl World {
             synced: process.exchange.members(now_ns).iter().all(|it| it.synced),
             heard_ns: own.heard_ns,
             has_carrier: true,
+            is_bare: false,
             here: if is_here { VipPresence::Whole } else { VipPresence::Absent },
         };
         own.machine.handle_look(&look);

@@ -1,13 +1,26 @@
 //! The state of the own host that contradicts the machine: a question that was not sent, addresses that could not be added, addresses that the
-//! machine has not added, and an instance that has the VIP and cannot serve.
+//! machine has not added, an instance that has the VIP and cannot serve, and another host that has it, too.
 
 use super::{
     AGAIN_LATER_NS, AGAIN_NS, FAILED_NS, LINKING_NS, NO_BACKEND_NS, PeerVip, SOON_NS, UNREADY_AGAIN_NS, VipBar,
     VipGain, VipLook, VipLoss, VipMachine, VipNote, VipOrder, VipStage, VipWhy,
 };
+use crate::addr::Mac;
 use crate::model::fleet::InstanceName;
 
 impl VipMachine {
+    /// As [`VipMachine::handle_answer`], for the holder. A peer that holds the VIP as well is no stranger: one of the two yields.
+    pub(super) fn defend(&mut self, by: Mac, now_ns: u64) {
+        if let VipStage::Holds { announce_from_ns, announced, .. } = &mut self.stage
+            && !self.is_contested
+            && self.defence.hear(now_ns)
+        {
+            // As after a gain, more than once: a neighbour may believe nobody else for a second (net.ipv4.neigh.default.locktime).
+            (*announce_from_ns, *announced) = (now_ns, 0);
+            self.orders.push_back(VipOrder::Note(VipNote::Defended(by)));
+        }
+    }
+
     /// The question was not sent, or its answers could not be heard: this instance asks anew, from the first question on.
     pub(crate) fn handle_unasked(&mut self, error: String, now_ns: u64) {
         if self.takes() {

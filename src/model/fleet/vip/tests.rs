@@ -14,6 +14,7 @@ struct Bench {
     has_backend: bool,
     heard_ns: u64,
     has_carrier: bool,
+    is_bare: bool,
     here: VipPresence,
     /// The instance hears no other host.
     deaf: bool,
@@ -41,6 +42,7 @@ impl Bench {
             has_backend: true,
             heard_ns: START_NS,
             has_carrier: true,
+            is_bare: false,
             here: VipPresence::Absent,
             deaf: false,
             orders: Vec::new(),
@@ -65,6 +67,7 @@ impl Bench {
             synced: true,
             heard_ns: self.heard_ns,
             has_carrier: self.has_carrier,
+            is_bare: self.is_bare,
             here: self.here,
         }
     }
@@ -267,6 +270,41 @@ fn a_stop_and_an_evacuation_give_it_up_at_once() {
         assert_eq!(bench.lost(), Some(&VipLoss::Barred(bar)));
         assert_eq!((bench.here, bench.run(10_000)), (VipPresence::Absent, None));
     }
+}
+
+#[test]
+fn a_host_that_has_lost_its_own_addresses_gives_it_up_and_takes_nothing_unless_they_come_back_at_once() {
+    let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
+    bench.is_bare = true;
+    bench.run(200);
+    bench.is_bare = false;
+    bench.run(1000);
+    assert_eq!(bench.lost(), None);
+    bench.is_bare = true;
+    bench.run(300);
+    assert_eq!(bench.lost(), Some(&VipLoss::NoAddress));
+    assert_eq!(bench.run(5000), None);
+    assert_eq!(bench.view().why, "the interface has lost all its other addresses");
+    bench.is_bare = false;
+    assert!(bench.run(5000).is_some());
+}
+
+#[test]
+fn a_holder_announces_the_vip_against_a_stranger_and_not_against_a_peer_that_holds_it_too() {
+    let announced = |bench: &Bench| bench.orders.iter().filter(|order| **order == VipOrder::Announce).count();
+    let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
+    bench.run(5000);
+    bench.orders.clear();
+    bench.machine.handle_answer([2, 0, 0, 0, 0, 9], bench.now_ns);
+    bench.run(10);
+    assert_eq!(announced(&bench), 1);
+    assert!(bench.orders.contains(&VipOrder::Note(VipNote::Defended([2, 0, 0, 0, 0, 9]))));
+    *bench.standing(0) = VipStanding { part: VipPart::Holds, addresses: 7, ..VipStanding::default() };
+    bench.run(20_000);
+    bench.orders.clear();
+    bench.machine.handle_answer([2, 0, 0, 0, 0, 9], bench.now_ns);
+    bench.run(10);
+    assert_eq!(announced(&bench), 0, "{:?}", bench.orders);
 }
 
 #[test]

@@ -33,6 +33,8 @@ pub(crate) enum VipWhy {
     Barred(VipBar),
     /// The interface has no carrier, or is down.
     NoCarrier,
+    /// The interface has lost all its other addresses.
+    NoAddress,
     /// The peer link does not run at the moment.
     Blind,
     HeldBy(InstanceName),
@@ -79,6 +81,8 @@ pub(crate) enum VipGain {
 pub(crate) enum VipLoss {
     Barred(VipBar),
     NoCarrier,
+    /// The interface has lost all its other addresses.
+    NoAddress,
     /// This instance is not ready, and that one is.
     NotReady {
         heir: InstanceName,
@@ -119,6 +123,7 @@ impl fmt::Display for VipWhy {
             Self::Unseen => f.write_str("this instance has not looked at its host yet"),
             Self::Barred(bar) => bar.fmt(f),
             Self::NoCarrier => f.write_str("the interface has no carrier"),
+            Self::NoAddress => f.write_str("the interface has lost all its other addresses"),
             Self::Blind => f.write_str("the peer link does not hear its peers at the moment"),
             Self::HeldBy(name) => write!(f, "{name} has it"),
             Self::HeldAsToldBy { by, holder: Some(holder) } => write!(f, "{by} hears that {holder} has it"),
@@ -151,6 +156,7 @@ impl fmt::Display for VipLoss {
         match self {
             Self::Barred(bar) => bar.fmt(f),
             Self::NoCarrier => f.write_str("the interface has no carrier"),
+            Self::NoAddress => f.write_str("the interface has lost all its other addresses"),
             Self::NotReady { heir } => write!(f, "this instance is not ready, and {heir} is"),
             Self::NoBackend { heir } => write!(f, "no backend can be used here, and {heir} can use one"),
             Self::Yielded { to } => write!(f, "{to} took it later"),

@@ -262,6 +262,7 @@ impl VipWorld {
             synced: is_synced,
             heard_ns: process.heard_ns,
             has_carrier: it.has_carrier,
+            is_bare: false,
             here: if seen { VipPresence::Whole } else { VipPresence::Absent },
         };
         process.machine.handle_look(&look);

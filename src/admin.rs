@@ -25,6 +25,7 @@ pub mod status;
 pub mod unix;
 pub mod upgrade;
 pub(crate) mod watchdog;
+pub mod what_if;
 pub(crate) mod words;
 
 use std::fmt;

@@ -37,6 +37,7 @@ mod status;
 mod top;
 mod upgrade;
 mod vip;
+mod what_if;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -130,6 +131,8 @@ enum Verb {
     },
     /// Resets flows.
     Kill(kill::KillArguments),
+    /// Says what a death or a restart would do to clients: flows kept, moved and reset, the longest gap, and the settings that decide it.
+    WhatIf(what_if::WhatIfArguments),
     /// Reads the configuration file again and applies it if it is valid.
     Reload,
     /// Shows what a reload of FILE would change, and the flows that it would end. Exit code: 0 no difference, 1 differences, 2 an error.
@@ -256,6 +259,7 @@ fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &O
         Verb::Undrain { backend } => orders::undrain(&mut client, BackendName(backend), output),
         Verb::Eject { backend } => orders::eject(&mut client, BackendName(backend), output),
         Verb::Kill(arguments) => kill::kill(&mut client, arguments, output),
+        Verb::WhatIf(arguments) => what_if::what_if(&mut client, &arguments, output),
         Verb::Reload => reload::reload(&mut client, output),
         Verb::Upgrade(arguments) => upgrade::upgrade(&mut client, arguments, config, output),
         Verb::Evacuate(arguments) => evacuate::run(&mut client, arguments, output),

@@ -7,6 +7,7 @@
 //! There is no mirror of the file in between for serde to fill: serde stops at the first wrong type or unknown key.
 
 mod backend;
+pub(crate) mod budget;
 mod certificate;
 mod cluster;
 mod diagnostic;
@@ -136,7 +137,7 @@ pub struct Process {
     pub reset_rate: u32,
 }
 
-/// `[cluster]`: the timers of the clients' cluster. Only `baton check` uses them.
+/// `[cluster]`: the timers of the clients' cluster. Only the budgets of `baton check` and `baton what-if` use them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cluster {
     /// A node whose lease was not renewed for this long is NotReady.

@@ -30,3 +30,4 @@ pub mod splice;
 pub(crate) mod stays;
 pub mod untracked;
 pub(crate) mod weight;
+pub mod what_if;

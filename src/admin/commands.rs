@@ -6,6 +6,7 @@ mod flows;
 mod kill;
 mod names;
 mod upgrade;
+mod what_if;
 
 use std::io;
 use std::sync::Arc;
@@ -45,6 +46,7 @@ pub(super) async fn execute(
         Command::Eject { backend } => order(admin, &backend, Order::Eject).await,
         Command::Kill { target } => kill::kill(admin, &target).await,
         Command::CheckKill { target } => kill::check(admin, &target).await,
+        Command::WhatIf(asked) => admin.aside(move |admin| what_if::answer(admin, &asked)).await.map(|it| json(&it)),
         Command::Reload {} => reload(admin).await,
         Command::Diff { path } => match admin.control.diff(path).await {
             Ok(diff) => Ok(json(&diff)),

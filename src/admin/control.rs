@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -53,6 +54,9 @@ pub trait Control: Send + Sync + 'static {
 
     /// The effects of an evacuation; changes nothing. It looks at every flow.
     fn check_evacuation(&self, asked: &EvacuationRequest) -> EvacuationCheck;
+
+    /// keepalived's interval between advertisements, if keepalived is there. It reads a file.
+    fn advert_interval(&self) -> Option<Duration>;
 }
 
 /// An order under way. It is carried out even if this is dropped.

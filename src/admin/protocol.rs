@@ -20,6 +20,7 @@ use super::control::{RebalanceDone, RebalancePlan};
 use super::evacuate::{EvacuationFailed, EvacuationRequest};
 use super::status::BackendStatus;
 use super::upgrade::{UpgradeFailed, UpgradeRequest};
+use super::what_if::{WhatIfFailed, WhatIfRequest};
 use crate::config::Diagnostic;
 use crate::model::duration;
 use crate::model::humane::duration_ms;
@@ -58,6 +59,8 @@ pub enum Command {
     Kill { target: KillTarget },
     /// [`KillCheck`].
     CheckKill { target: KillTarget },
+    /// [`super::what_if::WhatIfReport`].
+    WhatIf(WhatIfRequest),
     /// [`Reloaded`].
     Reload {},
     /// [`super::diff::ReloadDiff`].
@@ -263,6 +266,8 @@ pub enum Refusal {
     Upgrade(UpgradeFailed),
     #[error(transparent)]
     Evacuate(EvacuationFailed),
+    #[error(transparent)]
+    WhatIf(WhatIfFailed),
     #[error("the configuration has {} and changed nothing:\n{}", errors_in_words(.errors), .errors.join("\n"))]
     Reload {
         /// One line each.
@@ -309,6 +314,7 @@ impl Command {
             | Self::Vip {}
             | Self::CheckEvacuation(_)
             | Self::CheckKill { .. }
+            | Self::WhatIf(_)
             | Self::Rebalance { dry_run: true } => Effect::None,
             Self::Diff { .. } => Effect::OpensFile("diff"),
             Self::CheckUpgrade(_) => Effect::OpensFile("upgrade --check"),

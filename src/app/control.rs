@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -21,6 +22,7 @@ use crate::drain::LifePhase;
 use crate::model::balance::{Balance, WHOLE_SHARE};
 use crate::model::health::{Cause, Order};
 use crate::model::ids::BackendId;
+use crate::preflight;
 use crate::rebalance::{self, RebalanceOrder};
 use crate::sys::clock::now_ns;
 
@@ -132,6 +134,10 @@ impl Control for Wiring {
 
     fn check_evacuation(&self, asked: &EvacuationRequest) -> EvacuationCheck {
         evacuate::check(&self.core, asked)
+    }
+
+    fn advert_interval(&self) -> Option<Duration> {
+        preflight::advert_interval(None)
     }
 }
 

@@ -8,8 +8,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use super::output::colours;
-use crate::config::{self, Backend, Cluster, Config, Frontend, ProbeKind, Target, reset_after_silence};
-use crate::model::budget::{BudgetFault, BudgetMover, BudgetTimers, Vrrp, longest_gap};
+use crate::config::budget::{FrontendBudget, LongestGap};
+use crate::config::{self, Cluster, Config};
+use crate::model::budget::{BudgetFault, lasts};
 use crate::model::duration::display;
 use crate::preflight::{self, sysctl_file};
 
@@ -120,41 +121,34 @@ fn report(
 /// keepalived's own counts.
 fn budget(config: &Config, adverts: Option<Duration>) -> String {
     let Cluster { node_monitor_grace_period: grace, lease_renew, .. } = config.cluster;
-    let track_time = config.cluster.vrrp_track_time;
-    let vrrp =
-        config.cluster.vrrp_advert_interval.or(adverts).map(|advert_interval| Vrrp { advert_interval, track_time });
-    let built_in = config.vip.as_ref().map(|_| BudgetMover::BuiltIn);
-    let mover = built_in.or(vrrp.map(BudgetMover::Keepalived));
     let mut text = format!(
         "Longest time without a heartbeat, if they come every {} and a node is NotReady after {}:\n",
         display(lease_renew),
         display(grace)
     );
     for frontend in &config.frontends {
-        let timers = BudgetTimers {
-            lease_renew,
-            reset_after_silence: reset_after_silence(&frontend.health, config.process.reset_within),
-            probes_ask_the_process: frontend.health.kind != ProbeKind::Tcp,
-            mover,
-        };
-        let is_stacked = is_stacked(config, frontend);
+        let budget = FrontendBudget::new(config, frontend, adverts);
+        let is_stacked = budget.is_stacked();
         let title = if config.frontends.len() > 1 { &*frontend.name } else { "" };
-        let has_no_vip = frontend.listen.iter().all(|at| at.socket_addr().ip().is_loopback());
         for fault in BudgetFault::ALL {
             let is_of_both = fault == BudgetFault::StackedHostDies;
             if is_of_both && !is_stacked {
                 continue;
             }
-            let (gap, verdict) = match longest_gap(fault, &timers) {
-                _ if has_no_vip && needs_the_vip(fault) => {
-                    ("-".to_owned(), "its clients are on this host: no VIP moves")
+            let gap = match budget.longest(fault) {
+                LongestGap::Parts(parts) => Ok(lasts(&parts)),
+                LongestGap::NoVip => Err(("-", "its clients are on this host: no VIP moves")),
+                LongestGap::Unknown => {
+                    Err(("?", "depends on how the VIP moves: set cluster.vrrp_advert_interval, or [vip]"))
                 }
-                None => ("?".to_owned(), "depends on how the VIP moves: set cluster.vrrp_advert_interval, or [vip]"),
-                Some(gap) if gap <= grace => (display(gap), "ok"),
-                Some(gap) if fault == BudgetFault::ApiserverHung && !timers.probes_ask_the_process => {
+            };
+            let (gap, verdict) = match gap {
+                Err((mark, why)) => (mark.to_owned(), why),
+                Ok(gap) if gap <= grace => (display(gap), "ok"),
+                Ok(gap) if fault == BudgetFault::ApiserverHung && !budget.probes_ask_the_process() => {
                     (display(gap), "NotReady: kind = \"tcp\" tests only the kernel; kind = \"https\" finds it")
                 }
-                Some(gap) => (display(gap), "NotReady: shorten the timers"),
+                Ok(gap) => (display(gap), "NotReady: shorten the timers"),
             };
             let ends = if is_of_both {
                 format!("; its apiserver's connections end, about 1 of {}", frontend.backends.len())
@@ -166,20 +160,6 @@ fn budget(config: &Config, adverts: Option<Duration>) -> String {
         }
     }
     text
-}
-
-/// Whether the fault lasts until another host has the VIP.
-fn needs_the_vip(fault: BudgetFault) -> bool {
-    use BudgetFault::{Evacuated, HostDies, InstanceHung, InstanceKilled};
-    matches!(fault, InstanceKilled | InstanceHung | HostDies | Evacuated)
-}
-
-/// Whether a backend is on the host of an instance, as far as their addresses tell.
-fn is_stacked(config: &Config, frontend: &Frontend) -> bool {
-    let Some(fleet) = &config.peers else { return false };
-    let hosts: Vec<_> = fleet.peers.iter().map(|peer| peer.address.ip()).chain([fleet.listen.ip()]).collect();
-    let is_on_one = |backend: &Backend| matches!(&backend.address, Target::Address(at) if hosts.contains(&at.ip()));
-    frontend.backends.iter().any(is_on_one)
 }
 
 fn contents(config: &Config) -> String {

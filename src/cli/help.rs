@@ -17,6 +17,7 @@ const GROUPS: [(&str, &[(&str, &str)]); 5] = [
             ("bundle", "baton bundle"),
             ("peers", "baton peers"),
             ("vip", "baton vip --why"),
+            ("what-if", "baton what-if cp2 dies"),
             ("ready", "baton ready --within 500ms"),
         ],
     ),

@@ -50,14 +50,15 @@ pub(super) fn complete<Arguments: CommandFactory>() {
 
 /// Completes the names of backends.
 pub(super) fn backend_names() -> ArgValueCandidates {
-    ArgValueCandidates::new(|| {
-        let names = match asked() {
-            Ok(backends) => names(backends.iter().map(|it| (&*it.frontend, &*it.name))),
-            // Only root may ask the instance, everybody may read the file.
-            Err(_) => std::fs::read_to_string(Path::new(DEFAULT_CONFIG)).map_or(Vec::new(), |text| named_in(&text)),
-        };
-        names.into_iter().map(CompletionCandidate::new).collect()
-    })
+    ArgValueCandidates::new(|| known_backends().into_iter().map(CompletionCandidate::new).collect())
+}
+
+pub(super) fn known_backends() -> Vec<String> {
+    match asked() {
+        Ok(backends) => names(backends.iter().map(|it| (&*it.frontend, &*it.name))),
+        // Only root may ask the instance, everybody may read the file.
+        Err(_) => std::fs::read_to_string(Path::new(DEFAULT_CONFIG)).map_or(Vec::new(), |text| named_in(&text)),
+    }
 }
 
 /// The backends of the running instance.

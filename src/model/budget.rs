@@ -103,6 +103,11 @@ impl BudgetFault {
             Self::Upgrade => "Baton upgraded",
         }
     }
+
+    /// Whether the fault lasts until another host has the VIP.
+    pub(crate) fn needs_the_vip(self) -> bool {
+        matches!(self, Self::InstanceKilled | Self::InstanceHung | Self::HostDies | Self::Evacuated)
+    }
 }
 
 impl BudgetMover {
@@ -125,30 +130,62 @@ impl BudgetMover {
     }
 }
 
-/// The longest time between two renewals if `fault` happens once. `None`: the timers do not determine it.
+/// A part of the longest time between two renewals, by what decides it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GapPart {
+    /// Until the next renewal.
+    LeaseRenew(Duration),
+    /// Until probes have found a silent backend and its last client was reset.
+    ResetAfterSilence(Duration),
+    /// Until the client's own pings give the connection up.
+    ClientPings(Duration),
+    /// Twice the time in which no host serves the VIP, and a retransmission.
+    VipMoves(BudgetMover, Duration),
+}
+
+impl GapPart {
+    pub(crate) fn lasts(self) -> Duration {
+        match self {
+            Self::LeaseRenew(lasts)
+            | Self::ResetAfterSilence(lasts)
+            | Self::ClientPings(lasts)
+            | Self::VipMoves(_, lasts) => lasts,
+        }
+    }
+}
+
+/// The longest time between two renewals if `fault` happens once, in its parts. `None`: the timers do not determine it.
 ///
 /// In all faults of an instance, flows that another instance also holds do better: the result is for a flow that must
 /// be made anew.
-pub(crate) fn longest_gap(fault: BudgetFault, timers: &BudgetTimers) -> Option<Duration> {
+pub(crate) fn gap_parts(fault: BudgetFault, timers: &BudgetTimers) -> Option<Vec<GapPart>> {
     let until_told = match fault {
-        BudgetFault::ApiserverKilled | BudgetFault::Upgrade => Duration::ZERO,
-        BudgetFault::ApiserverSilent => timers.reset_after_silence,
-        BudgetFault::ApiserverHung if timers.probes_ask_the_process => timers.reset_after_silence,
-        BudgetFault::ApiserverHung => PING_GIVES_UP,
+        BudgetFault::ApiserverKilled | BudgetFault::Upgrade => None,
+        BudgetFault::ApiserverSilent => Some(GapPart::ResetAfterSilence(timers.reset_after_silence)),
+        BudgetFault::ApiserverHung if timers.probes_ask_the_process => {
+            Some(GapPart::ResetAfterSilence(timers.reset_after_silence))
+        }
+        BudgetFault::ApiserverHung => Some(GapPart::ClientPings(PING_GIVES_UP)),
         // Both times run from the same moment.
         BudgetFault::StackedHostDies => {
             let [apiserver, host] =
-                [BudgetFault::ApiserverSilent, BudgetFault::HostDies].map(|it| longest_gap(it, timers));
-            return Some(apiserver?.max(host?));
+                [BudgetFault::ApiserverSilent, BudgetFault::HostDies].map(|it| gap_parts(it, timers));
+            let (apiserver, host) = (apiserver?, host?);
+            return Some(if lasts(&apiserver) > lasts(&host) { apiserver } else { host });
         }
         BudgetFault::InstanceKilled | BudgetFault::InstanceHung | BudgetFault::HostDies | BudgetFault::Evacuated => {
-            let outage = timers.mover?.outage(fault);
+            let mover = timers.mover?;
             // Both a repeated segment and a repeated renewal come after pauses that double: the first one that reaches
             // the new owner comes at most as long after the failover as the outage lasted.
-            outage * 2 + RETRY_MIN
+            Some(GapPart::VipMoves(mover, mover.outage(fault) * 2 + RETRY_MIN))
         }
     };
-    Some(timers.lease_renew + until_told)
+    Some([GapPart::LeaseRenew(timers.lease_renew)].into_iter().chain(until_told).collect())
+}
+
+/// The sum of the parts.
+pub(crate) fn lasts(parts: &[GapPart]) -> Duration {
+    parts.iter().map(|part| part.lasts()).sum()
 }
 
 #[cfg(test)]
@@ -164,7 +201,7 @@ mod tests {
     };
 
     fn gap_s(fault: BudgetFault, timers: &BudgetTimers) -> f64 {
-        longest_gap(fault, timers).unwrap().as_secs_f64()
+        lasts(&gap_parts(fault, timers).unwrap()).as_secs_f64()
     }
 
     #[test]
@@ -195,7 +232,7 @@ mod tests {
     fn how_long_a_vip_takes_is_not_guessed() {
         let alone = BudgetTimers { mover: None, ..TIMERS };
         let unknown: Vec<_> =
-            BudgetFault::ALL.into_iter().filter(|fault| longest_gap(*fault, &alone).is_none()).collect();
+            BudgetFault::ALL.into_iter().filter(|fault| gap_parts(*fault, &alone).is_none()).collect();
         use BudgetFault::*;
         assert_eq!(unknown, [InstanceKilled, InstanceHung, HostDies, StackedHostDies, Evacuated]);
     }

@@ -131,6 +131,10 @@ impl Control for FakeControl {
     fn check_evacuation(&self, _: &EvacuationRequest) -> EvacuationCheck {
         unreachable!("no test asks for it")
     }
+
+    fn advert_interval(&self) -> Option<Duration> {
+        Some(Duration::from_secs(1))
+    }
 }
 
 impl FakeInstance {

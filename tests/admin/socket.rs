@@ -12,8 +12,11 @@ use baton::admin::protocol::*;
 use baton::admin::session::{SessionLimits, SocketAccess, serve};
 use baton::admin::status::{BackendStatus, Status};
 use baton::admin::unix;
+use baton::admin::what_if::{ExpectedGap, WhatIfReport, WhatIfRequest};
 use baton::model::health::Order;
 use baton::model::ids::FlowId;
+use baton::model::what_if::{FlowFates, Happening};
+use baton::table::backend::HealthView;
 use baton::table::flows::FlowState;
 use baton::table::journal::{Event, What};
 
@@ -159,6 +162,63 @@ async fn the_reach_of_a_kill_is_told_and_nothing_is_ended() {
     }
     let unknown = check(KillTarget::Flow(FlowId(99))).await.unwrap_err();
     assert_eq!(unknown.to_string(), "there is no flow 99: it has ended, or never existed");
+    assert_eq!(instance.table.flows.len(), 10);
+}
+
+#[tokio::test]
+async fn the_effects_of_a_death_are_told_with_the_settings_that_decide_and_nothing_is_ended() {
+    let instance = FakeInstance::start();
+    let ask_of = async |subject: &str, happens| {
+        let asked = WhatIfRequest { subject: subject.to_owned(), happens };
+        ask::<WhatIfReport>(&instance, Command::WhatIf(asked)).await
+    };
+    let said = ask_of("cp2", Happening::Dies).await.unwrap();
+    assert_eq!((&*said.subject, said.flows, said.of_subject, said.clients), ("apiserver/cp2", 10, 4, Some(4)));
+    let faults: Vec<_> = said.cases.iter().map(|case| (&*case.fault, case.resets_over_ms)).collect();
+    assert_eq!(faults, [("apiserver killed", 0), ("apiserver hung", 250), ("apiserver's host gone", 250)]);
+    for case in &said.cases {
+        assert_eq!(case.fates, FlowFates { kept: 6, moved: 0, reset: 4, waiting: 0 }, "{}", case.fault);
+    }
+    let ExpectedGap::Decided(parts) = &said.cases[2].gap else { panic!("{said:?}") };
+    let parts: Vec<_> = parts.iter().map(|part| (part.lasts_ms, &*part.setting)).collect();
+    let probes = "[frontend.health] interval = 1s, timeout = 500ms, reset_fall = 2, fast_interval = 250ms, and process.reset_within = 250ms";
+    assert_eq!(parts, [(10_000, "cluster.lease_renew = 10s"), (2250, probes)]);
+    assert_eq!(said.notes, ["Clients that are reset connect again to cp1."]);
+
+    let said = ask_of("cp1", Happening::Restarts).await.unwrap();
+    assert_eq!(said.notes, ["Clients that are reset connect again to cp2, which only drain."]);
+    instance.backend("cp2").set_health(HealthView::clone(&instance.backend("cp3").health()));
+    let said = ask_of("cp1", Happening::Restarts).await.unwrap();
+    assert!(matches!(&said.cases[0].gap, ExpectedGap::Unknown(why) if why.starts_with("no other backend serves")));
+
+    // Nobody knows the flows of an instance without peers, and its clients are told nothing.
+    let said = ask_of("this", Happening::Dies).await.unwrap();
+    let fates: Vec<_> = said.cases.iter().map(|case| (&*case.fault, case.fates)).collect();
+    let killed = ("Baton killed", FlowFates { reset: 10, ..FlowFates::default() });
+    assert_eq!(fates, [killed, ("Baton's host gone", FlowFates { waiting: 10, ..FlowFates::default() })]);
+    let ExpectedGap::Decided(parts) = &said.cases[1].gap else { panic!("{said:?}") };
+    let keepalived = "keepalived: cluster.vrrp_advert_interval = 1s, cluster.vrrp_track_time = 3s";
+    assert_eq!((parts[1].lasts_ms, &*parts[1].setting), (8200, keepalived));
+
+    let said = ask_of("apiservers", Happening::Restarts).await.unwrap();
+    let rows: Vec<_> = said.cases.iter().map(|case| (&*case.fault, case.fates.reset)).collect();
+    assert_eq!(rows, [("one after another", 10), ("all at once", 10)]);
+    assert!(
+        said.notes[0].starts_with("One after another, about 10 of the new connections end too"),
+        "{:?}",
+        said.notes
+    );
+
+    let unknown = ask_of("cp9", Happening::Dies).await.unwrap_err().to_string();
+    assert!(unknown.contains("no backend and no instance \"cp9\"; allowed: "), "{unknown}");
+    assert!(unknown.ends_with(", apiserver/cp1, apiserver/cp2, apiserver/cp3, apiservers"), "{unknown}");
+    let restart = ask_of("this", Happening::Restarts).await.unwrap_err().to_string();
+    assert!(restart.contains("baton upgrade"), "{restart}");
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    instance.table.registry.backend(&instance.backend("cp1").frontend, &host.clone().into());
+    let both = ask_of(&host, Happening::Dies).await.unwrap_err().to_string();
+    assert!(both.ends_with(&format!("say one of instance:{host}, backend:{host}")), "{both}");
+    assert_eq!(ask_of(&format!("backend:{host}"), Happening::Dies).await.unwrap().of_subject, 0);
     assert_eq!(instance.table.flows.len(), 10);
 }
 

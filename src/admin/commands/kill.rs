@@ -84,7 +84,7 @@ impl Many {
 }
 
 /// Of resets by an order.
-fn pace(admin: &Admin) -> Pace {
+pub(super) fn pace(admin: &Admin) -> Pace {
     let config = admin.config.load();
     Pace { within: config.process.reset_within, per_second: config.process.reset_rate }
 }

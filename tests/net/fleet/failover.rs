@@ -15,6 +15,7 @@ mod proofs;
 mod records;
 mod reload;
 mod room;
+mod what_if;
 mod wildcard;
 
 use super::*;

@@ -1,0 +1,352 @@
+//! Counts the flows that a fault would keep, move and reset, and the gap that the timers leave; changes nothing.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::kill::pace;
+use super::names;
+use crate::admin::Admin;
+use crate::admin::protocol::{BackendName, Refusal};
+use crate::admin::what_if::{ExpectedGap, GapSetting, WhatIfCase, WhatIfFailed, WhatIfReport, WhatIfRequest};
+use crate::config::Config;
+use crate::config::budget::{FrontendBudget, LongestGap};
+use crate::model::budget::{BudgetFault, lasts};
+use crate::model::fleet::{Liveness, MemberView};
+use crate::model::health::HealthState;
+use crate::model::humane::plural;
+use crate::model::ids::BackendId;
+use crate::model::what_if::{BackendFlows, FlowFates, Happening, OwnFlows, restarted_in_turn};
+use crate::sys::netdev;
+use crate::table::backend::{BackendEntry, Registry};
+use crate::table::flows::{FlowState, FlowView};
+
+enum WhatIfSubject {
+    /// All addresses of one name, the present one first.
+    Backend(Vec<Arc<BackendEntry>>),
+    AllBackends,
+    ThisInstance,
+    Peer(MemberView),
+}
+
+/// The flows and settings of one moment.
+struct WhatIfLook<'a> {
+    admin: &'a Admin,
+    config: &'a Config,
+    /// keepalived's interval, from its file.
+    adverts: Option<Duration>,
+    flows: Vec<FlowView>,
+}
+
+/// Looks at every flow, and at keepalived's file.
+pub(super) fn answer(admin: &Admin, asked: &WhatIfRequest) -> Result<WhatIfReport, Refusal> {
+    let config = admin.config.load_full();
+    let subject = find(admin, &config, &asked.subject)?;
+    let flows = admin.table.flows.iter().collect();
+    let look = WhatIfLook { admin, config: &config, adverts: admin.control.advert_interval(), flows };
+    let restarts = asked.happens == Happening::Restarts;
+    match subject {
+        WhatIfSubject::Backend(entries) => Ok(look.of_backend(&entries, asked.happens)),
+        WhatIfSubject::AllBackends => Ok(look.of_all_backends(asked.happens)),
+        WhatIfSubject::ThisInstance | WhatIfSubject::Peer(_) if restarts => {
+            Err(Refusal::WhatIf(WhatIfFailed::InstanceRestarts { subject: asked.subject.clone() }))
+        }
+        WhatIfSubject::ThisInstance => Ok(look.of_this_instance()),
+        WhatIfSubject::Peer(peer) => Ok(look.of_peer(&peer)),
+    }
+}
+
+fn find(admin: &Admin, config: &Config, asked: &str) -> Result<WhatIfSubject, Refusal> {
+    let (instance_only, backend_only) = (asked.strip_prefix(INSTANCE), asked.strip_prefix(BACKEND));
+    let name = instance_only.or(backend_only).unwrap_or(asked);
+    if ALL_BACKENDS.contains(&name.to_lowercase().as_str()) && instance_only.is_none() {
+        return Ok(WhatIfSubject::AllBackends);
+    }
+    let members = admin.table.fleet.members();
+    let own = own_name(config);
+    let instance = match members.iter().find(|it| *it.name.0 == *name) {
+        Some(peer) => Some(WhatIfSubject::Peer(peer.clone())),
+        None => (THIS.contains(&name) || name == own || name == host_name()).then_some(WhatIfSubject::ThisInstance),
+    };
+    let backend = names::addresses(&admin.table.registry, &BackendName(name.to_owned()));
+    match (instance.filter(|_| backend_only.is_none()), backend) {
+        (Some(_), Ok(_)) if instance_only.is_none() => {
+            let matches = vec![format!("{INSTANCE}{name}"), format!("{BACKEND}{name}")];
+            Err(Refusal::WhatIf(WhatIfFailed::Ambiguous { asked: asked.to_owned(), matches }))
+        }
+        (Some(instance), _) => Ok(instance),
+        (None, Ok(entries)) if instance_only.is_none() => Ok(WhatIfSubject::Backend(entries)),
+        (None, Err(refusal @ Refusal::AmbiguousBackend { .. })) if instance_only.is_none() => Err(refusal),
+        (None, _) => {
+            let present = admin.table.registry.backends().into_iter().filter(|it| !it.is_former());
+            let backends = present.map(|it| format!("{}/{}", it.frontend.name, it.name));
+            let instances = std::iter::once(own).chain(members.iter().map(|it| it.name.to_string()));
+            let allowed = instances.chain(backends).chain([ALL_BACKENDS[0].to_owned()]).collect();
+            Err(Refusal::WhatIf(WhatIfFailed::Unknown { asked: asked.to_owned(), allowed }))
+        }
+    }
+}
+
+impl WhatIfLook<'_> {
+    fn of_backend(&self, entries: &[Arc<BackendEntry>], happens: Happening) -> WhatIfReport {
+        let ids: HashSet<_> = entries.iter().map(|entry| entry.id).collect();
+        let current = &entries[0];
+        let (of_it, others): (Vec<&FlowView>, Vec<&FlowView>) =
+            self.flows.iter().partition(|flow| flow.backend.is_some_and(|id| ids.contains(&id)));
+        let spare = takers(&self.admin.table.registry, current);
+        let served = of_it.iter().filter(|flow| flow.state.is_served()).count() as u64;
+        let flows = BackendFlows { served, connecting: of_it.len() as u64 - served };
+        let fates = FlowFates::of_lost_backend(flows, others.len() as u64, !spare.is_empty());
+        let faults: &[BudgetFault] = match happens {
+            Happening::Dies => {
+                &[BudgetFault::ApiserverKilled, BudgetFault::ApiserverHung, BudgetFault::ApiserverSilent]
+            }
+            Happening::Restarts => &[BudgetFault::ApiserverKilled],
+        };
+        let cases = faults.iter().map(|fault| {
+            let gap = match spare.is_empty() {
+                true => ExpectedGap::Unknown(NO_OTHER.to_owned()),
+                false => self.gap(*fault, Some(&current.frontend.name)),
+            };
+            // A backend's own kernel closes each connection; Baton spreads its resets.
+            let resets_over_ms = if *fault == BudgetFault::ApiserverKilled { 0 } else { self.resets_over_ms(&of_it) };
+            WhatIfCase { fault: fault.label().to_owned(), fates, resets_over_ms, gap }
+        });
+        let mut notes = Vec::new();
+        if !spare.is_empty() {
+            let names: Vec<_> = spare.iter().map(|it| it.label().into_owned()).collect();
+            let draining = if spare[0].health().health_state == HealthState::Ready { "" } else { ", which only drain" };
+            notes.push(format!("Clients that are reset connect again to {}{draining}.", names.join(", ")));
+        }
+        notes.extend(self.peers_have_more());
+        let (frontend, backend) = current.full_name();
+        self.report(format!("{frontend}/{backend}"), happens, &of_it, cases.collect(), notes)
+    }
+
+    fn of_all_backends(&self, happens: Happening) -> WhatIfReport {
+        let all: Vec<_> = self.flows.iter().collect();
+        let backends: Vec<_> = self.admin.table.registry.backends();
+        let present = backends.iter().filter(|it| !it.is_former()).count();
+        let lost = BackendFlows { served: all.len() as u64, connecting: 0 };
+        let fates = FlowFates::of_lost_backend(lost, 0, false);
+        let mut notes = Vec::new();
+        let at_once = |gap| WhatIfCase {
+            fault: "all at once".to_owned(),
+            fates,
+            resets_over_ms: if happens == Happening::Dies { self.resets_over_ms(&all) } else { 0 },
+            gap,
+        };
+        let mut cases = Vec::new();
+        if happens == Happening::Restarts {
+            let of_one = |frontend: &str| {
+                let its = backends.iter().filter(|it| *it.frontend.name == *frontend && !it.is_former());
+                its.map(|it| all.iter().filter(|flow| flow.backend == Some(it.id)).count() as u64).collect::<Vec<_>>()
+            };
+            let by_frontend: Vec<_> = self.config.frontends.iter().map(|it| of_one(&it.name)).collect();
+            let again: u64 = by_frontend.iter().map(|flows| restarted_in_turn(flows).1).sum();
+            let gap = match by_frontend.iter().any(|flows| flows.len() < 2) {
+                true => ExpectedGap::Unknown("a frontend has one backend only: its restart decides".to_owned()),
+                false => self.gap(BudgetFault::ApiserverKilled, None),
+            };
+            cases.push(WhatIfCase { fault: "one after another".to_owned(), fates, resets_over_ms: 0, gap });
+            if again > 0 {
+                notes.push(format!(
+                    "One after another, about {} of the new connections end too: their apiserver restarts later.",
+                    again
+                ));
+            }
+            notes.push(
+                "An apiserver that fails /readyz before it stops (--shutdown-delay-duration) gets no new connections meanwhile."
+                    .to_owned(),
+            );
+        }
+        cases.push(at_once(ExpectedGap::Unknown(NO_OTHER.to_owned())));
+        notes.extend(self.peers_have_more());
+        self.report(format!("all {}", plural(present as u64, "backend")), happens, &all, cases, notes)
+    }
+
+    fn of_this_instance(&self) -> WhatIfReport {
+        let own: Vec<IpAddr> = netdev::addresses().unwrap_or_default().into_iter().map(|(_, ip)| ip).collect();
+        let here: HashSet<BackendId> = self.backends_at(&own);
+        let is_here = |flow: &FlowView| flow.stays_here || flow.backend.is_some_and(|id| here.contains(&id));
+        let mut counted = OwnFlows::default();
+        for flow in &self.flows {
+            match (flow.state, is_here(flow)) {
+                (FlowState::Offloaded, false) => counted.offloaded += 1,
+                (FlowState::Offloaded, true) => counted.offloaded_to_own += 1,
+                _ => counted.with_sockets += 1,
+            }
+        }
+        let members = self.admin.table.fleet.members();
+        let heirs: Vec<_> = members.iter().filter(|it| it.liveness == Liveness::Alive && it.told).collect();
+        let stacked = !here.is_empty();
+        let mut notes = match (&*heirs, members.is_empty()) {
+            ([], true) => vec!["There is no [peers]: no other instance knows these flows.".to_owned()],
+            ([], false) => vec!["No peer is alive and knows these flows: see baton peers.".to_owned()],
+            (heirs, _) => {
+                let names: Vec<_> = heirs.iter().map(|it| it.name.to_string()).collect();
+                vec![format!("{} would carry the offloaded flows on, without a reset.", names.join(" or "))]
+            }
+        };
+        let behind = heirs.iter().map(|it| it.behind).min().unwrap_or(0);
+        if behind > 0 {
+            notes.push(format!("{} have not been acknowledged yet.", plural(behind as u64, "change")));
+        }
+        if counted.offloaded_to_own > 0 {
+            let its = plural(counted.offloaded_to_own, "offloaded flow");
+            notes.push(format!("{its} end with their backend, which is on this host."));
+        }
+        let cases = self.of_instance(counted, !heirs.is_empty(), stacked);
+        let all = self.flows.iter().collect::<Vec<_>>();
+        self.report(own_name(self.config), Happening::Dies, &all, cases, notes)
+    }
+
+    /// As far as this instance knows it.
+    fn of_peer(&self, peer: &MemberView) -> WhatIfReport {
+        let (flows, offloaded) = (peer.flows as u64, peer.offloaded as u64);
+        let counted = OwnFlows { offloaded, with_sockets: flows - offloaded.min(flows), ..OwnFlows::default() };
+        let there = self.backends_at(&[peer.address.ip()]);
+        let mut notes = vec![format!("Counted are the flows of {} that this instance knows.", peer.name)];
+        if peer.liveness != Liveness::Alive || !peer.synced {
+            notes.push(format!(
+                "{} is {} by now, and not all its flows may be known here.",
+                peer.name,
+                peer.liveness.label()
+            ));
+        }
+        if !there.is_empty() {
+            let with_it = self.flows.iter().filter(|flow| flow.backend.is_some_and(|id| there.contains(&id))).count();
+            notes.push(format!(
+                "A backend is on the same host: {} of this instance end with it, and so do those of {} itself, which only its own baton what-if counts.",
+                plural(with_it as u64, "flow"),
+                peer.name
+            ));
+        }
+        let cases = self.of_instance(counted, peer.synced, !there.is_empty());
+        WhatIfReport {
+            subject: peer.name.to_string(),
+            happens: Happening::Dies,
+            flows,
+            of_subject: flows,
+            clients: None,
+            grace_period_ms: self.grace_period_ms(),
+            cases,
+            notes,
+        }
+    }
+
+    fn of_instance(&self, flows: OwnFlows, heir: bool, stacked: bool) -> Vec<WhatIfCase> {
+        let host = if stacked { BudgetFault::StackedHostDies } else { BudgetFault::HostDies };
+        let faults = [
+            (BudgetFault::InstanceKilled, FlowFates::of_killed_instance(flows)),
+            (host, FlowFates::of_lost_host(flows, heir)),
+        ];
+        let case = |(fault, fates): (BudgetFault, _)| WhatIfCase {
+            fault: fault.label().to_owned(),
+            fates,
+            resets_over_ms: 0,
+            gap: self.gap(fault, None),
+        };
+        faults.map(case).into()
+    }
+
+    fn report(
+        &self,
+        subject: String,
+        happens: Happening,
+        of_subject: &[&FlowView],
+        cases: Vec<WhatIfCase>,
+        notes: Vec<String>,
+    ) -> WhatIfReport {
+        let clients: HashSet<_> = of_subject.iter().map(|flow| flow.origin.client.ip()).collect();
+        WhatIfReport {
+            subject,
+            happens,
+            flows: self.flows.len() as u64,
+            of_subject: of_subject.len() as u64,
+            clients: Some(clients.len() as u64),
+            grace_period_ms: self.grace_period_ms(),
+            cases,
+            notes,
+        }
+    }
+
+    /// The longest of the frontends, or of `only`.
+    fn gap(&self, fault: BudgetFault, only: Option<&str>) -> ExpectedGap {
+        let frontends = self.config.frontends.iter().filter(|it| only.is_none_or(|only| *it.name == *only));
+        let mut longest = None;
+        for frontend in frontends {
+            let budget = FrontendBudget::new(self.config, frontend, self.adverts);
+            match budget.longest(fault) {
+                LongestGap::NoVip => return ExpectedGap::Unknown(NO_VIP.to_owned()),
+                LongestGap::Unknown => return ExpectedGap::Unknown(NO_MOVER.to_owned()),
+                LongestGap::Parts(parts) => {
+                    let setting = |part: &_| GapSetting {
+                        lasts_ms: lasts(&[*part]).as_millis() as u64,
+                        setting: budget.setting(*part),
+                    };
+                    let settings: Vec<_> = parts.iter().map(setting).collect();
+                    let total = lasts(&parts);
+                    if longest.as_ref().is_none_or(|(before, _)| total > *before) {
+                        longest = Some((total, settings));
+                    }
+                }
+            }
+        }
+        match longest {
+            Some((_, settings)) => ExpectedGap::Decided(settings),
+            None => ExpectedGap::Unknown(NOT_CONFIGURED.to_owned()),
+        }
+    }
+
+    fn backends_at(&self, hosts: &[IpAddr]) -> HashSet<BackendId> {
+        let backends = self.admin.table.registry.backends();
+        backends.iter().filter(|it| it.address().is_some_and(|at| hosts.contains(&at.ip()))).map(|it| it.id).collect()
+    }
+
+    fn peers_have_more(&self) -> Option<String> {
+        let members = self.admin.table.fleet.members();
+        let flows: usize = members.iter().map(|it| it.flows).sum();
+        (flows > 0).then(|| format!("The {} of this instance's peers are not counted.", plural(flows as u64, "flow")))
+    }
+
+    fn resets_over_ms(&self, flows: &[&FlowView]) -> u64 {
+        let mut by_worker = vec![0; self.admin.table.workers.len()];
+        flows.iter().for_each(|flow| by_worker[flow.worker] += 1);
+        pace(self.admin).lasts(&by_worker).as_millis() as u64
+    }
+
+    fn grace_period_ms(&self) -> u64 {
+        self.config.cluster.node_monitor_grace_period.as_millis() as u64
+    }
+}
+
+/// The other backends of its frontend that take new flows: those that are ready, or else those that drain.
+fn takers(registry: &Registry, lost: &BackendEntry) -> Vec<Arc<BackendEntry>> {
+    let is_other =
+        |it: &Arc<BackendEntry>| it.frontend.id == lost.frontend.id && it.name != lost.name && !it.is_former();
+    let others: Vec<_> = registry.backends().into_iter().filter(is_other).collect();
+    let of = |state| others.iter().filter(|it| it.health().health_state == state).cloned().collect::<Vec<_>>();
+    let ready = of(HealthState::Ready);
+    if ready.is_empty() { of(HealthState::Draining) } else { ready }
+}
+
+fn own_name(config: &Config) -> String {
+    config.name().map_or_else(host_name, ToString::to_string)
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+const INSTANCE: &str = "instance:";
+const BACKEND: &str = "backend:";
+const THIS: [&str; 4] = ["this", "this instance", "this host", "baton"];
+/// The first is that of errors.
+const ALL_BACKENDS: [&str; 7] =
+    ["apiservers", "all apiservers", "the apiservers", "backends", "all backends", "the backends", "all"];
+const NO_OTHER: &str = "no other backend serves: Baton resets new connections until one does";
+const NO_VIP: &str = "its clients are on its own host: no VIP moves";
+const NO_MOVER: &str = "it depends on how the VIP moves: set cluster.vrrp_advert_interval, or [vip]";
+const NOT_CONFIGURED: &str = "its frontend is no longer in the configuration";

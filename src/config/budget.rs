@@ -1,0 +1,87 @@
+//! The heartbeat budget of a frontend, by the timers of its file.
+
+use std::time::Duration;
+
+use super::{Backend, Config, Frontend, ProbeKind, Target, reset_after_silence};
+use crate::model::budget::{BudgetFault, BudgetMover, BudgetTimers, GapPart, Vrrp, gap_parts};
+use crate::model::duration::display;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FrontendBudget<'a> {
+    config: &'a Config,
+    frontend: &'a Frontend,
+    timers: BudgetTimers,
+}
+
+/// The longest time between two renewals.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LongestGap {
+    /// The fault moves a VIP, and the clients are on this host.
+    NoVip,
+    /// Baton does not know how the VIP moves.
+    Unknown,
+    Parts(Vec<GapPart>),
+}
+
+impl<'a> FrontendBudget<'a> {
+    /// `adverts`: what keepalived's file says, for a file of Baton's without an interval.
+    pub(crate) fn new(config: &'a Config, frontend: &'a Frontend, adverts: Option<Duration>) -> Self {
+        let track_time = config.cluster.vrrp_track_time;
+        let vrrp =
+            config.cluster.vrrp_advert_interval.or(adverts).map(|advert_interval| Vrrp { advert_interval, track_time });
+        let built_in = config.vip.as_ref().map(|_| BudgetMover::BuiltIn);
+        let timers = BudgetTimers {
+            lease_renew: config.cluster.lease_renew,
+            reset_after_silence: reset_after_silence(&frontend.health, config.process.reset_within),
+            probes_ask_the_process: frontend.health.kind != ProbeKind::Tcp,
+            mover: built_in.or(vrrp.map(BudgetMover::Keepalived)),
+        };
+        Self { config, frontend, timers }
+    }
+
+    pub(crate) fn longest(&self, fault: BudgetFault) -> LongestGap {
+        let has_no_vip = self.frontend.listen.iter().all(|at| at.socket_addr().ip().is_loopback());
+        match gap_parts(fault, &self.timers) {
+            _ if has_no_vip && fault.needs_the_vip() => LongestGap::NoVip,
+            None => LongestGap::Unknown,
+            Some(parts) => LongestGap::Parts(parts),
+        }
+    }
+
+    /// Whether a backend is on the host of an instance, as far as their addresses tell.
+    pub(crate) fn is_stacked(&self) -> bool {
+        let Some(fleet) = &self.config.peers else { return false };
+        let hosts: Vec<_> = fleet.peers.iter().map(|peer| peer.address.ip()).chain([fleet.listen.ip()]).collect();
+        let is_on_one = |backend: &Backend| matches!(&backend.address, Target::Address(at) if hosts.contains(&at.ip()));
+        self.frontend.backends.iter().any(is_on_one)
+    }
+
+    pub(crate) fn probes_ask_the_process(&self) -> bool {
+        self.timers.probes_ask_the_process
+    }
+
+    /// The setting that decides `part`, as it is written in the file.
+    pub(crate) fn setting(&self, part: GapPart) -> String {
+        let health = &self.frontend.health;
+        match part {
+            GapPart::LeaseRenew(every) => format!("cluster.lease_renew = {}", display(every)),
+            GapPart::ResetAfterSilence(_) => format!(
+                "[frontend.health] interval = {}, timeout = {}, reset_fall = {}, fast_interval = {}, and process.reset_within = {}",
+                display(health.interval),
+                display(health.timeout),
+                health.reset_fall,
+                display(health.fast_interval),
+                display(self.config.process.reset_within)
+            ),
+            GapPart::ClientPings(_) => {
+                "the client's own pings, as [frontend.health] kind = \"tcp\" tests only the kernel".to_owned()
+            }
+            GapPart::VipMoves(BudgetMover::BuiltIn, _) => "[vip], whose timers are fixed".to_owned(),
+            GapPart::VipMoves(BudgetMover::Keepalived(Vrrp { advert_interval, track_time }), _) => format!(
+                "keepalived: cluster.vrrp_advert_interval = {}, cluster.vrrp_track_time = {}",
+                display(advert_interval),
+                display(track_time)
+            ),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! `baton what-if` before a death, against what the death then does.
+
+use std::time::Duration;
+
+use super::*;
+
+fn what_if(baton: &Baton, words: &[&str]) -> Value {
+    let said = baton.order(&[&["--json", "what-if"], words].concat());
+    serde_json::from_str(&said).expect("JSON")
+}
+
+#[track_caller]
+fn case<'a>(report: &'a Value, fault: &str) -> &'a Value {
+    let cases = report["cases"].as_array().expect("a list");
+    cases.iter().find(|case| case["fault"] == fault).unwrap_or_else(|| panic!("no {fault:?} in {report}"))
+}
+
+fn fates(case: &Value) -> [u64; 4] {
+    ["kept", "moved", "reset", "waiting"].map(|key| case[key].as_u64().expect("a number"))
+}
+
+/// The part of the gap that the fault adds to a renewal's interval.
+fn until_told(case: &Value) -> Duration {
+    Duration::from_millis(case["gap"]["decided"][1]["lasts_ms"].as_u64().expect("a number"))
+}
+
+/// What a loaded machine may add to a time that Baton states.
+const LOADED: Duration = secs(3);
+
+/// With 12 offloaded flows and 5 proxied ones.
+fn with_flows_of_both_kinds(test: &str) -> Option<(Fleet, Vec<Conn>, Vec<Conn>)> {
+    let fleet = Fleet::new(test, 2, Flows::Offload, |config| {
+        let config = config.offload("after_round_trips", 4).offload("after", "1h");
+        config.vip("addresses", vec![format!("{VIP}/32")]).vip("interface", "eth0")
+    })?;
+    let fleet = fleet.with_holder_first();
+    let offloaded = fleet.offloaded_clients(12);
+    let proxied = fleet.clients(5);
+    fleet.wait_known(17, 12);
+    Some((fleet, offloaded, proxied))
+}
+
+#[test]
+fn what_if_says_which_flows_the_death_of_a_host_then_moves_and_resets() {
+    let test = "what_if_says_which_flows_the_death_of_a_host_then_moves_and_resets";
+    let Some((fleet, mut offloaded, mut proxied)) = with_flows_of_both_kinds(test) else { return };
+    let (owner, heir) = (fleet.owner(), fleet.heir());
+    let reports = [owner, heir].map(|asked| what_if(&asked.baton, &[owner.name, "dies"]));
+    for report in &reports {
+        assert_eq!(fates(case(report, "Baton's host gone")), [0, 12, 5, 0], "{report}");
+    }
+    let none = what_if(&owner.baton, &[heir.name, "dies"]);
+    assert_eq!(fates(case(&none, "Baton's host gone")), [0; 4], "the other has no flows: {none}");
+
+    let said = until_told(case(&reports[0], "Baton's host gone"));
+    let watch = Stopwatch::start();
+    owner.host.link_down();
+    all_reset(&mut proxied);
+    fleet.wait_served();
+    let took = watch.unstalled();
+    println!("what-if says {said:?} until the last client is served again; it was after {took:?}");
+    assert!(took < said + LOADED, "{took:?}");
+    offloaded.iter_mut().for_each(|conn| conn.echo(9, 2000));
+    heir.baton.wait_offloaded(12);
+}
+
+#[test]
+fn what_if_says_which_flows_a_killed_process_then_keeps_and_resets() {
+    let test = "what_if_says_which_flows_a_killed_process_then_keeps_and_resets";
+    let Some((fleet, mut offloaded, mut proxied)) = with_flows_of_both_kinds(test) else { return };
+    let owner = fleet.owner();
+    let report = what_if(&owner.baton, &["this", "is", "killed"]);
+    assert_eq!(fates(case(&report, "Baton killed")), [12, 0, 5, 0], "{report}");
+    owner.baton.process.kill();
+    proxied.iter_mut().for_each(|conn| assert_ne!(conn.end(LONG), End::Open));
+    offloaded.iter_mut().for_each(|conn| conn.echo(9, 2000));
+}
+
+#[test]
+fn what_if_says_which_flows_the_death_of_a_backend_then_resets_and_how_late() {
+    let Some(lab) = Lab::new("what_if_says_which_flows_the_death_of_a_backend_then_resets") else { return };
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&lab.config());
+    let mut conns: Vec<_> = (0..30).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    conns.iter_mut().for_each(|conn| conn.echo(1, 1000));
+    let report = what_if(&baton, &["b1", "dies"]);
+    let gone = case(&report, "apiserver's host gone");
+    assert_eq!((fates(gone), &report["clients"]), ([20, 0, 10, 0], &1.into()), "{report}");
+    let words = baton.order(&["what-if", "apiserver/b1", "goes down"]);
+    assert!(words.contains("10 of 30 flows, of 1 client") && words.contains("connect again to b2, b3"), "{words}");
+
+    let (mut dead, mut alive): (Vec<_>, Vec<_>) = conns.into_iter().partition(|conn| baton.serving(conn) == "b1");
+    lab.b1.link_down();
+    let took = {
+        let watch = Stopwatch::start();
+        all_reset(&mut dead);
+        watch.unstalled()
+    };
+    println!("what-if says {:?} until the last RST; it came after {took:?}", until_told(gone));
+    assert!(took < until_told(gone) + LOADED, "{took:?}");
+    baton.wait_ended("backend_ejected", 10);
+    alive.iter_mut().for_each(|conn| conn.echo(2, 1000));
+    lab.b1.link_up();
+    drop((dead, alive));
+    baton.rests();
+}

@@ -338,8 +338,13 @@ impl Bound {
     fn new(parts: Parts, http: Option<SocketAddr>, socket: PathBuf) -> Self {
         let Parts { core, rebalance_orders, reloader, doors, upgrader, admin, metrics, .. } = parts;
         let (table, ports) = (core.table.clone(), core.ports.clone());
-        let parts =
-            FlowLogParts { ended: ports.part(), registry: table.part(), journal: table.part(), census: table.part() };
+        let parts = FlowLogParts {
+            ended: ports.part(),
+            registry: table.part(),
+            names: table.part(),
+            journal: table.part(),
+            census: table.part(),
+        };
         let flow_log = Tasks::default();
         let config = core.config.clone();
         flow_log.spawn_with("flow log", |ended| flow_log::run(parts, config, ended.cancelled_owned()));

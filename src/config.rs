@@ -20,6 +20,7 @@ mod frontend;
 mod health;
 mod kind;
 mod load;
+mod names;
 mod offload;
 mod peers;
 mod process;
@@ -41,6 +42,8 @@ pub(crate) use foreign::{HAPROXY, KEEPALIVED, program_of};
 pub use frontend::by_default as frontend_by_default;
 pub(crate) use health::reset_after_silence;
 pub use load::{by_default, check, load, parse};
+pub use names::NamesSettings;
+pub(crate) use names::read_names;
 pub use process::Group;
 pub(crate) use process::read_socket;
 pub use recorder::RecorderSettings;
@@ -67,6 +70,7 @@ pub struct Config {
     pub process: Process,
     pub log: Log,
     pub recorder: RecorderSettings,
+    pub names: NamesSettings,
     pub offload: OffloadSettings,
     pub cluster: Cluster,
     pub instance: Instance,
@@ -148,18 +152,6 @@ pub struct Cluster {
     pub vrrp_advert_interval: Option<Duration>,
     /// Time from an instance's silence to the failure of keepalived's track_script: its (interval + timeout) × fall.
     pub vrrp_track_time: Duration,
-}
-
-impl Default for Cluster {
-    fn default() -> Self {
-        Self {
-            node_monitor_grace_period: Duration::from_secs(40),
-            lease_renew: Duration::from_secs(10),
-            vrrp_advert_interval: None,
-            // As deploy/keepalived has them.
-            vrrp_track_time: Duration::from_secs(3),
-        }
-    }
 }
 
 /// `[instance]`: this instance's identity in a fleet.

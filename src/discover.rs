@@ -10,6 +10,7 @@ mod cache;
 mod dns;
 mod file;
 mod kubernetes;
+pub(crate) mod names;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,8 +22,12 @@ pub(crate) use cache::write as write_cache;
 use crate::config::{Config, Discover, DiscoverSource, read_list};
 use crate::essential::{Tasks, aside};
 use crate::model::discover::{AddressSet, valid};
+use crate::model::names::NameMap;
 use crate::part::Part;
 use crate::table::backend::Registry;
+use crate::table::journal::Journal;
+use crate::table::names::{ClientNames, NameSource};
+use names::NameFollower;
 
 /// The result of one look at a frontend's source.
 #[derive(Debug)]
@@ -55,9 +60,18 @@ impl LookSender {
     }
 }
 
+/// The parts of the table that discovery may touch.
+#[derive(Clone, Debug)]
+pub(crate) struct DiscoverParts {
+    /// To find an apiserver to ask.
+    pub registry: Part<Registry>,
+    pub names: Part<ClientNames>,
+    pub journal: Part<Journal>,
+}
+
 /// Looks at the source of each frontend of `config`, now and after each reload, until it is dropped.
 pub(crate) async fn run(
-    registry: Part<Registry>,
+    parts: DiscoverParts,
     mut config: watch::Receiver<Arc<Config>>,
     looks: mpsc::Sender<SourceLook>,
 ) {
@@ -66,14 +80,26 @@ pub(crate) async fn run(
         let now = config.borrow_and_update().clone();
         let sources = now.frontends.iter().filter_map(|it| Some((&it.name, &it.discover.as_ref()?.source)));
         let sources: HashMap<_, _> = sources.collect();
-        running.retain(|name, (source, _)| sources.get(name).is_some_and(|wanted| *wanted == source));
+        running.retain(|name, (source, _)| {
+            let stays = sources.get(name).is_some_and(|wanted| *wanted == source);
+            if !stays {
+                parts.names.set(NameSource::Nodes(name.clone()), NameMap::new());
+            }
+            stays
+        });
         for (name, source) in sources {
             if running.contains_key(name) {
                 continue;
             }
             let sender = LookSender { frontend: name.clone(), source: source.label(), looks: looks.clone() };
             let tasks = Tasks::default();
-            tasks.spawn("discovery", follow(source.clone(), registry.clone(), sender));
+            if let DiscoverSource::Kubernetes(source) = source {
+                let DiscoverParts { registry, names, journal } = parts.clone();
+                let follower = NameFollower::new(names, journal, NameSource::Nodes(name.clone()));
+                let nodes = kubernetes::follow_nodes(source.clone(), registry, name.clone(), follower);
+                tasks.spawn("names of nodes", nodes);
+            }
+            tasks.spawn("discovery", follow(source.clone(), parts.registry.clone(), sender));
             running.insert(name.clone(), (source.clone(), tasks));
         }
         if config.changed().await.is_err() {

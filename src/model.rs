@@ -19,6 +19,7 @@ pub(crate) mod humane;
 pub mod ids;
 pub(crate) mod keepalived;
 pub(crate) mod moment;
+pub mod names;
 pub mod neighbour;
 pub(crate) mod offload;
 pub(crate) mod pacing;

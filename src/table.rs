@@ -11,6 +11,7 @@ pub(crate) mod fleet;
 pub mod flow_transfer;
 pub mod flows;
 pub mod journal;
+pub mod names;
 pub mod offload;
 pub(crate) mod other_process;
 pub mod recorder;
@@ -32,6 +33,7 @@ use count::Tally;
 use fleet::{FleetCensus, FleetView};
 use flows::FlowTable;
 use journal::Journal;
+use names::ClientNames;
 use offload::OffloadCensus;
 use recorder::RecorderCensus;
 use worker::WorkerState;
@@ -46,6 +48,8 @@ pub struct Table {
     pub offload: OffloadCensus,
     pub fleet: FleetView,
     pub journal: Journal,
+    /// For lists and events.
+    pub names: ClientNames,
     pub beats: LoopBeats,
     pub flow_log: FlowLogCensus,
     pub recorder: RecorderCensus,
@@ -69,6 +73,7 @@ impl Table {
             offload: OffloadCensus::default(),
             fleet: FleetView::default(),
             journal: Journal::default(),
+            names: ClientNames::default(),
             beats: LoopBeats::default(),
             flow_log: FlowLogCensus::default(),
             recorder: RecorderCensus::default(),
@@ -100,6 +105,7 @@ parts! {
     FleetView => table.fleet;
     FleetCensus => table.fleet.census;
     Journal => table.journal;
+    ClientNames => table.names;
     LoopBeats => table.beats;
     FlowLogCensus => table.flow_log;
     RecorderCensus => table.recorder;

@@ -12,6 +12,7 @@ use crate::ports::ended::{EndedFlow, EndedFlows};
 use crate::sys::clock::now_ns;
 use crate::table::backend::Registry;
 use crate::table::journal::{Journal, What};
+use crate::table::names::ClientNames;
 use crate::table::{FlowLogCensus, Part};
 
 /// The parts of the table that the flow log may touch.
@@ -21,6 +22,7 @@ pub(crate) struct FlowLogParts {
     pub ended: Part<EndedFlows>,
     /// To find their names.
     pub registry: Part<Registry>,
+    pub names: Part<ClientNames>,
     pub journal: Part<Journal>,
     pub census: Part<FlowLogCensus>,
 }
@@ -108,6 +110,7 @@ impl FlowLogWriter {
             backend,
             backend_address: flow.backend_addr,
             client: flow.origin.client.socket_addr(),
+            node: self.table.names.of(flow.origin.client.ip()).map(|name| name.to_string()),
             reason: flow.reason,
             duration_ms,
             connect_us: flow.connect_us,
@@ -170,8 +173,8 @@ mod tests {
         let (table, ports) = (Table::new(1), AllPorts::new(1).unwrap());
         let frontend = table.registry.frontend(&"apiserver".into());
         let backend = table.registry.backend(&frontend, &"cp1".into()).id;
-        let (registry, journal, census) = (table.part(), table.part(), table.part());
-        (FlowLogParts { ended: ports.part(), registry, journal, census }, backend)
+        let (registry, names, journal, census) = (table.part(), table.part(), table.part(), table.part());
+        (FlowLogParts { ended: ports.part(), registry, names, journal, census }, backend)
     }
 
     fn end(table: &FlowLogParts, backend: BackendId, reason: EndReason) {
@@ -277,6 +280,7 @@ mod tests {
             },
             log: log(FlowLog::Off, 1),
             recorder: Default::default(),
+            names: Default::default(),
             offload: crate::config::OffloadSettings::default(),
             cluster: crate::config::Cluster::default(),
             instance: Default::default(),

@@ -162,6 +162,9 @@ pub struct FlowRow {
     /// `None`: not picked yet.
     pub backend: Option<String>,
     pub client: SocketAddr,
+    /// The name of its address, if one is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
     pub vip: SocketAddr,
     pub state: FlowState,
     /// Whether it has an order to end, and waits for its time.
@@ -213,6 +216,9 @@ pub struct KillCheck {
     pub flows: u64,
     /// Number of addresses that these come from.
     pub clients: u64,
+    /// Number of names of these. `None`: not each has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<u64>,
     /// Time until the last of them has had its turn; 0: all at once.
     pub over_ms: u64,
 }

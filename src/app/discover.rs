@@ -11,7 +11,7 @@ use super::Core;
 use super::reload::Reloader;
 use crate::addr::BackendAddr;
 use crate::config::{Config, Discover};
-use crate::discover::{self, SourceLook};
+use crate::discover::{self, DiscoverParts, SourceLook};
 use crate::drain::LifePhase;
 use crate::essential::{Tasks, aside};
 use crate::metrics::{FrontendLabels, Metrics};
@@ -85,7 +85,10 @@ fn discovering(config: &Config) -> impl Iterator<Item = (&Arc<str>, &Discover)> 
 pub(super) async fn run(core: Arc<Core>, reloader: Arc<Reloader>, metrics: Arc<Metrics>) {
     let (sender, mut looks) = mpsc::channel(LOOKS_MAX);
     let tasks = Tasks::default();
-    tasks.spawn("discovery", discover::run(core.table.part(), core.latest.subscribe(), sender));
+    let parts = DiscoverParts { registry: core.table.part(), names: core.table.part(), journal: core.table.part() };
+    let clients = discover::names::run(core.table.part(), core.table.part(), core.latest.subscribe());
+    tasks.spawn("names", clients);
+    tasks.spawn("discovery", discover::run(parts, core.latest.subscribe(), sender));
     let (mut phase, mut config) = (core.drain.watch(), core.latest.subscribe());
     let mut follower = LookFollower { core, metrics, written: HashMap::new(), shown: Vec::new() };
     let mut is_behind = false;

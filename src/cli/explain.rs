@@ -17,6 +17,7 @@ use crate::admin::protocol::{Command, FlowFilter, FlowRow, Listed};
 use crate::model::humane::duration_ms;
 use crate::model::ids::FlowId;
 use crate::model::moment;
+use crate::model::names::named;
 use crate::sys::clock::unix_ns;
 use story::{Figures, Story};
 
@@ -99,11 +100,12 @@ fn living(arguments: &ExplainArguments, socket: Option<&Path>, config: Option<&P
         if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     socket::connect(&path).ok()?.list::<FlowRow, Listed>(&Command::Flows(FlowFilter::default()), take).ok()?;
-    let FlowRow { id, frontend, backend, client, state, ending, age_ms, idle_ms, stays, .. } = found?;
+    let FlowRow { id, frontend, backend, client, node, state, ending, age_ms, idle_ms, stays, .. } = found?;
     let backend = backend.as_deref().unwrap_or("no backend yet");
     let (age, idle) = (duration_ms(age_ms), duration_ms(idle_ms));
     let mut sentences = vec![format!(
-        "Flow {id} of {client} to {frontend}/{backend} goes on: it is {}, began {age} ago, and moved its last byte {idle} ago.",
+        "Flow {id} of {} to {frontend}/{backend} goes on: it is {}, began {age} ago, and moved its last byte {idle} ago.",
+        named(client, node.as_deref()),
         state.label()
     )];
     sentences.extend(stays.map(|why| format!("It stays proxied: {why}.")));

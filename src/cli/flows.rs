@@ -80,6 +80,7 @@ fn in_words(rows: &[FlowRow], more: u64, output: &Output) -> String {
         ("FLOW", Right),
         ("STATE", Left),
         ("CLIENT", Left),
+        ("NODE", Left),
         ("FRONTEND", Left),
         ("VIP", Left),
         ("BACKEND", Left),
@@ -90,7 +91,7 @@ fn in_words(rows: &[FlowRow], more: u64, output: &Output) -> String {
         ("CONNECT", Right),
         ("STAYS", Left),
     ])
-    .spare(&["CONNECT", "FRONTEND", "TO CLIENT", "TO BACKEND", "VIP", "STAYS", "AGE"]);
+    .spare(&["CONNECT", "FRONTEND", "TO CLIENT", "TO BACKEND", "VIP", "STAYS", "NODE", "AGE"]);
     for row in rows {
         let weight = match row.state {
             _ if row.ending => Weight::Bad,
@@ -102,6 +103,7 @@ fn in_words(rows: &[FlowRow], more: u64, output: &Output) -> String {
             row.id.to_string().into(),
             Cell::painted(weight, state),
             row.client.to_string().into(),
+            row.node.as_deref().unwrap_or("-").into(),
             row.frontend.as_str().into(),
             row.vip.to_string().into(),
             row.backend.as_deref().unwrap_or("-").into(),

@@ -76,9 +76,10 @@ pub(super) fn reach(check: &KillCheck) -> String {
     }
 }
 
-/// `212 flows, 41 clients`.
+/// `212 flows, 41 nodes`, or `212 flows, 41 clients` if one has no name.
 pub(super) fn number(check: &KillCheck) -> String {
-    format!("{}, {}", plural(check.flows, "flow"), plural(check.clients, "client"))
+    let clients = check.nodes.map_or_else(|| plural(check.clients, "client"), |nodes| plural(nodes, "node"));
+    format!("{}, {clients}", plural(check.flows, "flow"))
 }
 
 pub(super) fn in_words(report: &KillReport) -> String {

@@ -7,6 +7,18 @@ use super::kind::{OneOf, Time, time};
 use super::section::Section;
 use crate::model::duration::display;
 
+impl Default for Cluster {
+    fn default() -> Self {
+        Self {
+            node_monitor_grace_period: Duration::from_secs(40),
+            lease_renew: Duration::from_secs(10),
+            vrrp_advert_interval: None,
+            // As deploy/keepalived has them.
+            vrrp_track_time: Duration::from_secs(3),
+        }
+    }
+}
+
 pub(super) fn read(section: &Section) -> Cluster {
     let profile = section.read_or("profile", &PROFILE, Cluster::default().node_monitor_grace_period);
     let grace = section.read_or("node_monitor_grace_period", &SECONDS, profile.value);

@@ -10,7 +10,7 @@ use super::document::Document;
 use super::section::{Element, Section};
 use super::{
     Admin, Config, Diagnostic, FileFault, Frontend, Loaded, Rejected, Severity, Target, cluster, failover, file,
-    frontend, offload, peers, process, recorder, vip,
+    frontend, names, offload, peers, process, recorder, vip,
 };
 use crate::addr::VipAddr;
 
@@ -64,6 +64,7 @@ fn read(document: &Document) -> Option<Config> {
     let process = process::process(&root.table("process"));
     let log = process::log(&root.table("log"));
     let recorder = recorder::read(&root.table("recorder"));
+    let clients = names::read(&root.table("names"));
     let offload = offload::read(&root.table("offload"), process.max_connections);
     let cluster = cluster::read(&root.table("cluster"));
     let failover = failover::read(&root.table("failover"), root.has("peers"));
@@ -93,7 +94,20 @@ fn read(document: &Document) -> Option<Config> {
     }
     let vip = vip::read(&root.table("vip"), peers.as_ref(), &listen, &frontends);
     root.refuse_unknown_keys();
-    Some(Config { admin, process, log, recorder, offload, cluster, instance, peers, failover, vip, frontends })
+    Some(Config {
+        admin,
+        process,
+        log,
+        recorder,
+        names: clients,
+        offload,
+        cluster,
+        instance,
+        peers,
+        failover,
+        vip,
+        frontends,
+    })
 }
 
 /// An address serves once. A wildcard and a specific address of one port are two: the kernel prefers the specific.

@@ -104,6 +104,13 @@ struct EndedRecord<'r> {
     error: Option<&'r str>,
 }
 
+/// What follows an [`EndedRecord`] in its record. Earlier versions wrote nothing there, and pass over it.
+#[derive(Default, Serialize, Deserialize)]
+struct EndedMore<'r> {
+    #[serde(borrow)]
+    node: Option<&'r str>,
+}
+
 /// The kinds of records, as files have them.
 const OWNER: u8 = 1;
 const EVENT: u8 = 2;
@@ -118,6 +125,7 @@ pub(super) fn append_event(file: &mut Vec<u8>, event: &Event) -> bool {
         backend,
         backend_address,
         client,
+        node,
         reason,
         duration_ms,
         connect_us,
@@ -143,7 +151,8 @@ pub(super) fn append_event(file: &mut Vec<u8>, event: &Event) -> bool {
         bytes_to_client: *bytes_to_client,
         error: error.as_deref(),
     };
-    append(file, FLOW, &postcard::to_stdvec(&record).expect("a record is plain data"))
+    let more = EndedMore { node: node.as_deref() };
+    append(file, FLOW, &postcard::to_stdvec(&(record, more)).expect("a record is plain data"))
 }
 
 /// Adds a record of `sample`, unless it is too long: with thousands of backends.
@@ -163,19 +172,22 @@ pub(super) fn parse(kind: u8, body: &[u8]) -> Option<Recorded> {
     match kind {
         OWNER => serde_json::from_slice(body).ok().map(Recorded::Owner),
         EVENT => serde_json::from_slice(body).ok().map(Recorded::Event),
-        FLOW => postcard::from_bytes(body).ok().and_then(event_of).map(Recorded::Event),
+        FLOW => ended(body).map(Recorded::Event),
         SAMPLE => postcard::from_bytes(body).ok().map(Recorded::Sample),
         _ => None,
     }
 }
 
-fn event_of(record: EndedRecord<'_>) -> Option<Event> {
+fn ended(body: &[u8]) -> Option<Event> {
+    let (record, more) = postcard::take_from_bytes::<EndedRecord<'_>>(body).ok()?;
+    let more = if more.is_empty() { EndedMore::default() } else { postcard::from_bytes(more).ok()? };
     let what = What::FlowEnded {
         flow: record.flow,
         frontend: record.frontend.to_owned(),
         backend: record.backend.map(str::to_owned),
         backend_address: record.backend_address,
         client: record.client,
+        node: more.node.map(str::to_owned),
         reason: *EndReason::ALL.iter().find(|reason| reason.label() == record.reason)?,
         duration_ms: record.duration_ms,
         connect_us: record.connect_us,
@@ -253,5 +265,42 @@ impl RecordedSample {
             }
         });
         Self { at_unix_ms, frontends: frontends.collect(), backends: backends.collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recorder::tests::ended as ended_flow;
+
+    /// Regression: a host that was upgraded, and one that went back, read the other version's files.
+    #[test]
+    fn ends_of_flows_are_read_without_what_another_version_did_not_write_or_does_not_know() {
+        let event = Event { number: 7, at_unix_ms: 8, what: ended_flow(9) };
+        let mut file = Vec::new();
+        assert!(append_event(&mut file, &event));
+        let What::FlowEnded { frontend, client, reason, .. } = &event.what else { unreachable!() };
+        let record = EndedRecord {
+            number: 7,
+            at_unix_ms: 8,
+            flow: FlowId(9),
+            frontend,
+            backend: None,
+            backend_address: None,
+            client: *client,
+            reason: reason.label(),
+            duration_ms: 5,
+            connect_us: 0,
+            bytes_to_backend: 0,
+            bytes_to_client: 0,
+            error: None,
+        };
+        let before = postcard::to_stdvec(&record).unwrap();
+        let Some(Recorded::Event(read)) = parse(FLOW, &before) else { panic!("not read") };
+        assert!(matches!(read.what, What::FlowEnded { node: None, flow: FlowId(9), .. }), "{read:?}");
+        let now = postcard::to_stdvec(&(record, EndedMore { node: Some("worker-7") })).unwrap();
+        assert!(postcard::from_bytes::<EndedRecord<'_>>(&now).is_ok(), "an earlier version reads it");
+        let Some(Recorded::Event(read)) = parse(FLOW, &now) else { panic!("not read") };
+        assert!(matches!(&read.what, What::FlowEnded { node: Some(node), .. } if node == "worker-7"), "{read:?}");
     }
 }

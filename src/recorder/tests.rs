@@ -36,13 +36,14 @@ fn recorder(directory: &Path) -> (Recorder, RecorderParts, watch::Sender<Arc<Con
     (Recorder::new(parts.clone(), sender.subscribe()), parts, sender)
 }
 
-fn ended(flow: u64) -> What {
+pub(super) fn ended(flow: u64) -> What {
     What::FlowEnded {
         flow: FlowId(flow),
         frontend: "apiserver".to_owned(),
         backend: Some("cp1".to_owned()),
         backend_address: Some("10.0.0.11:6443".parse().unwrap()),
         client: "[2001:db8::7]:1234".parse().unwrap(),
+        node: Some("worker-7".to_owned()),
         reason: EndReason::BackendEjected,
         duration_ms: 5,
         connect_us: 300,

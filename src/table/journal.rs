@@ -310,6 +310,17 @@ pub enum What {
     EvacuationCancelled {
         why: Option<String>,
     },
+    /// A source of clients' names has no valid ones: the last ones stay.
+    NamesFailed {
+        source: String,
+        error: String,
+        kept: usize,
+    },
+    /// The source has valid ones again.
+    NamesRecovered {
+        source: String,
+        names: usize,
+    },
     /// The recorder writes nothing until this is over.
     RecorderFailed {
         directory: String,
@@ -326,6 +337,9 @@ pub enum What {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         backend_address: Option<SocketAddr>,
         client: SocketAddr,
+        /// The name of the client's address at that time.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        node: Option<String>,
         reason: EndReason,
         duration_ms: u64,
         connect_us: u64,

@@ -152,11 +152,14 @@ async fn the_reach_of_a_kill_is_told_and_nothing_is_ended() {
     let check = async |target| ask::<KillCheck>(&instance, Command::CheckKill { target }).await;
     // The pace at the defaults spreads the resets of one order over 250 ms.
     for (target, expected) in [
-        (KillTarget::Flow(rows[0].id), KillCheck { flows: 1, clients: 1, over_ms: 0 }),
-        (KillTarget::Backend(name("cp1")), KillCheck { flows: 6, clients: 6, over_ms: 250 }),
-        (KillTarget::Client("192.0.2.10/32".parse().unwrap()), KillCheck { flows: 1, clients: 1, over_ms: 250 }),
-        (KillTarget::Backend(name("cp3")), KillCheck { flows: 0, clients: 0, over_ms: 0 }),
-        (KillTarget::All, KillCheck { flows: 10, clients: 10, over_ms: 250 }),
+        (KillTarget::Flow(rows[0].id), KillCheck { flows: 1, clients: 1, nodes: None, over_ms: 0 }),
+        (KillTarget::Backend(name("cp1")), KillCheck { flows: 6, clients: 6, nodes: None, over_ms: 250 }),
+        (
+            KillTarget::Client("192.0.2.10/32".parse().unwrap()),
+            KillCheck { flows: 1, clients: 1, nodes: None, over_ms: 250 },
+        ),
+        (KillTarget::Backend(name("cp3")), KillCheck { flows: 0, clients: 0, nodes: None, over_ms: 0 }),
+        (KillTarget::All, KillCheck { flows: 10, clients: 10, nodes: None, over_ms: 250 }),
     ] {
         assert_eq!(check(target.clone()).await.unwrap(), expected, "{target:?}");
     }

@@ -43,7 +43,10 @@ const CHECK: &str = "src/cli/check the_budget_is_computed_from_the_files_own_tim
 
 const RECORDER: &str = "src/recorder/tests another_directory_and_size_of_a_reload_count_at_once";
 
-const PROOFS: [(&str, &str); 35] = [
+const NAMES: &str = "tests/net/names a_file_names_clients_in_lists_and_events_and_is_followed";
+
+const PROOFS: [(&str, &str); 36] = [
+    (NAMES, "names.file"),
     (RECORDER, "recorder.directory recorder.size_mb"),
     (DNS, "frontend.discover.name frontend.discover.record frontend.discover.port frontend.discover.servers"),
     (

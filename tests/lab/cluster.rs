@@ -47,6 +47,10 @@ struct ClusterState {
     garbage: Option<String>,
     token: Option<String>,
     wants_certificate: bool,
+    /// Name and address. `None`: nobody may list them.
+    nodes: Option<Vec<(String, Ipv4Addr)>>,
+    node_log: Vec<(u64, Value)>,
+    node_lists: usize,
     lists: HashMap<Ipv4Addr, usize>,
     watches: HashMap<Ipv4Addr, usize>,
 }
@@ -82,6 +86,26 @@ impl Cluster {
     /// The slice has these endpoints from now on; whoever watches gets MODIFIED.
     pub fn set(&self, hosts: &[&Host]) {
         self.change("MODIFIED", hosts);
+    }
+
+    /// From now on these nodes can be listed and watched.
+    pub fn set_nodes(&self, nodes: &[(&str, Ipv4Addr)]) {
+        let mut state = self.state();
+        let all: Vec<_> = nodes.iter().map(|(name, ip)| ((*name).to_owned(), *ip)).collect();
+        for (name, ip) in &all {
+            state.version += 1;
+            let event = json!({"type": "MODIFIED", "object": node(state.version, name, *ip)});
+            let version = state.version;
+            state.node_log.push((version, event));
+        }
+        state.nodes = Some(all);
+        let version = state.version;
+        self.changed.send_modify(|it| it.0 = version);
+    }
+
+    /// Lists of nodes that were asked for, page by page, refused ones included.
+    pub fn node_lists(&self) -> usize {
+        self.state().node_lists
     }
 
     /// The slice is gone, as after a mistake of an operator.
@@ -232,6 +256,9 @@ impl Cluster {
         if !has_token || wants_certificate && !has_certificate {
             return refuse(stream, 401, "Unauthorized", "Unauthorized").await;
         }
+        if path == "/api/v1/nodes" {
+            return self.answer_nodes(stream, &query).await;
+        }
         if path != "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
             || query.get("labelSelector") != Some(&"kubernetes.io%2Fservice-name%3Dkubernetes")
         {
@@ -240,7 +267,7 @@ impl Cluster {
         match query.get("watch") {
             Some(_) => {
                 *self.state().watches.entry(ip).or_default() += 1;
-                let done = self.watch(stream, &query).await;
+                let done = self.watch(stream, &query, |state| &state.log).await;
                 *self.state().watches.entry(ip).or_default() -= 1;
                 done
             }
@@ -263,7 +290,33 @@ impl Cluster {
         }
     }
 
-    async fn watch(&self, stream: &mut TlsStream<TcpStream>, query: &HashMap<&str, &str>) -> io::Result<()> {
+    /// A node a page.
+    async fn answer_nodes(&self, stream: &mut TlsStream<TcpStream>, query: &HashMap<&str, &str>) -> io::Result<()> {
+        let nodes = {
+            let mut state = self.state();
+            state.node_lists += usize::from(!query.contains_key("watch"));
+            state.nodes.clone().map(|nodes| (state.version, nodes))
+        };
+        let Some((version, nodes)) = nodes else { return refuse(stream, 403, "Forbidden", "nodes is forbidden").await };
+        if query.contains_key("watch") {
+            return self.watch(stream, query, |state| &state.node_log).await;
+        }
+        let page: usize = query.get("continue").and_then(|text| text.parse().ok()).unwrap_or(0);
+        let rest = if page + 1 < nodes.len() { (page + 1).to_string() } else { String::new() };
+        let items: Vec<_> = nodes.iter().skip(page).take(1).map(|(name, ip)| node(version, name, *ip)).collect();
+        let list = json!({
+            "kind": "NodeList", "apiVersion": "v1",
+            "metadata": {"resourceVersion": version.to_string(), "continue": rest}, "items": items
+        });
+        write(stream, "200 OK", &list.to_string()).await
+    }
+
+    async fn watch(
+        &self,
+        stream: &mut TlsStream<TcpStream>,
+        query: &HashMap<&str, &str>,
+        log: impl Fn(&ClusterState) -> &Vec<(u64, Value)>,
+    ) -> io::Result<()> {
         let number = |key: &str| query.get(key).and_then(|text| text.parse::<u64>().ok());
         let (Some(mut version), Some(limit_s)) = (number("resourceVersion"), number("timeoutSeconds")) else {
             return refuse(stream, 400, "BadRequest", "a watch from no version, or without a limit").await;
@@ -278,7 +331,7 @@ impl Cluster {
             changed.borrow_and_update();
             let (oldest, events) = {
                 let state = self.state();
-                let later = state.log.iter().filter(|(at, _)| *at > version).cloned();
+                let later = log(&state).iter().filter(|(at, _)| *at > version).cloned();
                 (state.oldest, later.collect::<Vec<_>>())
             };
             if version < oldest {
@@ -315,6 +368,14 @@ impl Drop for ApiServer {
             let _ = thread.join();
         }
     }
+}
+
+fn node(version: u64, name: &str, ip: Ipv4Addr) -> Value {
+    let addresses = [json!({"type": "InternalIP", "address": ip}), json!({"type": "Hostname", "address": name})];
+    json!({
+        "kind": "Node", "apiVersion": "v1", "metadata": {"name": name, "resourceVersion": version.to_string()},
+        "status": {"addresses": addresses, "capacity": {"cpu": "4"}}
+    })
 }
 
 fn slice(version: u64, ips: &[Ipv4Addr]) -> Value {

@@ -19,6 +19,7 @@ pub struct Config {
     peers: Table,
     failover: Table,
     vip: Table,
+    names: Table,
     frontend: Table,
     health: Table,
     backends: Vec<Table>,
@@ -39,6 +40,7 @@ impl Config {
             peers: Table::new(),
             failover: Table::new(),
             vip: Table::new(),
+            names: Table::new(),
             frontend: Table::new(),
             health: Table::new(),
             backends: Vec::new(),
@@ -66,6 +68,11 @@ impl Config {
     pub fn recording(self, directory: &Path) -> Self {
         let directory = directory.to_str().expect("UTF-8");
         Self { recorder: with(with(self.recorder, "size_mb", 8), "directory", directory), ..self }
+    }
+
+    pub fn names(self, file: &Path) -> Self {
+        let file = file.to_str().expect("UTF-8");
+        Self { names: with(self.names, "file", file), ..self }
     }
 
     pub fn offload(self, key: &str, value: impl Into<Value>) -> Self {
@@ -182,8 +189,13 @@ impl Config {
         file.insert("log".to_owned(), self.log.clone().into());
         file.insert("recorder".to_owned(), self.recorder.clone().into());
         file.insert("offload".to_owned(), self.path.clone().into());
-        let tables =
-            [("instance", &self.instance), ("peers", &self.peers), ("failover", &self.failover), ("vip", &self.vip)];
+        let tables = [
+            ("instance", &self.instance),
+            ("peers", &self.peers),
+            ("failover", &self.failover),
+            ("vip", &self.vip),
+            ("names", &self.names),
+        ];
         for (name, table) in tables {
             if !table.is_empty() {
                 file.insert(name.to_owned(), table.clone().into());

@@ -23,6 +23,7 @@ mod init;
 mod kubelets;
 mod laboratory;
 mod late_resets;
+mod names;
 mod offloaded;
 mod operator;
 mod preflight;

@@ -12,9 +12,11 @@ use crate::admin::Admin;
 use crate::admin::protocol::{FlowFilter, FlowRow, Listed, Refusal};
 use crate::admin::session::Replies;
 use crate::model::ids::{BackendId, FrontendId};
+use crate::model::names::NameMap;
 use crate::sys::clock::now_ns;
 use crate::table::backend::Registry;
 use crate::table::flows::{FlowState, FlowTable, FlowView};
+use crate::table::names::ClientNames;
 
 /// Flows looked at before other tasks of the control runtime have their turn: well under a millisecond.
 pub(super) const TURN: usize = 2048;
@@ -28,7 +30,7 @@ pub(super) async fn list(
         Ok(matcher) => matcher,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let names = Names::of(&admin.table.registry);
+    let names = Names::of(&admin.table.registry, &admin.table.names);
     let limit = filter.limit.unwrap_or(u64::MAX);
     let mut end = Listed { listed: 0, more: 0 };
     for (seen, flow) in admin.table.flows.iter().enumerate() {
@@ -97,17 +99,19 @@ impl Matcher {
     }
 }
 
-/// The names for the ids in flows.
+/// The names for the ids and clients in flows.
 struct Names {
     frontends: HashMap<FrontendId, Arc<str>>,
     backends: HashMap<BackendId, String>,
+    clients: Arc<NameMap>,
 }
 
 impl Names {
-    fn of(registry: &Registry) -> Self {
+    fn of(registry: &Registry, clients: &ClientNames) -> Self {
         Self {
             frontends: registry.frontends().iter().map(|entry| (entry.id, entry.name.clone())).collect(),
             backends: registry.backends().iter().map(|entry| (entry.id, entry.label().into_owned())).collect(),
+            clients: clients.all(),
         }
     }
 
@@ -122,6 +126,7 @@ impl Names {
                 None => format!("#{id}"),
             }),
             client: flow.origin.client.socket_addr(),
+            node: self.clients.get(&flow.origin.client.ip().to_canonical()).map(|name| name.to_string()),
             vip: flow.origin.vip.socket_addr(),
             state: flow.state,
             ending: flow.ending,

@@ -43,10 +43,14 @@ pub(super) async fn kill(admin: &Arc<Admin>, target: &KillTarget) -> Result<Valu
 /// The effects of [`kill`]; changes nothing.
 pub(super) async fn check(admin: &Arc<Admin>, target: &KillTarget) -> Result<Value, Refusal> {
     let table = &admin.table;
+    let nodes = |flows: &[FlowView]| {
+        let names: Option<HashSet<_>> = flows.iter().map(|flow| table.names.of(flow.origin.client.ip())).collect();
+        names.filter(|names| !names.is_empty()).map(|names| names.len() as u64)
+    };
     let many = match target {
         KillTarget::Flow(id) => {
-            find(&table.flows, *id).await.ok_or(Refusal::UnknownFlow { flow: *id })?;
-            return Ok(json(&KillCheck { flows: 1, clients: 1, over_ms: 0 }));
+            let flow = find(&table.flows, *id).await.ok_or(Refusal::UnknownFlow { flow: *id })?;
+            return Ok(json(&KillCheck { flows: 1, clients: 1, nodes: nodes(&[flow]), over_ms: 0 }));
         }
         KillTarget::Backend(name) => Many::of_backend(&table.registry, name)?,
         KillTarget::Client(network) => Many::of_client(*network),
@@ -57,7 +61,8 @@ pub(super) async fn check(admin: &Arc<Admin>, target: &KillTarget) -> Result<Val
     let mut by_worker = vec![0; table.workers.len()];
     flows.iter().for_each(|flow| by_worker[flow.worker] += 1);
     let over_ms = pace(admin).lasts(&by_worker).as_millis() as u64;
-    Ok(json(&KillCheck { flows: flows.len() as u64, clients: clients.len() as u64, over_ms }))
+    let (number, nodes) = (flows.len() as u64, nodes(&flows));
+    Ok(json(&KillCheck { flows: number, clients: clients.len() as u64, nodes, over_ms }))
 }
 
 /// The flows of a target that may have more than one: for the workers, and for the table.

@@ -12,6 +12,7 @@ use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::model::health::{Cause, HealthState};
 use crate::model::humane::{bytes, date_and_time, duration_ms, plural};
 use crate::model::ids::FlowId;
+use crate::model::names::named;
 use crate::model::weight::Weight;
 use crate::recorder::{FrontendSettings, Recorded, RecordedSample, Recording, TimedRecord};
 use crate::table::journal::{Event, What};
@@ -229,6 +230,7 @@ impl<'r> Story<'r> {
             frontend,
             backend,
             client,
+            node,
             reason,
             duration_ms: lasted_ms,
             bytes_to_backend,
@@ -248,7 +250,8 @@ impl<'r> Story<'r> {
         };
         let mut sentences = vec![
             format!(
-                "Flow {id} of {client} to {frontend}/{shown} ended at {} for the reason {}: {}",
+                "Flow {id} of {} to {frontend}/{shown} ended at {} for the reason {}: {}",
+                named(*client, node.as_deref()),
                 moment(event.at_unix_ms),
                 reason.label(),
                 reason.about().trim_end_matches('.')

@@ -78,13 +78,18 @@ mod tests {
 
     #[test]
     fn the_question_tells_how_many_clients_an_order_reaches() {
-        let check = KillCheck { flows: 212, clients: 41, over_ms: 250 };
-        let none = KillCheck { flows: 0, clients: 0, over_ms: 0 };
+        let check = KillCheck { flows: 212, clients: 41, nodes: None, over_ms: 250 };
+        let none = KillCheck { flows: 0, clients: 0, nodes: None, over_ms: 0 };
         let asked = |order: &KeyOrder, check| order.question(Some(check), " It is the only ready backend.");
         let (kill, name) = (KeyOrder::kill_backend("a/cp1"), || "a/cp1".to_owned());
         assert_eq!(
             asked(&kill, &check).unwrap(),
             "Kill the flows of a/cp1? 212 flows, 41 clients, resets over 250 ms."
+        );
+        let of_nodes = KillCheck { nodes: Some(41), clients: 42, ..check };
+        assert_eq!(
+            asked(&kill, &of_nodes).unwrap(),
+            "Kill the flows of a/cp1? 212 flows, 41 nodes, resets over 250 ms."
         );
         assert_eq!(asked(&kill, &none), None);
         assert_eq!(

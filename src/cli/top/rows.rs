@@ -1,7 +1,7 @@
 //! The table of flows: rates, order, filter and selection.
 
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::admin::protocol::FlowRow;
 use crate::model::ids::FlowId;
@@ -64,7 +64,7 @@ impl Column {
     fn compare(self, one: &Row, other: &Row) -> Ordering {
         let (a, b) = (&one.flow, &other.flow);
         match self {
-            Self::Client => a.client.cmp(&b.client),
+            Self::Client => (&a.node, a.client).cmp(&(&b.node, b.client)),
             Self::Backend => (&a.frontend, &a.backend).cmp(&(&b.frontend, &b.backend)),
             Self::Age => a.age_ms.cmp(&b.age_ms),
             Self::Idle => a.idle_ms.cmp(&b.idle_ms),
@@ -97,9 +97,10 @@ impl Row {
             return true;
         }
         let text = format!(
-            "{} {} {} {}/{} {} {} {}",
+            "{} {} {} {} {}/{} {} {} {}",
             it.id,
             it.client,
+            it.node.as_deref().unwrap_or(""),
             it.vip,
             it.frontend,
             it.backend.as_deref().unwrap_or("-"),
@@ -166,6 +167,12 @@ impl Rows {
         self.all = flows.into_iter().map(row).collect();
         self.at_ns = at_ns;
         self.arrange();
+    }
+
+    /// How many nodes have the shown flows. `None`: a client has no name.
+    pub(super) fn nodes(&self) -> Option<usize> {
+        let names = self.shown.iter().map(|place| self.all[*place].flow.node.as_deref());
+        names.collect::<Option<HashSet<_>>>().map(|names| names.len()).filter(|nodes| *nodes > 0)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -274,6 +281,7 @@ pub(super) mod tests {
             frontend: "apiserver".to_owned(),
             backend: Some(backend.to_owned()),
             client: format!("10.0.{}.{}:40000", number / 200, 1 + number % 200).parse().unwrap(),
+            node: None,
             vip: "10.0.0.100:6443".parse().unwrap(),
             state: FlowState::Offloaded,
             ending: false,
@@ -343,6 +351,18 @@ pub(super) mod tests {
         rows.set_filter(String::new());
         rows.set_of_backend(Some(("apiserver".to_owned(), "cp1".to_owned())));
         assert_eq!(ids(&mut rows, 9), [1]);
+    }
+
+    #[test]
+    fn a_flow_is_found_by_the_name_of_its_node_and_nodes_are_counted_if_each_client_has_a_name() {
+        let named = |number, node: &str| FlowRow { node: Some(node.to_owned()), ..flow(number, "cp1", 0) };
+        let mut rows = Rows::new(vec![named(1, "worker-7"), named(2, "worker-8"), named(3, "worker-7")], 1);
+        assert_eq!(rows.nodes(), Some(2));
+        rows.set_filter("WORKER-7".to_owned());
+        assert_eq!((ids(&mut rows, 9), rows.nodes()), (vec![1, 3], Some(1)));
+        rows.set_filter(String::new());
+        rows.renew(vec![named(1, "worker-7"), flow(4, "cp1", 0)], 2);
+        assert_eq!(rows.nodes(), None);
     }
 
     #[test]

@@ -192,7 +192,8 @@ fn backend_lines(board: &Board, width: u16, room: usize) -> Vec<Line<'static>> {
 
 fn flows_title(board: &Board) -> Line<'static> {
     let (shown, rows) = (board.rows.len() as u64, &board.rows);
-    let mut spans = vec![plural(shown, "flow").bold()];
+    let nodes = rows.nodes().map_or_else(String::new, |nodes| format!(", {}", plural(nodes as u64, "node")));
+    let mut spans = vec![(plural(shown, "flow") + &nodes).bold()];
     if let Some(backend) = rows.of_backend() {
         spans.push(format!(" of {backend}").into());
     }
@@ -233,7 +234,10 @@ fn flow_lines(board: &mut Board, width: u16, room: usize) -> Vec<Line<'static>> 
         };
         let backend = it.backend.as_deref().unwrap_or("-");
         grid.row([
-            it.client.to_string().into(),
+            it.node
+                .as_ref()
+                .map_or_else(|| it.client.to_string(), |node| format!("{node}:{}", it.client.port()))
+                .into(),
             if is_alone { backend.to_owned() } else { format!("{}/{backend}", it.frontend) }.into(),
             duration_ms(it.age_ms).into(),
             duration_ms(it.idle_ms).into(),

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::Deserialize;
 
+use super::client::WatchFault;
 use crate::addr::BackendAddr;
 use crate::model::discover::AddressSet;
 
@@ -15,18 +16,8 @@ pub(super) struct Slices {
     version: String,
 }
 
-/// Why a watch cannot go on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum SliceFault {
-    /// The version is too old: list again.
-    Expired,
-    Broken(String),
-}
-
 /// Limit for the slices of the service: each is for one family and set of ports.
 const SLICES_MAX: usize = 64;
-
-const SHOWN_CHARS_MAX: usize = 200;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -79,14 +70,6 @@ struct SliceEvent {
     object: serde_json::Value,
 }
 
-/// An error of the apiserver.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct ApiStatus {
-    code: u16,
-    message: String,
-}
-
 impl Slices {
     /// # Errors
     /// The bytes are no list of slices.
@@ -114,16 +97,14 @@ impl Slices {
     }
 
     /// Takes one event of a watch. Returns whether the addresses have changed.
-    pub(super) fn apply(&mut self, line: &[u8]) -> Result<bool, SliceFault> {
+    pub(super) fn apply(&mut self, line: &[u8]) -> Result<bool, WatchFault> {
         if line.trim_ascii().is_empty() {
             return Ok(false);
         }
-        let broken = |error: serde_json::Error| SliceFault::Broken(format!("an event that is none: {error}"));
+        let broken = |error: serde_json::Error| WatchFault::Broken(format!("an event that is none: {error}"));
         let event: SliceEvent = serde_json::from_slice(line).map_err(broken)?;
         if event.kind == "ERROR" {
-            let status: ApiStatus = serde_json::from_value(event.object).unwrap_or_default();
-            let is_expired = status.code == 410;
-            return Err(if is_expired { SliceFault::Expired } else { SliceFault::Broken(shorten(&status.message)) });
+            return Err(WatchFault::of_status(event.object));
         }
         let slice: EndpointSlice = serde_json::from_value(event.object).map_err(broken)?;
         let (name, before) = (slice.metadata.name.clone(), self.addresses());
@@ -132,10 +113,10 @@ impl Slices {
             "ADDED" | "MODIFIED" => drop(self.by_name.insert(name, slice.addresses())),
             "DELETED" => drop(self.by_name.remove(&name)),
             "BOOKMARK" => {}
-            other => return Err(SliceFault::Broken(format!("an event of the unknown type {other:?}"))),
+            other => return Err(WatchFault::Broken(format!("an event of the unknown type {other:?}"))),
         }
         if self.by_name.len() > SLICES_MAX {
-            return Err(SliceFault::Broken(format!("more than {SLICES_MAX} slices")));
+            return Err(WatchFault::Broken(format!("more than {SLICES_MAX} slices")));
         }
         Ok(self.addresses() != before)
     }
@@ -159,18 +140,9 @@ impl EndpointSlice {
     }
 }
 
-/// The message of an error, as the end of a sentence.
-pub(super) fn message(body: &[u8]) -> String {
-    let status: ApiStatus = serde_json::from_slice(body).unwrap_or_default();
-    if status.message.is_empty() { String::new() } else { format!(": {}", shorten(&status.message)) }
-}
-
-fn shorten(text: &str) -> String {
-    text.chars().take(SHOWN_CHARS_MAX).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::client::message;
     use super::*;
 
     fn slice(name: &str, version: u32, ips: &[&str]) -> serde_json::Value {
@@ -222,10 +194,10 @@ mod tests {
     fn a_version_that_is_too_old_asks_for_a_list_and_another_error_for_another_backend() {
         let mut slices = Slices::of_list(&list(7, &[])).unwrap();
         let status = |code: u16| serde_json::json!({"kind": "Status", "code": code, "message": "too old resource version: 7 (9)"});
-        assert_eq!(slices.apply(&event("ERROR", status(410))), Err(SliceFault::Expired));
-        assert!(matches!(slices.apply(&event("ERROR", status(500))), Err(SliceFault::Broken(_))));
+        assert_eq!(slices.apply(&event("ERROR", status(410))), Err(WatchFault::Expired));
+        assert!(matches!(slices.apply(&event("ERROR", status(500))), Err(WatchFault::Broken(_))));
         for bad in [&b"{"[..], b"{}", &event("RENAMED", slice("a", 1, &[])), &event("ADDED", serde_json::Value::Null)] {
-            assert!(matches!(slices.apply(bad), Err(SliceFault::Broken(_))), "{}", String::from_utf8_lossy(bad));
+            assert!(matches!(slices.apply(bad), Err(WatchFault::Broken(_))), "{}", String::from_utf8_lossy(bad));
         }
     }
 

@@ -9,6 +9,7 @@ use super::What;
 use crate::model::end_reason::{EndReason, EndedBy};
 use crate::model::fleet::{Farewell, Liveness};
 use crate::model::humane::{bytes, duration_ms, duration_us, plural};
+use crate::model::names::named;
 use crate::model::weight::Weight;
 use crate::table::offload::OFF;
 
@@ -372,6 +373,14 @@ impl What {
             Self::EvacuationCancelled { why: Some(why) } => {
                 say!(Bad, {}, "the evacuation failed, this host may have the VIP again: {why}")
             }
+            Self::NamesFailed { source, error, kept } => {
+                let (number, stay) = (plural(*kept as u64, "name"), if *kept == 1 { "stays" } else { "stay" });
+                say!(Notice, { source, error, kept }, "{source} gives no names of clients: {error}; {number} {stay}")
+            }
+            Self::NamesRecovered { source, names } => {
+                let number = plural(*names as u64, "name");
+                say!(Good, { source, names }, "{source} gives names of clients again: {number}")
+            }
             Self::RecorderFailed { directory, error } => {
                 say!(Notice, { directory, error }, "the recorder cannot write to {directory}: {error}; it tries again each second")
             }
@@ -385,6 +394,7 @@ impl What {
                 backend,
                 backend_address,
                 client,
+                node,
                 reason,
                 duration_ms: lasted_ms,
                 connect_us,
@@ -393,7 +403,8 @@ impl What {
                 error,
             } => {
                 let mut text = format!(
-                    "flow {flow} {client} → {frontend}/{}: {} after {}, {} to the backend, {} to the client",
+                    "flow {flow} {} → {frontend}/{}: {} after {}, {} to the backend, {} to the client",
+                    named(*client, node.as_deref()),
                     backend.as_deref().unwrap_or("-"),
                     reason.label(),
                     duration_ms(*lasted_ms),
@@ -412,6 +423,7 @@ impl What {
                     {
                         flow = flow.0,
                         %client,
+                        node = node.as_deref(),
                         frontend,
                         backend = backend.as_deref(),
                         backend_address = backend_address.map(tracing::field::display),
@@ -478,6 +490,7 @@ mod tests {
             backend: Some("cp1".to_owned()),
             backend_address: Some("10.0.0.11:6443".parse().unwrap()),
             client: "192.0.2.7:1234".parse().unwrap(),
+            node: Some("worker-7".to_owned()),
             reason: EndReason::BackendReset,
             duration_ms: 5,
             connect_us: 300,
@@ -531,7 +544,7 @@ mod tests {
     #[test]
     fn flows_that_have_ended_are_logged_by_whoever_records_them_if_at_all() {
         assert_eq!(recorded(&[ended()]), [Value::Null; 0]);
-        let words = "flow 7 192.0.2.7:1234 → apiserver/cp1: backend_reset after 5 ms, 10 B to the backend, \
+        let words = "flow 7 192.0.2.7:1234 (worker-7) → apiserver/cp1: backend_reset after 5 ms, 10 B to the backend, \
                      2.0 kB to the client, connected in 300 µs (reset)";
         assert_eq!(ended().sentence(), words);
     }

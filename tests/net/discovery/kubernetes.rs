@@ -206,3 +206,35 @@ fn credentials_of_a_reload_count_for_the_next_request() {
     reload(&insecure.discover("cache_file", lab.directory().join("state/cache").display().to_string()));
     works("any certificate is accepted");
 }
+
+#[test]
+fn the_cluster_s_nodes_name_clients_and_without_the_right_one_event_says_so() {
+    let Some(it) = start("a cluster's nodes") else { return };
+    let (lab, cluster) = (&it.lab, &it.cluster);
+    let baton = lab.baton(&it.config);
+    wait_for_also(&baton, &[&lab.b2]);
+    eventually(LONG, "an event says that it may not", || !baton.events_of("names_failed").is_empty());
+    let error = baton.events_of("names_failed")[0]["error"].to_string();
+    assert!(error.contains("403 Forbidden: nodes is forbidden"), "{error}");
+    // Nothing more is asked while the apiservers' own watch goes on.
+    let asked = cluster.node_lists();
+    cluster.set(&[&lab.b1, &lab.b2, &lab.b3]);
+    wait_for_also(&baton, &[&lab.b2, &lab.b3]);
+    assert_eq!((cluster.node_lists(), baton.events_of("names_failed").len()), (asked, 1));
+
+    // Another process may, and lists at once.
+    cluster.set_nodes(&[("worker-7", lab.client.v4), ("worker-8", lab.client2.v4)]);
+    baton.order(&["upgrade"]);
+    let _conns = [&lab.client, &lab.client2].map(|client| client.connect(lab.lb.v4(6443)));
+    let names = || {
+        let mut names: Vec<_> = baton.flows().iter().map(|flow| flow["node"].to_string()).collect();
+        names.sort();
+        names
+    };
+    eventually(LONG, "both clients have names", || names() == ["\"worker-7\"", "\"worker-8\""]);
+    let asked = cluster.node_lists();
+    cluster.set_nodes(&[("worker-7", lab.client2.v4), ("worker-8", lab.client.v4)]);
+    cluster.set_nodes(&[("worker-9", lab.client.v4), ("worker-7", lab.client2.v4), ("worker-8", lab.lb.v4)]);
+    eventually(LONG, "the watch tells of the change", || names() == ["\"worker-7\"", "\"worker-9\""]);
+    assert_eq!(cluster.node_lists(), asked, "nothing is listed again");
+}

@@ -34,6 +34,7 @@ fn ended(flow: u64, reason: EndReason) -> What {
         backend: Some("cp2".to_owned()),
         backend_address: None,
         client: "10.0.0.31:51234".parse().unwrap(),
+        node: None,
         reason,
         duration_ms: 60_000,
         connect_us: 300,

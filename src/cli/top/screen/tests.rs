@@ -113,7 +113,7 @@ fn a_kill_is_asked_with_its_reach_before_it_is_given() {
     assert_eq!(press(&mut board, "↓k"), Some(BoardWish::Ask(order.clone())));
     // Keys that are typed ahead give no order that nobody has read.
     assert_eq!(press(&mut board, "y"), None);
-    let check = KillCheck { flows: 92, clients: 41, over_ms: 250 };
+    let check = KillCheck { flows: 92, clients: 41, nodes: None, over_ms: 250 };
     board.take(FeedReport::Asked(order.clone(), Ok(Some(check))));
     insta::assert_snapshot!(drawn(&mut board, 80, 24).backend());
     assert_eq!(press(&mut board, "n"), None);
@@ -149,12 +149,12 @@ fn a_drain_of_the_last_ready_backend_says_so() {
     let mut board = board(true);
     let order = KeyOrder::Drain("apiserver/cp1".to_owned());
     assert_eq!(press(&mut board, "d"), Some(BoardWish::Ask(order.clone())));
-    board.take(FeedReport::Asked(order, Ok(Some(KillCheck { flows: 120, clients: 60, over_ms: 250 }))));
+    board.take(FeedReport::Asked(order, Ok(Some(KillCheck { flows: 120, clients: 60, nodes: None, over_ms: 250 }))));
     let shown = drawn(&mut board, 80, 24).backend().to_string();
     assert!(shown.contains("No other backend of apiserver is ready."), "{shown}");
     let eject = KeyOrder::Eject("apiserver/cp2".to_owned());
     assert_eq!(press(&mut board, "n↓e"), Some(BoardWish::Ask(eject.clone())));
-    board.take(FeedReport::Asked(eject, Ok(Some(KillCheck { flows: 92, clients: 60, over_ms: 250 }))));
+    board.take(FeedReport::Asked(eject, Ok(Some(KillCheck { flows: 92, clients: 60, nodes: None, over_ms: 250 }))));
     assert!(matches!(&board.mode, Mode::Confirm(_, question) if !question.contains("No other")), "{:?}", board.mode);
 }
 

@@ -1,0 +1,83 @@
+//! Names of clients, from the file of `[names]`, and what is said of a source that fails.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::config::{Config, FileWatch, read_names};
+use crate::essential::aside;
+use crate::model::names::NameMap;
+use crate::part::Part;
+use crate::table::journal::{Journal, What};
+use crate::table::names::{ClientNames, NameSource};
+
+/// Follows one source: passes its names on, and says once that it fails, and once that it works again.
+#[derive(Debug)]
+pub(super) struct NameFollower {
+    names: Part<ClientNames>,
+    journal: Part<Journal>,
+    source: NameSource,
+    failed: Option<String>,
+}
+
+impl NameFollower {
+    pub(super) fn new(names: Part<ClientNames>, journal: Part<Journal>, source: NameSource) -> Self {
+        Self { names, journal, source, failed: None }
+    }
+
+    /// After an error the last names stay.
+    pub(super) fn take(&mut self, found: Result<NameMap, String>) {
+        let source = match &self.source {
+            NameSource::File => "the file of [names]".to_owned(),
+            NameSource::Nodes(frontend) => format!("the nodes of {frontend}'s cluster"),
+        };
+        match found {
+            Ok(found) => {
+                self.names.set(self.source.clone(), found);
+                if self.failed.take().is_some() {
+                    let names = self.names.count(&self.source);
+                    self.journal.record(What::NamesRecovered { source, names });
+                }
+            }
+            Err(error) if self.failed.as_ref() != Some(&error) => {
+                self.failed = Some(error.clone());
+                let kept = self.names.count(&self.source);
+                self.journal.record(What::NamesFailed { source, error, kept });
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// Follows the file that the configuration names, until it is dropped.
+pub(crate) async fn run(names: Part<ClientNames>, journal: Part<Journal>, mut config: watch::Receiver<Arc<Config>>) {
+    let mut follower = NameFollower::new(names, journal, NameSource::File);
+    loop {
+        let path = config.borrow_and_update().names.file.clone();
+        let Some(path) = path else {
+            follower.take(Ok(NameMap::new()));
+            if config.changed().await.is_err() {
+                return;
+            }
+            continue;
+        };
+        let mut watch = FileWatch::new(path.clone());
+        loop {
+            let read = path.clone();
+            // `None`: the runtime is shutting down.
+            let Some(found) = aside(move || read_names(&read)).await else { return };
+            follower.take(found);
+            tokio::select! {
+                () = watch.may_have_changed() => {}
+                changed = config.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    if config.borrow_and_update().names.file.as_ref() != Some(&path) {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}

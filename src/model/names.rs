@@ -1,0 +1,78 @@
+//! Names of clients: a line for each address, as in hosts(5).
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use thiserror::Error;
+
+/// The name of each address.
+pub(crate) type NameMap = HashMap<IpAddr, Arc<str>>;
+
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{line}: {error}")]
+pub(crate) struct NameFault {
+    pub line: usize,
+    pub error: String,
+}
+
+/// Reads lines of an address and its name; further names of the line, and what follows a `#`, count for nothing. Of two lines
+/// for one address the first counts, as for the resolver of the C library.
+///
+/// # Errors
+/// The first line that is neither; or the last line, if no newline ends it: somebody is still writing it.
+pub(crate) fn parse_names(text: &str) -> Result<NameMap, NameFault> {
+    let mut found = NameMap::new();
+    for (index, whole) in text.split_inclusive('\n').enumerate() {
+        let fault = |error: String| NameFault { line: index + 1, error };
+        if !whole.ends_with('\n') {
+            return Err(fault("the last line does not end with a newline: the file may be half written".to_owned()));
+        }
+        let mut words = whole.split('#').next().unwrap_or_default().split_whitespace();
+        let Some(address) = words.next() else { continue };
+        let shown: String = address.chars().take(SHOWN_CHARS_MAX).collect();
+        let address: IpAddr = address.parse().map_err(|_| {
+            fault(format!("expected an address and its name, such as \"10.0.0.7 worker-7\"; found {shown:?}"))
+        })?;
+        let name = words.next().and_then(node_name).ok_or_else(|| fault(format!("{address} has no name")))?;
+        found.entry(address.to_canonical()).or_insert(name);
+    }
+    Ok(found)
+}
+
+/// `name`, if it can be a host's or a node's.
+pub(crate) fn node_name(name: &str) -> Option<Arc<str>> {
+    let fits = |letter: char| letter.is_alphanumeric() || matches!(letter, '-' | '.' | '_');
+    (!name.is_empty() && name.len() <= NAME_BYTES_MAX && name.chars().all(fits)).then(|| name.into())
+}
+
+/// `10.0.0.7:51234 (worker-7)`.
+pub(crate) fn named(client: SocketAddr, node: Option<&str>) -> String {
+    node.map_or_else(|| client.to_string(), |node| format!("{client} ({node})"))
+}
+
+const SHOWN_CHARS_MAX: usize = 60;
+/// Of a DNS name (RFC 1035 section 2.3.4), which a node's name is.
+const NAME_BYTES_MAX: usize = 253;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_line_names_an_address_and_a_fault_names_its_line() {
+        let text = "# nodes\n10.0.0.7 worker-7 worker-7.example.com\n\n::ffff:10.0.0.8\tworker-8 # rack 3\nfd00::9 worker-9\n10.0.0.7 other\n";
+        let found = parse_names(text).unwrap();
+        let name = |ip: &str| found.get(&ip.parse::<IpAddr>().unwrap()).map(|name| name.to_string());
+        assert_eq!(found.len(), 3);
+        assert_eq!(
+            ["10.0.0.7", "10.0.0.8", "fd00::9"].map(name),
+            ["worker-7", "worker-8", "worker-9"].map(|it| Some(it.to_owned()))
+        );
+        let fault = |text: &str| parse_names(text).unwrap_err().to_string();
+        assert!(fault("10.0.0.7 a\nworker-7 10.0.0.7\n").starts_with("2: expected an address and its name"));
+        assert_eq!(fault("10.0.0.7\n"), "1: 10.0.0.7 has no name");
+        assert_eq!(fault("10.0.0.7 \u{1b}[2J\n"), "1: 10.0.0.7 has no name", "no byte of it steers a terminal");
+        assert!(fault("10.0.0.7 a\n10.0.0.8 b").starts_with("2: the last line does not end with a newline"));
+    }
+}

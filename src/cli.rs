@@ -38,6 +38,7 @@ mod top;
 mod upgrade;
 mod vip;
 mod what_if;
+mod who;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -106,6 +107,8 @@ enum Verb {
     Events(events::EventsArguments),
     /// Says why in a few sentences: why a flow ended, why a backend was lost, what was behind an event, what happened last.
     Explain(explain::ExplainArguments),
+    /// Says which client was behind an address and port of Baton's, as an apiserver's audit log has them.
+    Who(who::WhoArguments),
     /// Writes one file for a ticket: the recorder's files, the status, the configuration without secrets, check --host.
     Bundle(bundle::BundleArguments),
     /// Sends a backend no new flows; its existing flows go on until drain_timeout.
@@ -218,6 +221,11 @@ pub fn main() -> ExitCode {
             let told = explain::run(&wanted, arguments.socket, arguments.config.as_deref(), &output);
             told.unwrap_or_else(|error| output.fail(&error))
         }
+        Verb::Who(wanted) => {
+            let output = Output::new(arguments.json);
+            let told = who::run(&wanted, arguments.socket, arguments.config.as_deref(), &output);
+            told.unwrap_or_else(|error| output.fail(&error))
+        }
         Verb::Bundle(wanted) => {
             let output = Output::new(arguments.json);
             let written = bundle::run(&wanted, arguments.socket, arguments.config.as_deref(), &output);
@@ -271,6 +279,7 @@ fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &O
         | Verb::Events(_)
         | Verb::Explain(_)
         | Verb::Bundle(_)
+        | Verb::Who(_)
         | Verb::Import(_)
         | Verb::Init(_)
         | Verb::Offload(_)

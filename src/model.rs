@@ -18,6 +18,7 @@ pub(crate) mod histogram;
 pub(crate) mod humane;
 pub mod ids;
 pub(crate) mod keepalived;
+pub mod leg;
 pub(crate) mod moment;
 pub mod names;
 pub mod neighbour;

@@ -111,6 +111,9 @@ pub struct FlowFilter {
     /// Only flows with an order to end.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ending: bool,
+    /// Only flows with this end at Baton of the connection to the backend.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<SocketAddr>,
     /// Flows beyond this number are only counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,

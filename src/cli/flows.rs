@@ -53,6 +53,7 @@ pub(super) fn list(client: &mut Client, arguments: FlowsArguments, output: &Outp
         client: arguments.client,
         state: arguments.state,
         ending: arguments.ending,
+        source: None,
         limit,
     });
     let mut rows = Vec::new();

@@ -14,6 +14,7 @@ const GROUPS: [(&str, &[(&str, &str)]); 5] = [
             ("backends", "baton backends cp2"),
             ("events", "baton events --follow"),
             ("explain", "baton explain last"),
+            ("who", "baton who 10.0.0.100:51234 --at 03:12:07"),
             ("bundle", "baton bundle"),
             ("peers", "baton peers"),
             ("vip", "baton vip --why"),

@@ -49,6 +49,8 @@ pub(super) enum CliError {
     Recording(#[from] crate::recorder::ReadFault),
     #[error("{subject} is in the record: {covers}")]
     NotExplained { subject: String, covers: String },
+    #[error("no client is known that was behind {address}{covers}")]
+    Nobody { address: std::net::SocketAddr, covers: String },
     #[error("{path} is no bundle, and no directory of a recorder: {source}", path = .path.display())]
     NoBundle { path: PathBuf, source: io::Error },
     #[error("this instance records nothing: size_mb in [recorder] is 0; --from PATH reads another recorder's files")]

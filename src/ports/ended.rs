@@ -23,6 +23,8 @@ pub struct EndedFlow {
     pub backend: Option<BackendId>,
     /// The backend leg's destination, if there was one.
     pub backend_addr: Option<SocketAddr>,
+    /// Its source: as the backend sees the client.
+    pub source: Option<SocketAddr>,
     pub reason: EndReason,
     pub bytes_to_backend: u64,
     pub bytes_to_client: u64,
@@ -42,6 +44,7 @@ impl EndedFlow {
             origin,
             backend: None,
             backend_addr: None,
+            source: None,
             reason,
             bytes_to_backend: 0,
             bytes_to_client: 0,

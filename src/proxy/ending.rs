@@ -10,7 +10,9 @@ use super::context::slab::FlowSlab;
 use super::flow::{Connecting, Flow, Phase, Side};
 use super::offload::forget_announced;
 use super::tell::{tell_ended, tell_lost};
+use crate::addr::LocalAddr;
 use crate::model::end_reason::{ClientSaw, EndReason};
+use crate::model::leg::LegKey;
 use crate::ports::ended::EndedFlow;
 use crate::ports::late_resets::Abandoned;
 use crate::ports::offload::{Request, Ticket};
@@ -38,6 +40,7 @@ pub(super) fn finish(
         origin: flow.origin(),
         backend: flow.backend().map(|backend| backend.id),
         backend_addr: None,
+        source: LegKey(word(Field::LocalEnd)).address(),
         reason,
         bytes_to_backend: word(Field::BytesToBackend),
         bytes_to_client: word(Field::BytesToClient),
@@ -45,6 +48,10 @@ pub(super) fn finish(
         ended_at_ns: cx.now_ns(),
         errno,
     };
+    if let (None, Phase::Relaying(relaying)) = (ended.source, &flow.phase) {
+        // A flow that was short, or an address that is too long for its entry.
+        ended.source = socket::local_addr(&relaying.backend).ok().map(LocalAddr::socket_addr);
+    }
     let all_told = tell_late(cx, &flow, reason);
     // In LAST_ACK it sends no RST: if no other part can send one either, leave the segments in flight to the kernel.
     let left_to_kernel = flow.is_closing() && !all_told;
@@ -104,7 +111,7 @@ fn tell_late(cx: &mut WorkerContext, flow: &Flow, reason: EndReason) -> bool {
             return true;
         }
     };
-    let port = cx.slot(flow.at.key()).word(Field::LocalPort as usize) as u16;
+    let port = cx.slot(flow.at.key()).word(Field::LocalEnd as usize) as u16;
     let client_hears = reason.client_saw() == ClientSaw::Rst || reason == EndReason::ClientTimedOut;
     let legs = [
         (Side::Client, client_hears, EndReason::ClientTimedOut, &relaying.client, flow.own_port),

@@ -8,6 +8,7 @@ use super::context::slab::FlowSlab;
 use super::flow::{Arrival, BackendHold, Flow, OffloadState, Phase, patience_ns};
 use super::plane::{FrontendPlane, Plane};
 use super::tell::tell_found;
+use crate::model::leg::LegKey;
 use crate::model::offload::Eligibility;
 use crate::ports::offload::{Found, Request};
 use crate::table::flows::{Field, FlowOrigin, FlowPlace, FlowState};
@@ -38,7 +39,7 @@ pub(super) fn recover_found(cx: &mut WorkerContext, flows: &mut FlowSlab, found:
         (Field::LastToBackendNs, found.last_to_backend_ns),
         (Field::LastToClientNs, found.last_to_client_ns),
         (Field::ConnectUs, record.connect_us),
-        (Field::LocalPort, u64::from(found.local.port())),
+        (Field::LocalEnd, LegKey::of(found.local.socket_addr()).0),
     ];
     words.into_iter().for_each(|(field, word)| slot.set(field as usize, word));
     let state = OffloadState {

@@ -14,6 +14,7 @@ use super::flow::{Flow, Phase, patience_ns};
 use super::timers::Due;
 use super::token::FlowRef;
 use super::verdict::FlowVerdict;
+use crate::model::leg::LegKey;
 use crate::sys::socket;
 use crate::table::flows::Field;
 use deliveries::{Deliveries, Delivering, LOOKS, look};
@@ -73,13 +74,13 @@ impl FlowWatch {
         self.settling.pop_front_if(|(at_ns, _)| *at_ns <= now_ns).map(|(_, at)| at)
     }
 
-    /// Sets the options that only an older flow needs, and publishes its source port.
+    /// Sets the options that only an older flow needs, and publishes its source address and port.
     pub(super) fn settle(&self, cx: &WorkerContext, flow: &Flow) -> FlowVerdict {
         if let Phase::Relaying(relaying) = &flow.phase {
             let set = if relaying.lenient { socket::set_keepalive } else { socket::set_timeouts };
             let _ = set(&relaying.backend, &self.timeouts(cx, flow));
             if let Ok(local) = socket::local_addr(&relaying.backend) {
-                cx.slot(flow.at.key()).set(Field::LocalPort as usize, u64::from(local.port()));
+                cx.slot(flow.at.key()).set(Field::LocalEnd as usize, LegKey::of(local.socket_addr()).0);
             }
         }
         FlowVerdict::Keep

@@ -109,6 +109,7 @@ struct EndedRecord<'r> {
 struct EndedMore<'r> {
     #[serde(borrow)]
     node: Option<&'r str>,
+    source: Option<SocketAddr>,
 }
 
 /// The kinds of records, as files have them.
@@ -124,6 +125,7 @@ pub(super) fn append_event(file: &mut Vec<u8>, event: &Event) -> bool {
         frontend,
         backend,
         backend_address,
+        source,
         client,
         node,
         reason,
@@ -151,7 +153,7 @@ pub(super) fn append_event(file: &mut Vec<u8>, event: &Event) -> bool {
         bytes_to_client: *bytes_to_client,
         error: error.as_deref(),
     };
-    let more = EndedMore { node: node.as_deref() };
+    let more = EndedMore { node: node.as_deref(), source: *source };
     append(file, FLOW, &postcard::to_stdvec(&(record, more)).expect("a record is plain data"))
 }
 
@@ -186,6 +188,7 @@ fn ended(body: &[u8]) -> Option<Event> {
         frontend: record.frontend.to_owned(),
         backend: record.backend.map(str::to_owned),
         backend_address: record.backend_address,
+        source: more.source,
         client: record.client,
         node: more.node.map(str::to_owned),
         reason: *EndReason::ALL.iter().find(|reason| reason.label() == record.reason)?,
@@ -298,7 +301,7 @@ mod tests {
         let before = postcard::to_stdvec(&record).unwrap();
         let Some(Recorded::Event(read)) = parse(FLOW, &before) else { panic!("not read") };
         assert!(matches!(read.what, What::FlowEnded { node: None, flow: FlowId(9), .. }), "{read:?}");
-        let now = postcard::to_stdvec(&(record, EndedMore { node: Some("worker-7") })).unwrap();
+        let now = postcard::to_stdvec(&(record, EndedMore { node: Some("worker-7"), source: None })).unwrap();
         assert!(postcard::from_bytes::<EndedRecord<'_>>(&now).is_ok(), "an earlier version reads it");
         let Some(Recorded::Event(read)) = parse(FLOW, &now) else { panic!("not read") };
         assert!(matches!(&read.what, What::FlowEnded { node: Some(node), .. } if node == "worker-7"), "{read:?}");

@@ -42,6 +42,7 @@ pub(super) fn ended(flow: u64) -> What {
         frontend: "apiserver".to_owned(),
         backend: Some("cp1".to_owned()),
         backend_address: Some("10.0.0.11:6443".parse().unwrap()),
+        source: Some("10.0.0.100:51234".parse().unwrap()),
         client: "[2001:db8::7]:1234".parse().unwrap(),
         node: Some("worker-7".to_owned()),
         reason: EndReason::BackendEjected,

@@ -13,6 +13,7 @@ use super::slot::{Copied, IDENTITY_WORDS, LIVE_WORDS, Slot};
 use crate::addr::{ClientAddr, VipAddr};
 pub use crate::model::flow::{FlowKey, FlowOrigin, Ticket};
 use crate::model::ids::{BackendId, FlowId, FrontendId};
+use crate::model::leg::LegKey;
 use crate::model::stays::Stays;
 
 const ROW: usize = 1024;
@@ -79,8 +80,8 @@ pub enum Field {
     LastToClientNs,
     /// Duration of the connect, in µs.
     ConnectUs,
-    /// Source port of the backend leg (low 16 bits); 0 until connected.
-    LocalPort,
+    /// Baton's end of the backend leg, as [`LegKey`]; 0 until the flow is a moment old.
+    LocalEnd,
     /// Why the last try to offload it failed; see [`Stays::pack`].
     Stays,
 }
@@ -104,6 +105,8 @@ pub struct FlowView {
     pub last_to_backend_ns: u64,
     pub last_to_client_ns: u64,
     pub connect_us: u64,
+    /// Baton's end of the backend leg.
+    pub leg: LegKey,
     /// Why the last try to offload it failed.
     pub stays: Option<Stays>,
 }
@@ -397,6 +400,7 @@ fn view(worker: usize, key: FlowKey, copied: &Copied) -> FlowView {
         last_to_backend_ns: word(Field::LastToBackendNs),
         last_to_client_ns: word(Field::LastToClientNs),
         connect_us: word(Field::ConnectUs),
+        leg: LegKey(word(Field::LocalEnd)),
         stays: Stays::unpack(word(Field::Stays)),
     }
 }

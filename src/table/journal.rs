@@ -336,6 +336,9 @@ pub enum What {
         backend: Option<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         backend_address: Option<SocketAddr>,
+        /// Baton's end of the connection to the backend.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        source: Option<SocketAddr>,
         client: SocketAddr,
         /// The name of the client's address at that time.
         #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -61,3 +61,53 @@ fn a_file_names_clients_in_lists_and_events_and_is_followed() {
     let _conn = lab.client.connect(lab.lb.v4(6443));
     eventually(LONG, "there are no names any more", || baton.flow_count() == 1 && node_of(&baton) == Value::Null);
 }
+
+/// Remote ends of connections to `host`'s port 6443 (proc(5): /proc/net/tcp has IPv4 in the machine's order of bytes).
+fn clients_at(host: &Host) -> Vec<String> {
+    let listed = host.run("ss -tnH state established sport = :6443");
+    listed.lines().filter_map(|line| line.split_whitespace().last()).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_client_behind_a_source_that_an_apiserver_saw_is_found_while_it_lives_and_after() {
+    let Some(lab) = Lab::new("who was it") else { return };
+    let _servers = lab.echo_everywhere();
+    let file = lab.directory().join("names");
+    std::fs::write(&file, format!("{} worker-7\n", lab.client.v4)).expect("a file");
+    let recorder = lab.directory().join("recorder");
+    let baton = lab.start(&lab.config().only(&["b1"]).recording(&recorder).names(&file));
+    let mut conn = lab.client.connect(lab.lb.v4(6443));
+    let mut other = lab.client2.connect(lab.lb.v4(6443));
+    conn.echo(1, 1000);
+    other.echo(1, 1000);
+    let who = |source: &str| baton.order(&["--json", "who", source]);
+    let find = || clients_at(&lab.b1).into_iter().find(|source| baton.cli(&["who", source]).status.success());
+    eventually(LONG, "both sources are known", || {
+        let sources = clients_at(&lab.b1);
+        sources.iter().filter(|source| baton.cli(&["who", source]).status.success()).count() >= 2
+    });
+    assert!(find().is_some());
+    let of = |client: String| {
+        let sources = clients_at(&lab.b1);
+        let found = sources.into_iter().filter(|it| baton.cli(&["who", it]).status.success());
+        found.into_iter().find(|source| who(source).contains(&client)).expect("one of them is this client's")
+    };
+    let (source, its) = (of(conn.local().to_string()), of(other.local().to_string()));
+    assert_ne!(source, its);
+    let said = baton.order(&["who", &source]);
+    assert!(said.starts_with(&format!("{} (worker-7), flow ", conn.local())), "{said}");
+    assert!(said.contains(" to apiserver/b1, from ") && said.trim_end().ends_with("it goes on"), "{said}");
+
+    let client = conn.local();
+    drop(conn);
+    baton.wait_ended("client_closed", 1);
+    eventually(LONG, "its end is recorded", || {
+        let output = baton.cli(&["--json", "who", &source]);
+        let found: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        found[0]["client"] == client.to_string() && found[0]["node"] == "worker-7" && found[0]["until_unix_ms"].is_u64()
+    });
+    let before = baton.cli(&["who", &source, "--at", "10m"]);
+    let why = String::from_utf8_lossy(&before.stderr).into_owned();
+    assert!(!before.status.success() && why.contains("no client is known that was behind"), "{why}");
+    other.echo(2, 1000);
+}

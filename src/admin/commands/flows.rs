@@ -12,6 +12,7 @@ use crate::admin::Admin;
 use crate::admin::protocol::{FlowFilter, FlowRow, Listed, Refusal};
 use crate::admin::session::Replies;
 use crate::model::ids::{BackendId, FrontendId};
+use crate::model::leg::LegKey;
 use crate::model::names::NameMap;
 use crate::sys::clock::now_ns;
 use crate::table::backend::Registry;
@@ -61,6 +62,7 @@ pub(super) struct Matcher {
     pub client: Option<IpNet>,
     pub state: Option<FlowState>,
     pub ending: bool,
+    pub leg: Option<LegKey>,
 }
 
 impl Matcher {
@@ -73,6 +75,7 @@ impl Matcher {
             client: filter.client,
             state: filter.state,
             ending: filter.ending,
+            leg: filter.source.map(LegKey::of),
         })
     }
 
@@ -82,6 +85,7 @@ impl Matcher {
             && self.client.is_none_or(|network| network.contains(&flow.origin.client.ip()))
             && self.state.is_none_or(|state| flow.state == state)
             && (flow.ending || !self.ending)
+            && self.leg.is_none_or(|leg| flow.leg == leg)
     }
 
     /// All flows that match now.

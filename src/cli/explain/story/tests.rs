@@ -33,6 +33,7 @@ fn ended(flow: u64, reason: EndReason) -> What {
         frontend: "apiserver".to_owned(),
         backend: Some("cp2".to_owned()),
         backend_address: None,
+        source: None,
         client: "10.0.0.31:51234".parse().unwrap(),
         node: None,
         reason,

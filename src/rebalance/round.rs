@@ -66,6 +66,8 @@ pub(super) struct Rebalancer {
     /// Flows that have moved for this goal, in all and by client: no client is moved more often than it has flows.
     moved: u32,
     moved_of: HashMap<IpAddr, u32>,
+    /// Those that had moved after an outage when an order came: the rest of the outage does not move them again.
+    moved_before_order: HashMap<IpAddr, u32>,
     /// When the last ones moved.
     returning: VecDeque<u64>,
 }
@@ -91,6 +93,7 @@ impl Rebalancer {
             refused: HashSet::new(),
             moved: 0,
             moved_of: HashMap::new(),
+            moved_before_order: HashMap::new(),
             returning: VecDeque::new(),
         }
     }
@@ -170,7 +173,15 @@ impl Rebalancer {
                 table.journal.record(What::Rebalanced { frontend, flows });
             }
             (self.moved, self.uneven_since_ns) = (0, None);
-            self.moved_of.clear();
+            let moved_of = std::mem::take(&mut self.moved_of);
+            match (self.goal, goal) {
+                (Goal::AfterOutage { .. }, Goal::Ordered) => self.moved_before_order = moved_of,
+                (Goal::Ordered, Goal::AfterOutage { .. }) => {
+                    self.moved_of = std::mem::take(&mut self.moved_before_order);
+                    moved_of.into_iter().for_each(|(client, moved)| *self.moved_of.entry(client).or_default() += moved);
+                }
+                _ => self.moved_before_order.clear(),
+            }
             self.asked.clear();
             self.refused.clear();
         }
@@ -294,7 +305,10 @@ impl QuietSearch {
         let cap = |excess: u32| excess.min(self.most) as usize;
         let mut quiet: HashMap<BackendId, (usize, BinaryHeap<QuietFlow>)> =
             self.moves.iter().map(|planned| (planned.id, (cap(planned.excess), BinaryHeap::new()))).collect();
-        let flows_of = flows_of_moved(&self.moved_of, flows);
+        // An asked flow may be about to end: its client has no more left to move than if it had.
+        let mut moved_of = self.moved_of.clone();
+        self.asked.values().for_each(|asked| *moved_of.entry(asked.client).or_default() += 1);
+        let flows_of = flows_of_moved(&moved_of, flows);
         let mut still_there = HashSet::new();
         for flow in flows.iter() {
             if self.asked.contains_key(&flow.id) {
@@ -302,7 +316,7 @@ impl QuietSearch {
                 continue;
             }
             let Some((cap, heap)) = flow.backend.and_then(|id| quiet.get_mut(&id)) else { continue };
-            if self.may_move(&flow, &flows_of) {
+            if self.may_move(&flow) && !self.is_spent(&flow, &moved_of, &flows_of) {
                 heap.push(QuietFlow(flow));
                 if heap.len() > *cap {
                     heap.pop();
@@ -311,17 +325,27 @@ impl QuietSearch {
         }
         let mut picked: Vec<_> = quiet.into_values().flat_map(|(_, heap)| heap.into_iter()).collect();
         picked.sort_unstable();
-        let picked = picked.into_iter().take(self.most as usize).map(|quiet| quiet.0).collect();
+        let mut picked: Vec<_> = picked.into_iter().map(|quiet| quiet.0).collect();
+        picked.retain(|flow| {
+            let is_spent = self.is_spent(flow, &moved_of, &flows_of);
+            // A client that is not in there has as many flows at least as it has among these.
+            moved_of.entry(client_of(flow)).and_modify(|moved| *moved += 1);
+            !is_spent
+        });
+        picked.truncate(self.most as usize);
         FoundFlows { search: self, picked, still_there }
     }
 
-    fn may_move(&self, flow: &FlowView, flows_of: &HashMap<IpAddr, u32>) -> bool {
+    fn may_move(&self, flow: &FlowView) -> bool {
         flow.state.is_served()
             && !flow.ending
             && flow.last_byte_ns() <= self.quiet_since_ns
             && flow.origin.accepted_at_ns >= self.began_since_ns
             && !self.refused.contains(&flow.id)
-            && (!self.is_once || !has_moved(flow, &self.moved_of, flows_of))
+    }
+
+    fn is_spent(&self, flow: &FlowView, moved_of: &HashMap<IpAddr, u32>, flows_of: &HashMap<IpAddr, u32>) -> bool {
+        self.is_once && has_moved(flow, moved_of, flows_of)
     }
 }
 

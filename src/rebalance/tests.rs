@@ -275,28 +275,56 @@ async fn by_order_flows_move_at_once_and_the_result_says_what_stays() {
     assert_eq!((left.never_quiet, left.moved_before), (6, 0));
 }
 
+/// Number of flows moved until `until_ns`, or until an order is done: each client that is moved comes back to the backend with too many.
+async fn moved_in_vain(
+    bench: &mut Bench,
+    mover: &mut Rebalancer,
+    now_ns: &mut u64,
+    until_ns: u64,
+) -> (u32, Option<Rebalanced>) {
+    let (backend, mut moved, mut done) = (bench.backend(0), 0, None);
+    while *now_ns < until_ns && done.is_none() {
+        done = mover.step(&bench.table, &bench.frontend, *now_ns).await;
+        while let Some(order) = bench.table.orders.take(0) {
+            let Selector::Flow { key, .. } = order.selector else { panic!("{order:?}") };
+            backend.active.fetch_sub(1, Relaxed);
+            bench.writer.remove(&bench.table.flows, key);
+            bench.flow_since(&backend, *now_ns, *now_ns);
+            moved += 1;
+        }
+        *now_ns += S / 4;
+    }
+    (moved, done)
+}
+
 #[tokio::test]
 async fn by_order_a_client_moves_once_for_each_of_its_flows_and_the_rest_is_told_as_moved_already() {
     let mut bench = Bench::new(&[200, 0]);
     bench.frontend.rebalance.when = RebalanceWhen::Ordered;
     let (mut mover, mut now_ns) = (Rebalancer::new(0), 1000 * S);
     mover.order(now_ns);
-    let backend = bench.backend(0);
-    let done = loop {
-        if let Some(done) = mover.step(&bench.table, &bench.frontend, now_ns).await {
-            break done;
-        }
-        // Each client that is moved comes back to the backend with too many.
-        while let Some(order) = bench.table.orders.take(0) {
-            let Selector::Flow { key, .. } = order.selector else { panic!("{order:?}") };
-            backend.active.fetch_sub(1, Relaxed);
-            bench.writer.remove(&bench.table.flows, key);
-            bench.flow_since(&backend, now_ns, now_ns);
-        }
-        now_ns += S / 4;
-    };
+    let (moved, done) = moved_in_vain(&mut bench, &mut mover, &mut now_ns, 1100 * S).await;
+    let done = done.expect("it ends");
     let left = &done.left[0];
-    assert_eq!((left.never_quiet, left.moved_before), (0, 200), "{done:?}");
-    // A look may ask five of them at a time.
-    assert!((200..205).contains(&done.moved), "{done:?}");
+    assert_eq!((moved, done.moved, left.never_quiet, left.moved_before), (200, 200, 0, 200), "{done:?}");
+}
+
+#[tokio::test]
+async fn after_an_order_an_outage_moves_no_client_that_it_had_moved_before() {
+    let mut bench = Bench::new(&[0, 0]);
+    bench.frontend.rebalance.when = RebalanceWhen::AfterOutage;
+    let (mut mover, mut now_ns) = (Rebalancer::new(0), 111 * S);
+    bench.set_gone_since(1, 110 * S);
+    mover.step(&bench.table, &bench.frontend, now_ns).await;
+    let first = bench.backend(0);
+    for _ in 0..4 {
+        bench.flow_since(&first, 111 * S, 111 * S);
+    }
+    bench.set_health_state(&bench.backend(1), HealthState::Ready);
+    assert_eq!(moved_in_vain(&mut bench, &mut mover, &mut now_ns, 121 * S).await.0, 4, "each once");
+    mover.order(now_ns);
+    let (moved, done) = moved_in_vain(&mut bench, &mut mover, &mut now_ns, 140 * S).await;
+    assert!((1..=4).contains(&moved) && done.is_some(), "at most once each, as ordered: {moved}, {done:?}");
+    // Until just before the outage is over.
+    assert_eq!(moved_in_vain(&mut bench, &mut mover, &mut now_ns, 170 * S).await.0, 0);
 }

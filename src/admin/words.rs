@@ -18,7 +18,7 @@ pub(crate) fn service(service: Service, draining: usize, since_ms: u64) -> Strin
     match (service, draining) {
         (Service::Ready, _) => "clients are served".to_owned(),
         (Service::Full, _) => {
-            format!("every backend is at max_connections: Baton has reset new connections for {since}")
+            format!("every backend has as many flows as it may: Baton has reset new connections for {since}")
         }
         (Service::Draining, 0 | 1) => {
             format!("clients are served by a draining backend: none has been ready for {since}")

@@ -113,6 +113,15 @@ pub(crate) fn ramp(start_ns: u64, ramp_ns: u64, now_ns: u64) -> u32 {
     102 + grown as u32
 }
 
+/// Limit for the flows of a backend that came back at `start_ns`, before any other of its frontend: thousands of clients wait
+/// for it, and their handshakes would drown it. `None`: there is no limit, after five seconds or without slow start.
+pub(crate) fn first_back_max(start_ns: u64, ramp_ns: u64, now_ns: u64) -> Option<u32> {
+    (now_ns.saturating_sub(start_ns) < FIRST_BACK_NS.min(ramp_ns)).then_some(FIRST_BACK_MAX)
+}
+
+const FIRST_BACK_NS: u64 = 5_000_000_000;
+const FIRST_BACK_MAX: u32 = 1_000;
+
 /// A hash of a backend's names in the configuration (FNV-1a, mixed): the same on every instance.
 pub fn hash_name(frontend: &str, backend: &str) -> u64 {
     hash_bytes(frontend.bytes().chain([0]).chain(backend.bytes()))

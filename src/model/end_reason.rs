@@ -83,7 +83,7 @@ end_reasons! {
     ConnectFailed "connect_failed" Backend Rst "Every backend that Baton tried refused or was unreachable.";
     ConnectTimedOut "connect_timed_out" Backend Rst "No backend that Baton tried answered within connect_timeout.";
     NoBackend "no_backend" Baton Rst "Every backend is ejected or has no address.";
-    BackendsFull "backends_full" Baton Rst "Every usable backend is at its max_connections.";
+    BackendsFull "backends_full" Baton Rst "Every usable backend is at its max_connections, or the first one that returned has enough for now.";
     BackendEjected "backend_ejected" Baton Rst "Baton found its backend dead.";
     DrainDeadline "drain_deadline" Baton Rst "Its backend was draining and drain_timeout passed.";
     IdleTimeout "idle_timeout" Baton Rst "No byte moved for idle_timeout.";

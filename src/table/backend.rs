@@ -219,6 +219,12 @@ impl BackendEntry {
         self.max_connections().is_some_and(|max| self.load() >= max)
     }
 
+    /// Whether it has as many flows as the first backend that returns may have now.
+    pub(crate) fn is_full_as_first(&self, now_ns: u64) -> bool {
+        let (start_ns, ramp_ns) = self.ramp();
+        balance::first_back_max(start_ns, ramp_ns, now_ns).is_some_and(|max| self.load() >= max)
+    }
+
     /// Counts a flow in, unless the cap is reached.
     pub fn reserve(&self) -> bool {
         let before = self.active.fetch_add(1, Relaxed) + self.other_process.count();

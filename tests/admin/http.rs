@@ -280,7 +280,7 @@ async fn with_every_backend_at_its_cap_nothing_says_ready_in_green() {
         entry.configure(entry.weight(), Some(1));
     }
     let page = get(&instance, "/").await.body;
-    let words = "every backend is at max_connections: Baton has reset new connections for ";
+    let words = "every backend has as many flows as it may: Baton has reset new connections for ";
     assert!(page.contains("<title>every backend full: Baton on ") && page.contains(words), "{page}");
     assert!(page.contains("<span class=\"pill bad\">every backend full</span>"), "{page}");
     let metrics = get(&instance, "/metrics").await.body;

@@ -44,6 +44,46 @@ fn caps_of_the_process_the_frontend_and_a_backend_hold() {
     }
 }
 
+/// Without a limit, all clients of a cluster shake hands with it at once.
+#[test]
+fn row31_the_first_backend_that_returns_gets_a_thousand_flows_and_the_second_lets_the_others_in() {
+    let Some(lab) = Lab::new("row31 first") else { return };
+    let (b1, b2) = (lab.b1.serve(Behaviour::Echo), lab.b2.serve(Behaviour::Echo));
+    let config = lab.config().only(&["b1", "b2"]).health("slow_start", "30s").rebalance("when", "ordered");
+    let baton = lab.start(&config);
+    drop((b1, b2));
+    for name in ["b1", "b2"] {
+        baton.wait_health(name, "ejected", LONG);
+    }
+
+    let _b1 = lab.b1.serve(Behaviour::Echo);
+    baton.wait_health("b1", "ready", LONG);
+    let watch = Stopwatch::start();
+    let connect = || lab.client.try_connect(lab.lb.v4(6443), LONG);
+    let mut held: Vec<_> = (0..1100).map(|_| connect()).collect();
+    eventually(LONG, "no connection is without its outcome", || {
+        let turned_away = baton.ended().get("backends_full").copied().unwrap_or(0);
+        baton.flows_of("b1") + turned_away == 1100
+    });
+    let took = watch.elapsed();
+    if took < secs(4) {
+        assert_eq!(baton.flows_of("b1"), 1000);
+        assert!(said_full(&baton), "{:?}", baton.status());
+    } else {
+        println!("row 31: 1,100 connections took {took:?}: too slow a machine for the limit of 5 s");
+    }
+    let _b2 = lab.b2.serve(Behaviour::Echo);
+    baton.wait_health("b2", "ready", LONG);
+    assert_eq!(outcome(connect()), End::Open, "a second backend is back");
+    held.clear();
+    baton.rests();
+}
+
+/// Whether the status says that new connections are reset.
+fn said_full(baton: &Baton) -> bool {
+    baton.status()["frontends"][0]["service"]["state"] == "full"
+}
+
 #[test]
 fn sources_are_allowed_and_denied_by_network_in_both_families() {
     let Some(lab) = Lab::new("admission") else { return };

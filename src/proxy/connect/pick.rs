@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::model::balance::{self, Balance, Draw, NoPick, PickCandidate, Turns};
+use crate::model::balance::{self, Balance, Draw, NoPick, PickCandidate, Preference, Turns};
 use crate::model::ids::FrontendId;
 use crate::proxy::context::WorkerContext;
 use crate::proxy::flow::{Flow, Phase};
@@ -36,6 +36,7 @@ impl Picker {
                 hash_key: entry.hash_key,
             }
         }));
+        self.spare_the_first_back(flow, now_ns);
         let policy = flow.frontend.settings.balance;
         let draw = Draw { random: self.random.u64(..), source_hash: balance::hash_ip(flow.client_addr.ip()) };
         let mut none = Turns::default();
@@ -44,6 +45,18 @@ impl Picker {
             _ => &mut none,
         };
         balance::pick(policy, &self.candidates, turns, draw)
+    }
+
+    /// While one backend alone of several can take flows, and has just come back.
+    fn spare_the_first_back(&mut self, flow: &Flow, now_ns: u64) {
+        let weighty = || self.candidates.iter().enumerate().filter(|(_, it)| it.weight > 0);
+        let mut usable = weighty().filter(|(_, it)| it.preference != Preference::Never);
+        if let (Some((first, _)), None) = (usable.next(), usable.next())
+            && weighty().nth(1).is_some()
+        {
+            let is_full = flow.frontend.backends[first].current().is_full_as_first(now_ns);
+            self.candidates[first].full |= is_full;
+        }
     }
 
     /// The state of the rotation for another process.

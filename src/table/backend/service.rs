@@ -45,7 +45,7 @@ impl Registry {
     pub(crate) fn service(&self, frontend: &FrontendEntry, now_ns: u64) -> (Service, u64) {
         let backends = self.backends();
         let own: Vec<_> = backends.iter().filter(|it| it.frontend.id == frontend.id).collect();
-        let service = best(&own);
+        let service = best(&own, now_ns);
         let mut last = frontend.service.0.lock().unwrap_or_else(PoisonError::into_inner);
         match *last {
             Some((before, since_ns)) if before == service => (service, since_ns),
@@ -61,7 +61,7 @@ impl Registry {
     }
 }
 
-fn best(backends: &[&Arc<BackendEntry>]) -> Service {
+fn best(backends: &[&Arc<BackendEntry>], now_ns: u64) -> Service {
     let is_dismissed = |it: &BackendEntry| it.is_former() || it.health().cause == Cause::Removed;
     let usable = |it: &&&Arc<BackendEntry>| it.weight() > 0 && it.address().is_some() && !is_dismissed(it);
     let with = |health_state: HealthState| {
@@ -70,17 +70,22 @@ fn best(backends: &[&Arc<BackendEntry>]) -> Service {
     let (ready, draining) = (with(HealthState::Ready), with(HealthState::Draining));
     let (used, service) = match (&ready[..], &draining[..]) {
         ([], []) => return Service::NoBackend,
-        ([], _) => (draining, Service::Draining),
-        _ => (ready, Service::Ready),
+        ([], _) => (&draining, Service::Draining),
+        _ => (&ready, Service::Ready),
     };
     // As for the pick: a less preferred backend is not used because the others are full.
     let welcome = used.iter().map(|it| it.preference()).min();
     let mut chosen = used.iter().filter(|it| Some(it.preference()) == welcome);
-    if chosen.all(|it| it.is_full()) { Service::Full } else { service }
+    // As for the pick, too: the first of several that returns.
+    let is_first = ready.len() + draining.len() == 1 && backends.iter().filter(usable).count() > 1;
+    let is_full = |it: &BackendEntry| it.is_full() || (is_first && it.is_full_as_first(now_ns));
+    if chosen.all(|it| is_full(it)) { Service::Full } else { service }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
     use super::*;
     use crate::addr::BackendAddr;
     use crate::table::backend::HealthView;
@@ -113,6 +118,19 @@ mod tests {
         assert_eq!(registry.service(&frontend, 125), (Service::Full, 125), "no change of a backend's made it so");
         one.release();
         assert_eq!(registry.service(&frontend, 127), (Service::Ready, 127));
+        one.configure(1, None);
+        one.set_ramp(127, 30_000_000_000);
+        one.active.store(1_000, Relaxed);
+        assert_eq!(registry.service(&frontend, 128).0, Service::Full, "the first of several that returns has enough");
+        assert_eq!(registry.service(&frontend, 5_000_000_127).0, Service::Ready, "for five seconds");
+        other.configure(0, None);
+        assert_eq!(
+            registry.service(&frontend, 128).0,
+            Service::Ready,
+            "the only one of weight has no other to wait for"
+        );
+        one.active.store(0, Relaxed);
+        other.configure(1, None);
         one.configure(0, None);
         assert_eq!(registry.service(&frontend, 130).0, Service::NoBackend, "one of weight 0 gets no flow");
         one.configure(1, None);

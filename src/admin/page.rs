@@ -189,11 +189,12 @@ fn backend(page: &mut String, it: &BackendStatus, flows_of_all: u64) {
         page,
         format_args!(
             "<tr><td>{}</td><td><b>{}</b><small class=\"mono\">{}</small></td><td class=\"why\">{}<small>{}</small></td>\
-             <td class=\"r\">{}</td><td class=\"r\">{}</td>\
-             <td><span class=\"bar\" title=\"{percent} % of the frontend's flows; weight {}\">\
+             <td class=\"r\" data-of=\"For\">{}</td><td class=\"r\" data-of=\"Flows\">{}</td>\
+             <td data-of=\"Share\"><span class=\"bar\" title=\"{percent} % of the frontend's flows; weight {}\">\
              <i class=\"{tone}\" style=\"width:{percent}%\"></i></span></td>\
-             <td class=\"r\">{}</td><td class=\"r\">{}</td><td class=\"r\">{}</td><td class=\"r\">{}</td>\
-             <td class=\"r\" title=\"{}\">{}</td></tr>\n",
+             <td class=\"r\" data-of=\"New /s\">{}</td><td class=\"r\" data-of=\"To backend /s\">{}</td>\
+             <td class=\"r\" data-of=\"To client /s\">{}</td><td class=\"r\" data-of=\"Connect\">{}</td>\
+             <td class=\"r\" data-of=\"Failed\" title=\"{}\">{}</td></tr>\n",
             Pill(tone, it.health_state.label()),
             Escaped(&it.name),
             Escaped(address),
@@ -232,9 +233,10 @@ fn peer(page: &mut String, it: &MemberView) {
         page,
         format_args!(
             "<tr><td>{}</td><td><b>{}</b><small class=\"mono\">{}</small></td>\
-             <td class=\"why\"><span class=\"mono\">{}</span><small>{}</small></td>\
-             <td class=\"r\">{}</td><td class=\"r\">{}</td><td>{}</td><td class=\"r\">{}</td><td class=\"r\">{}</td>\
-             <td class=\"r\">{}</td></tr>\n",
+             <td class=\"why\" data-of=\"Has the VIP\"><span class=\"mono\">{}</span><small>{}</small></td>\
+             <td class=\"r\" data-of=\"Its flows\">{}</td><td class=\"r\" data-of=\"Offloaded\">{}</td>\
+             <td data-of=\"Synced\">{}</td><td class=\"r\" data-of=\"Behind\">{}</td>\
+             <td class=\"r\" data-of=\"Lag\">{}</td><td class=\"r\" data-of=\"Round trip\">{}</td></tr>\n",
             Pill(tone(Weight::of_liveness(it.liveness)), it.liveness.label()),
             Escaped(&it.name),
             it.address,

@@ -228,6 +228,28 @@ async fn a_probe_is_answered_at_once_however_many_connections_keep_silent() {
     assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
+/// A phone shows no column heads, so each cell of a wide table names its own.
+#[tokio::test]
+async fn each_cell_of_the_page_s_tables_names_its_column() {
+    let page = get(&FakeInstance::start(), "/").await.body;
+    let tables: Vec<_> =
+        page.split("<div class=\"scroll\">").skip(1).map(|it| it.split("</table>").next().unwrap()).collect();
+    assert!(!tables.is_empty(), "{page}");
+    for table in tables {
+        let (heads, rows) = table.split_once("<tbody>").unwrap();
+        let heads: Vec<_> = heads.split("</th>").filter_map(|it| it.rsplit_once('>')).map(|(_, head)| head).collect();
+        for row in rows.split("<tr>").skip(1) {
+            let cells: Vec<_> = row.split("<td").skip(1).collect();
+            // Its state, its name and the sentence about it need no head.
+            for (cell, head) in cells.iter().zip(&heads).skip(2).filter(|(_, head)| **head != "Why") {
+                assert!(cell.contains(&format!("data-of=\"{head}\"")), "{head}: {cell}");
+            }
+        }
+    }
+    let css = include_str!("../../src/admin/page/page.css");
+    assert!(css.contains("td[data-of]::before { content: attr(data-of)"), "{css}");
+}
+
 /// Two facts: whether this host may have the VIP, and whether clients are served.
 #[tokio::test]
 async fn with_no_backend_left_nothing_says_ready_in_green() {

@@ -137,8 +137,9 @@ fn row30_a_flood_from_one_source_meets_its_cap_and_harms_nobody_else() {
     flood.iter_mut().for_each(|conn| drop(conn.send(1, 1)));
     baton.wait_ended("limit_source", 250);
     assert_eq!(baton.flow_count(), 51);
-    let alive = flood.iter_mut().map(|conn| conn.end(ms(1))).filter(|end| *end == End::Open).count();
-    assert_eq!(alive, 50);
+    // Baton counts an end a moment before its RST has arrived.
+    let mut alive = || flood.iter_mut().map(|conn| conn.end(ms(1))).filter(|end| *end == End::Open).count();
+    eventually(LONG, "all but 50 are reset", || alive() == 50);
     let watch = Stopwatch::start();
     for seed in 0..20 {
         lab.client.connect(lab.lb.v4(6443)).echo(seed, 10_000);

@@ -12,10 +12,8 @@ use super::recording::{self, RecordingFrom};
 use super::socket;
 use crate::admin::protocol::{Command, EventFilter, Listed};
 use crate::model::duration;
-use crate::model::humane::date_and_time;
 use crate::model::moment;
 use crate::recorder::Recorded;
-use crate::sys::clock::unix_ns;
 use crate::table::journal::{Event, What};
 
 #[derive(Debug, Args)]
@@ -30,7 +28,7 @@ pub(super) struct EventsArguments {
     #[arg(long, value_name = "NUMBER|TIME", default_value = "0", value_parser = since)]
     pub since: EventsSince,
     /// RecordingFrom the recorder's files, also if no instance runs: events from this time on, UTC unless the time has a zone (03:12+02:00).
-    #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "since")]
+    #[arg(long, value_name = "TIME", value_parser = recording::time, conflicts_with = "since")]
     pub at: Option<u64>,
     /// How much of the time after --at or --since, such as 5m [default for --at: 5m, for --since: up to now].
     #[arg(long = "for", value_name = "DURATION", value_parser = duration::parse)]
@@ -137,19 +135,15 @@ fn write(event: &Event, number: &str, output: &Output) -> Result<(), CliError> {
     if output.json {
         return output.json_line(event);
     }
-    let (date, time) = date_and_time(event.at_unix_ms);
+    let at = recording::shown(event.at_unix_ms);
     let what = output.paint(event.what.weight(), &event.what.sentence());
-    output.line(format!("{}  {what}", output.faint(&format!("{number}  {date} {time}Z"))))
-}
-
-fn time(text: &str) -> Result<u64, moment::MomentFault> {
-    moment::parse(text, unix_ns() / 1_000_000)
+    output.line(format!("{}  {what}", output.faint(&format!("{number}  {at}"))))
 }
 
 fn since(text: &str) -> Result<EventsSince, moment::MomentFault> {
     match text.parse() {
         Ok(number) => Ok(EventsSince::Number(number)),
-        Err(_) => time(text).map(EventsSince::Time),
+        Err(_) => recording::time(text).map(EventsSince::Time),
     }
 }
 

@@ -16,9 +16,7 @@ use super::{shell, socket};
 use crate::admin::protocol::{Command, FlowFilter, FlowRow, Listed};
 use crate::model::humane::duration_ms;
 use crate::model::ids::FlowId;
-use crate::model::moment;
 use crate::model::names::named;
-use crate::sys::clock::unix_ns;
 use story::{Figures, Story};
 
 #[derive(Debug, Args)]
@@ -28,7 +26,7 @@ pub(super) struct ExplainArguments {
     #[arg(add = shell::backend_names())]
     subject: Subject,
     /// Leaves out what was recorded after this time: 03:12, 2026-11-25T03:12Z, 10m (ago).
-    #[arg(long, value_name = "TIME", value_parser = |text: &str| moment::parse(text, unix_ns() / 1_000_000))]
+    #[arg(long, value_name = "TIME", value_parser = recording::time)]
     until: Option<u64>,
     #[command(flatten)]
     from: RecordingFrom,

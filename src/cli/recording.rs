@@ -13,7 +13,9 @@ use super::socket;
 use crate::admin::protocol::Command;
 use crate::config::{self, RecorderSettings};
 use crate::model::humane::date_and_time;
+use crate::model::moment::{self, MomentFault};
 use crate::recorder::{self, FileOwner, ReadFault, Recording};
+use crate::sys::clock::unix_ns;
 
 #[derive(Clone, Debug, Default, Args)]
 pub(super) struct RecordingFrom {
@@ -126,12 +128,19 @@ fn of_bundle(path: &Path) -> Result<Vec<(String, Vec<u8>)>, CliError> {
 /// The folder with the recorder's files in a bundle.
 pub(super) const RECORDS: &str = "recorder";
 
+/// A time on the command line, in ms since 1970.
+pub(super) fn time(text: &str) -> Result<u64, MomentFault> {
+    moment::parse(text, unix_ns() / 1_000_000)
+}
+
+/// `2026-11-25 03:12:00Z`.
+pub(super) fn shown(at_ms: u64) -> String {
+    let (date, time) = date_and_time(at_ms);
+    format!("{date} {time}Z")
+}
+
 /// `from 2026-11-25 03:12:00Z to 2026-11-25 03:17:00Z`.
 pub(super) fn times_in_words(from_ms: u64, until_ms: u64) -> String {
-    let shown = |at| {
-        let (date, time) = date_and_time(at);
-        format!("{date} {time}Z")
-    };
     match until_ms {
         u64::MAX => format!("since {}", shown(from_ms)),
         _ => format!("from {} to {}", shown(from_ms), shown(until_ms)),

@@ -12,9 +12,7 @@ use super::output::{CliError, Output};
 use super::recording::{self, RecordingFrom};
 use super::socket;
 use crate::admin::protocol::{Command, FlowFilter, FlowRow, Listed};
-use crate::model::humane::date_and_time;
 use crate::model::ids::FlowId;
-use crate::model::moment;
 use crate::model::names::named;
 use crate::recorder::Recorded;
 use crate::sys::clock::unix_ns;
@@ -26,7 +24,7 @@ pub(super) struct WhoArguments {
     #[arg(value_name = "ADDRESS:PORT")]
     pub address: SocketAddr,
     /// When it was seen: 03:12:07, 2026-11-25T03:12:07Z, 10m (ago). Without it: now, and ever.
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "TIME", value_parser = recording::time)]
     pub at: Option<u64>,
     #[command(flatten)]
     pub from: RecordingFrom,
@@ -142,25 +140,18 @@ impl ClientBehind {
 
     /// `10.0.0.7:51234 (worker-7), flow 7 to apiserver/cp2, from 2026-11-25 03:10:00Z to 2026-11-25 03:12:07Z`.
     fn in_words(&self) -> String {
-        let shown = |at| {
-            let (date, time) = date_and_time(at);
-            format!("{date} {time}Z")
-        };
-        let until =
-            self.until_unix_ms.map_or_else(|| "on; it goes on".to_owned(), |until| format!("to {}", shown(until)));
+        let until = self
+            .until_unix_ms
+            .map_or_else(|| "on; it goes on".to_owned(), |until| format!("to {}", recording::shown(until)));
         format!(
             "{}, flow {} to {}/{}, from {} {until}",
             named(self.client, self.node.as_deref()),
             self.flow,
             self.frontend,
             self.backend.as_deref().unwrap_or("-"),
-            shown(self.from_unix_ms)
+            recording::shown(self.from_unix_ms)
         )
     }
-}
-
-fn time(text: &str) -> Result<u64, moment::MomentFault> {
-    moment::parse(text, unix_ns() / 1_000_000)
 }
 
 #[cfg(test)]

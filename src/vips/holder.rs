@@ -485,14 +485,14 @@ impl VipHolder {
             match heard {
                 Overheard::Claim(claim) | Overheard::Question(claim) if claim.mac == own => {}
                 // Another interface of this host may answer for its addresses (arp_ignore 0).
-                Overheard::Claim(claim) if vip.settings.addresses.contains(&claim.address) && vip.machine.holds() => {
-                    let own = own_macs.get_or_insert_with(|| netdev::hardware_addresses().unwrap_or_default());
-                    if !own.contains(&claim.mac) {
+                Overheard::Claim(claim) if vip.settings.addresses.contains(&claim.address) => {
+                    let is_own = vip.machine.holds()
+                        && own_macs
+                            .get_or_insert_with(|| netdev::hardware_addresses().unwrap_or_default())
+                            .contains(&claim.mac);
+                    if !is_own {
                         vip.machine.handle_answer(claim.mac, now_ns);
                     }
-                }
-                Overheard::Claim(claim) if vip.settings.addresses.contains(&claim.address) => {
-                    vip.machine.handle_answer(claim.mac, now_ns);
                 }
                 Overheard::Claim(claim) => vip.reachability.hear(claim.address, now_ns),
                 Overheard::Question(claim) if vip.settings.addresses.contains(&claim.address) => {

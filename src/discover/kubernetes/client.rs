@@ -12,6 +12,7 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use rustls_pki_types::ServerName;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, Interval, interval, sleep, timeout};
@@ -79,6 +80,13 @@ pub(super) struct ApiWatch<'c> {
     unread: Vec<u8>,
     checks: Interval,
     began: Instant,
+}
+
+#[derive(Deserialize)]
+struct WatchEvent {
+    #[serde(rename = "type")]
+    kind: String,
+    object: serde_json::Value,
 }
 
 /// An error of the apiserver.
@@ -216,10 +224,23 @@ impl ApiWatch<'_> {
 
 impl WatchFault {
     /// Of an event of the type ERROR.
-    pub(super) fn of_status(object: serde_json::Value) -> Self {
+    fn of_status(object: serde_json::Value) -> Self {
         let status: ApiStatus = serde_json::from_value(object).unwrap_or_default();
         if status.code == 410 { Self::Expired } else { Self::Broken(shown(&status.message)) }
     }
+}
+
+/// The type and the object of a line of a watch. `None`: the line is empty.
+pub(super) fn watch_event<T: DeserializeOwned>(line: &[u8]) -> Result<Option<(String, T)>, WatchFault> {
+    if line.trim_ascii().is_empty() {
+        return Ok(None);
+    }
+    let broken = |error: serde_json::Error| WatchFault::Broken(format!("an event that is none: {error}"));
+    let event: WatchEvent = serde_json::from_slice(line).map_err(broken)?;
+    if event.kind == "ERROR" {
+        return Err(WatchFault::of_status(event.object));
+    }
+    Ok(Some((event.kind, serde_json::from_value(event.object).map_err(broken)?)))
 }
 
 async fn connect(server: SocketAddr) -> std::io::Result<TcpStream> {

@@ -9,7 +9,7 @@ use http_body_util::{BodyExt, Limited};
 use serde::Deserialize;
 use tokio::time::{sleep, timeout};
 
-use super::client::{Answered, ApiClient, RETRY, WatchFault, shown};
+use super::client::{Answered, ApiClient, RETRY, WatchFault, shown, watch_event};
 use crate::addr::BackendAddr;
 use crate::discover::names::NameFollower;
 use crate::model::names::{NameMap, node_name};
@@ -139,13 +139,6 @@ struct NodeAddress {
     address: String,
 }
 
-#[derive(Deserialize)]
-struct NodeEvent {
-    #[serde(rename = "type")]
-    kind: String,
-    object: serde_json::Value,
-}
-
 impl Nodes {
     /// Adds a page of a list. Returns where the next one begins.
     fn add_page(&mut self, bytes: &[u8]) -> Result<Option<String>, String> {
@@ -163,18 +156,10 @@ impl Nodes {
 
     /// Takes one event of a watch. Returns whether the addresses have changed: a node's status changes all the time.
     fn apply(&mut self, line: &[u8]) -> Result<bool, WatchFault> {
-        if line.trim_ascii().is_empty() {
-            return Ok(false);
-        }
-        let broken = |error: serde_json::Error| WatchFault::Broken(format!("an event that is none: {error}"));
-        let event: NodeEvent = serde_json::from_slice(line).map_err(broken)?;
-        if event.kind == "ERROR" {
-            return Err(WatchFault::of_status(event.object));
-        }
-        let node: ClusterNode = serde_json::from_value(event.object).map_err(broken)?;
+        let Some((kind, node)) = watch_event::<ClusterNode>(line)? else { return Ok(false) };
         self.version.clone_from(&node.metadata.resource_version);
-        let Some((name, addresses)) = node.entry().filter(|_| event.kind != "BOOKMARK") else { return Ok(false) };
-        if event.kind == "DELETED" {
+        let Some((name, addresses)) = node.entry().filter(|_| kind != "BOOKMARK") else { return Ok(false) };
+        if kind == "DELETED" {
             return Ok(self.by_name.remove(&name).is_some());
         }
         if self.by_name.len() >= NODES_MAX && !self.by_name.contains_key(&name) {

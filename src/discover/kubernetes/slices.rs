@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::Deserialize;
 
-use super::client::WatchFault;
+use super::client::{WatchFault, watch_event};
 use crate::addr::BackendAddr;
 use crate::model::discover::AddressSet;
 
@@ -63,13 +63,6 @@ struct SlicePort {
     port: Option<u16>,
 }
 
-#[derive(Deserialize)]
-struct SliceEvent {
-    #[serde(rename = "type")]
-    kind: String,
-    object: serde_json::Value,
-}
-
 impl Slices {
     /// # Errors
     /// The bytes are no list of slices.
@@ -98,18 +91,10 @@ impl Slices {
 
     /// Takes one event of a watch. Returns whether the addresses have changed.
     pub(super) fn apply(&mut self, line: &[u8]) -> Result<bool, WatchFault> {
-        if line.trim_ascii().is_empty() {
-            return Ok(false);
-        }
-        let broken = |error: serde_json::Error| WatchFault::Broken(format!("an event that is none: {error}"));
-        let event: SliceEvent = serde_json::from_slice(line).map_err(broken)?;
-        if event.kind == "ERROR" {
-            return Err(WatchFault::of_status(event.object));
-        }
-        let slice: EndpointSlice = serde_json::from_value(event.object).map_err(broken)?;
+        let Some((kind, slice)) = watch_event::<EndpointSlice>(line)? else { return Ok(false) };
         let (name, before) = (slice.metadata.name.clone(), self.addresses());
         self.version.clone_from(&slice.metadata.resource_version);
-        match &*event.kind {
+        match &*kind {
             "ADDED" | "MODIFIED" => drop(self.by_name.insert(name, slice.addresses())),
             "DELETED" => drop(self.by_name.remove(&name)),
             "BOOKMARK" => {}

@@ -10,6 +10,7 @@ pub mod fd_passing;
 pub mod frame;
 pub mod inherited;
 pub(crate) mod kill_timer;
+pub mod liveness;
 pub mod ndisc;
 pub mod netdev;
 pub(crate) mod netlink;

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use baton::addr::VipAddr;
 use baton::sys::epoll::{Epoll, Events};
-use baton::sys::socket::{self, SocketTimeouts};
+use baton::sys::liveness::SocketTimeouts;
+use baton::sys::socket;
 
 use crate::behave;
 use crate::pattern;
@@ -28,7 +29,6 @@ const FLOWS_FROM: u64 = 1 << 16;
 const TIMEOUTS: SocketTimeouts = SocketTimeouts {
     keepalive_idle: Duration::from_secs(60),
     keepalive_interval: Duration::from_secs(10),
-    keepalive_count: 3,
     user_timeout: Duration::from_secs(60),
 };
 

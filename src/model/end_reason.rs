@@ -77,8 +77,8 @@ end_reasons! {
     BackendClosed "backend_closed" Backend Fin "The backend sent FIN first, then the client; all bytes were delivered.";
     ClientReset "client_reset" Client Nothing "The client sent RST; Baton passed it on to the backend.";
     BackendReset "backend_reset" Backend Rst "The backend sent RST; Baton passed it on to the client.";
-    ClientTimedOut "client_timed_out" Client Nothing "The client's host stopped answering: keepalive or TCP_USER_TIMEOUT ran out.";
-    BackendTimedOut "backend_timed_out" Backend Rst "The backend's host stopped answering: keepalive or TCP_USER_TIMEOUT ran out.";
+    ClientTimedOut "client_timed_out" Client Nothing "The client's host stopped answering: keepalive or user_timeout ran out.";
+    BackendTimedOut "backend_timed_out" Backend Rst "The backend's host stopped answering: keepalive or user_timeout ran out.";
     ClientLeft "client_left" Client Nothing "The client went away before any backend was connected.";
     ConnectFailed "connect_failed" Backend Rst "Every backend that Baton tried refused or was unreachable.";
     ConnectTimedOut "connect_timed_out" Backend Rst "No backend that Baton tried answered within connect_timeout.";

@@ -152,7 +152,7 @@ impl Looked<'_> {
         });
     }
 
-    /// For clients on this host: Baton's own connections use TCP_USER_TIMEOUT instead.
+    /// For clients on this host: Baton's own connections mostly end earlier.
     fn retries(&mut self) {
         let Some(retries) = read(RETRIES) else { return };
         let local = self.place.has_backend || Path::new(KUBELET).exists();
@@ -165,7 +165,12 @@ impl Looked<'_> {
         self.findings.push(match local && retries > RETRIES_WANTED {
             true => Finding::advice("tcp_retries2", shown, RETRIES_WHY, command(RETRIES, RETRIES_WANTED)),
             false if local => Finding::good("tcp_retries2", shown),
-            false => Finding::good("tcp_retries2", format!("{retries}; Baton's own connections have user_timeout")),
+            false => {
+                let own = format!(
+                    "{retries}: Baton's own connections end after user_timeout, or after {wait} if that is shorter"
+                );
+                Finding::good("tcp_retries2", own)
+            }
         });
     }
 

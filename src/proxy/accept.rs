@@ -23,7 +23,7 @@ use crate::model::proxy_protocol::{self, Parse};
 use crate::ports::ended::EndedFlow;
 use crate::sys::epoll::Ready;
 use crate::sys::eventfd::EventFd;
-use crate::sys::socket;
+use crate::sys::{liveness, socket};
 use crate::table::flows::FlowOrigin;
 use crate::table::journal::What;
 use listeners::Listener;
@@ -109,7 +109,7 @@ impl Acceptor {
         for listener in self.listeners.iter_mut().flatten() {
             if let Some(frontend) = plane.listening_on(listener.address) {
                 if frontend.timeouts != listener.frontend.timeouts {
-                    let _ = socket::set_timeouts(&listener.socket, &frontend.timeouts);
+                    let _ = liveness::set_timeouts(&listener.socket, &frontend.timeouts);
                 }
                 listener.frontend = frontend.clone();
             }

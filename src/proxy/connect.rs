@@ -276,7 +276,6 @@ fn establish(
         unanswered_since_ns: 0,
         watched: false,
         delivering: false,
-        lenient: false,
         waits_for_turn: false,
         eligibility: Eligibility::default(),
     });

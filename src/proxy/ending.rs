@@ -92,6 +92,10 @@ pub(super) fn finish(
         Phase::Between => None,
     };
     match reason.client_saw() {
+        // A client that was taken for gone, and is not, learns of it at once.
+        ClientSaw::Nothing if reason == EndReason::ClientTimedOut && !left_to_kernel => {
+            client.into_iter().for_each(socket::reset)
+        }
         ClientSaw::Rst if !left_to_kernel => client.into_iter().for_each(socket::reset),
         ClientSaw::Rst | ClientSaw::Fin | ClientSaw::Nothing => drop(client),
     }

@@ -197,8 +197,6 @@ pub(super) struct Relaying {
     pub watched: bool,
     /// Whether it is in the worker's list of flows with unacknowledged bytes.
     pub delivering: bool,
-    /// Whether a leg may have another TCP_USER_TIMEOUT than the settings say, and may have paused for as long.
-    pub lenient: bool,
     /// Whether it is in the worker's list of flows that had their fair share and have more to do.
     pub waits_for_turn: bool,
     pub eligibility: Eligibility,
@@ -350,7 +348,7 @@ impl Connecting {
     }
 }
 
-/// The time that TCP_USER_TIMEOUT would allow.
+/// How long an end may be silent, or accept nothing.
 pub(super) fn patience_ns(flow: &Flow) -> u64 {
     flow.frontend.settings.keepalive.user_timeout.as_nanos() as u64
 }

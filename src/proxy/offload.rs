@@ -21,6 +21,7 @@ use super::watch::FlowWatch;
 use crate::model::end_reason::EndReason;
 use crate::model::offload::OffloadRefusal;
 use crate::ports::offload::{Candidate, Progress, Record, Request, Sockets, Stays, Ticket};
+use crate::sys::liveness::forget_user_timeout;
 use crate::sys::silence;
 use crate::table::flows::Field;
 use crate::table::offload::SocketlessHold;
@@ -188,6 +189,8 @@ pub(super) fn take_back(
     let Phase::Offloading(state) = mem::replace(&mut flow.phase, Phase::Between) else { return FlowVerdict::Keep };
     let OffloadState { backend_addr, place, source_port, attempt, mut eligibility, ending } = state;
     let Sockets { client, backend, held_up, held_down } = sockets;
+    forget_user_timeout(&client);
+    forget_user_timeout(&backend);
     let shared = flow.shared;
     let refusal = match why {
         _ if why.for_good() => OffloadRefusal::ForGood,
@@ -212,7 +215,6 @@ pub(super) fn take_back(
         unanswered_since_ns: 0,
         watched: false,
         delivering: false,
-        lenient: true,
         waits_for_turn: false,
         eligibility,
     });

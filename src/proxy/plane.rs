@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::addr::VipAddr;
 use crate::config::{self, Config, Frontend, Keepalive, OffloadMode, Target};
 use crate::model::offload::OffloadPolicy;
+use crate::sys::liveness::SocketTimeouts;
 use crate::sys::process::file_limit;
-use crate::sys::socket::SocketTimeouts;
 use crate::table::backend::{FrontendEntry, NamedBackend, Registry};
 
 /// Descriptors reserved for listeners, probes, admin sockets and pipes: flows may not take them.
@@ -92,7 +92,6 @@ pub(super) fn timeouts(keepalive: &Keepalive) -> SocketTimeouts {
     SocketTimeouts {
         keepalive_idle: keepalive.idle,
         keepalive_interval: keepalive.interval,
-        keepalive_count: keepalive.count,
         user_timeout: keepalive.user_timeout,
     }
 }

@@ -36,7 +36,7 @@ pub(super) fn ended_by(side: Side, errno: i32) -> FlowVerdict {
     FlowVerdict::End(reason, errno)
 }
 
-/// Whether keepalive or TCP_USER_TIMEOUT gave a connection up. The kernel then returns ETIMEDOUT, or the meaning of the
+/// Whether the kernel gave a connection up after keepalive or repeated segments. The kernel then returns ETIMEDOUT, or the meaning of the
 /// last ICMP error if some came instead of acknowledgements (tcp_write_err; icmp_err_convert in net/ipv4/icmp.c,
 /// icmpv6_err_convert): a firewall that rejects by default makes that ECONNREFUSED.
 pub(super) fn is_silence(errno: i32) -> bool {

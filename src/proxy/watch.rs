@@ -1,5 +1,5 @@
-//! Watches flows that wait for one of their ends or for their age: as evidence against a backend, to give a paused end
-//! more time, and to end or offload idle flows.
+//! Watches flows that wait for one of their ends or for their age: as evidence against a backend, to find the end whose host
+//! is gone, and to end or offload idle flows.
 
 pub(super) mod deliveries;
 pub(super) mod evidence;
@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use super::context::WorkerContext;
 use super::context::slab::FlowSlab;
-use super::flow::{Flow, Phase, patience_ns};
+use super::flow::{Flow, Phase, Side, patience_ns};
 use super::timers::Due;
 use super::token::FlowRef;
 use super::verdict::FlowVerdict;
 use crate::model::leg::LegKey;
-use crate::sys::socket;
+use crate::sys::{liveness, socket};
 use crate::table::flows::Field;
-use deliveries::{Deliveries, Delivering, LOOKS, look};
+use deliveries::{Deliveries, Delivering, DeliveryState, LOOKS, look};
 
 /// Flows looked at in one turn of the loop.
 pub(super) const LOOKS_PER_TURN: usize = 256;
@@ -53,6 +53,8 @@ pub(super) struct FlowWatch {
 pub(super) struct LookedAt {
     pub at: FlowRef,
     pub is_closing: bool,
+    /// The end whose host is gone.
+    pub gone: Option<Side>,
 }
 
 impl FlowWatch {
@@ -77,8 +79,7 @@ impl FlowWatch {
     /// Sets the options that only an older flow needs, and publishes its source address and port.
     pub(super) fn settle(&self, cx: &WorkerContext, flow: &Flow) -> FlowVerdict {
         if let Phase::Relaying(relaying) = &flow.phase {
-            let set = if relaying.lenient { socket::set_keepalive } else { socket::set_timeouts };
-            let _ = set(&relaying.backend, &self.timeouts(cx, flow));
+            let _ = liveness::set_timeouts(&relaying.backend, &self.timeouts(cx, flow));
             if let Ok(local) = socket::local_addr(&relaying.backend) {
                 cx.slot(flow.at.key()).set(Field::LocalEnd as usize, LegKey::of(local.socket_addr()).0);
             }
@@ -115,25 +116,27 @@ impl FlowWatch {
         if let Phase::Relaying(relaying) = &mut flow.phase
             && !std::mem::replace(&mut relaying.delivering, true)
         {
-            // Another process, or the offload engine, checked it before, and the time that it gave is soon over.
-            let after_ns = if relaying.lenient { every_ns / 4 } else { every_ns };
-            let (due_ns, since_ns) = (cx.now_ns() + after_ns, cx.now_ns());
-            self.deliveries.push(after_ns, Delivering { due_ns, at: flow.at, since_ns, seen: None });
+            self.deliveries.push(every_ns, Delivering { due_ns: cx.now_ns() + every_ns, at: flow.at, seen: None });
         }
     }
 
-    /// Gives more time to the next flow that is due, if it is stuck and its end is alive. `None`: none is due.
+    /// Checks the next flow that is due. `None`: none is due.
     pub(super) fn look_at_next(&mut self, now_ns: u64, flows: &mut FlowSlab) -> Option<LookedAt> {
         let mut looked = self.deliveries.pop(now_ns)?;
         let at = looked.at;
-        let Some(flow) = flows.get_mut(at) else { return Some(LookedAt { at, is_closing: false }) };
+        let Some(flow) = flows.get_mut(at) else { return Some(LookedAt { at, is_closing: false, gone: None }) };
         let every_ns = patience_ns(flow) / LOOKS;
         let is_closing = flow.is_closing();
-        if look(flow, &mut looked, now_ns) {
-            looked.due_ns = now_ns + every_ns;
-            self.deliveries.push(every_ns, looked);
+        let mut gone = None;
+        match look(flow, &mut looked, now_ns) {
+            DeliveryState::UnderWay => {
+                looked.due_ns = now_ns + every_ns;
+                self.deliveries.push(every_ns, looked);
+            }
+            DeliveryState::Gone(side) => gone = Some(side),
+            DeliveryState::Delivered => {}
         }
-        Some(LookedAt { at, is_closing })
+        Some(LookedAt { at, is_closing, gone })
     }
 
     /// Returns flows that have been idle for too long, and schedules the next walk.

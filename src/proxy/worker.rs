@@ -25,7 +25,7 @@ use super::timers::Due;
 use super::token::{FlowRef, Token};
 use super::upgrade::export::Departing;
 use super::upgrade::import::GoneFrontends;
-use super::verdict::FlowVerdict;
+use super::verdict::{FlowVerdict, ended_by};
 use super::watch::{FlowWatch, LOOKS_PER_TURN};
 use crate::model::connect::ClientSeen;
 use crate::model::end_reason::EndReason;
@@ -216,7 +216,9 @@ impl Worker {
         }
         for _ in 0..LOOKS_PER_TURN {
             let Some(looked) = self.watch.look_at_next(self.cx.now_ns(), &mut self.flows) else { break };
-            if looked.is_closing {
+            if let Some(side) = looked.gone {
+                self.with_flow(looked.at, |_, _| ended_by(side, libc::ETIMEDOUT));
+            } else if looked.is_closing {
                 self.with_flow(looked.at, |worker, flow| closing::closing_is_late(&worker.cx, flow));
             }
         }

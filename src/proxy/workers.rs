@@ -22,6 +22,7 @@ use crate::addr::VipAddr;
 use crate::config::{Config, SharePort};
 use crate::essential;
 use crate::model::end_reason::EndReason;
+use crate::sys::liveness::forget_user_timeout;
 use crate::sys::{clock, socket};
 
 /// Why the data plane cannot apply the configuration. Nothing has changed then.
@@ -226,6 +227,8 @@ impl Proxy {
             group.claim.into_iter().for_each(|claim| self.ports.keep(claim));
             for (number, socket) in group.sockets.into_iter().enumerate() {
                 let frontend = frontend.clone();
+                // A process of an earlier release has set it.
+                forget_user_timeout(&socket);
                 openings[number % workers].push(Listener { socket, address, is_shared, frontend });
             }
         }

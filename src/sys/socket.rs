@@ -9,6 +9,7 @@ use rustix::io::retry_on_intr;
 use rustix::net::{self, RecvFlags, SendFlags, SocketAddrAny, SocketFlags, sockopt};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::liveness::{SocketTimeouts, set_timeouts};
 use super::source;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 
@@ -22,15 +23,6 @@ const TIMESTAMPS_LENGTH: u32 = 12;
 /// the kernel, and nobody reaches it by its own address.
 const NOWHERE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
 const NOWHERE_V6: Ipv6Addr = Ipv6Addr::new(0x100, 0, 0, 1, 0, 0, 0, 8);
-
-/// Detection of a vanished far host (tcp(7)): keepalive while idle, TCP_USER_TIMEOUT with data in flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SocketTimeouts {
-    pub keepalive_idle: Duration,
-    pub keepalive_interval: Duration,
-    pub keepalive_count: u32,
-    pub user_timeout: Duration,
-}
 
 /// A listener of one worker; the workers' listeners for one address form a SO_REUSEPORT group (socket(7)).
 ///
@@ -83,33 +75,6 @@ fn unbound(address: VipAddr) -> io::Result<Socket> {
         socket.set_freebind_v4(true)?;
     }
     Ok(socket)
-}
-
-/// Sets keepalive and TCP_USER_TIMEOUT. On a listener, future accepted sockets have them too.
-pub(crate) fn set_timeouts(socket: impl AsFd, timeouts: &SocketTimeouts) -> io::Result<()> {
-    let socket = socket.as_fd();
-    set_keepalive(socket, timeouts)?;
-    set_user_timeout(socket, timeouts.user_timeout)
-}
-
-/// Sets keepalive alone.
-pub(crate) fn set_keepalive(socket: impl AsFd, timeouts: &SocketTimeouts) -> io::Result<()> {
-    let socket = socket.as_fd();
-    sockopt::set_socket_keepalive(socket, true)?;
-    sockopt::set_tcp_keepidle(socket, timeouts.keepalive_idle)?;
-    sockopt::set_tcp_keepintvl(socket, timeouts.keepalive_interval)?;
-    Ok(sockopt::set_tcp_keepcnt(socket, timeouts.keepalive_count)?)
-}
-
-/// Sets TCP_USER_TIMEOUT (tcp(7)), in whole milliseconds.
-pub(crate) fn set_user_timeout(socket: impl AsFd, user_timeout: Duration) -> io::Result<()> {
-    let milliseconds = u32::try_from(user_timeout.as_millis()).unwrap_or(i32::MAX as u32).min(i32::MAX as u32);
-    Ok(sockopt::set_tcp_user_timeout(socket, milliseconds)?)
-}
-
-/// Reads TCP_USER_TIMEOUT; zero: none.
-pub(crate) fn user_timeout(socket: impl AsFd) -> io::Result<Duration> {
-    Ok(Duration::from_millis(sockopt::tcp_user_timeout(socket)?.into()))
 }
 
 /// Takes the next connection, non-blocking. `WouldBlock`: there is none.
@@ -306,8 +271,7 @@ mod tests {
     const TIMEOUTS: SocketTimeouts = SocketTimeouts {
         keepalive_idle: Duration::from_secs(11),
         keepalive_interval: Duration::from_secs(3),
-        keepalive_count: 4,
-        user_timeout: Duration::from_millis(7500),
+        user_timeout: Duration::from_millis(22_500),
     };
 
     fn wait_for(socket: impl AsFd, flags: PollFlags) {
@@ -333,8 +297,8 @@ mod tests {
             assert!(sockopt::socket_keepalive(&accepted).unwrap());
             assert_eq!(sockopt::tcp_keepidle(&accepted).unwrap(), TIMEOUTS.keepalive_idle);
             assert_eq!(sockopt::tcp_keepintvl(&accepted).unwrap(), TIMEOUTS.keepalive_interval);
-            assert_eq!(sockopt::tcp_keepcnt(&accepted).unwrap(), TIMEOUTS.keepalive_count);
-            assert_eq!(sockopt::tcp_user_timeout(&accepted).unwrap(), 7500);
+            assert_eq!(sockopt::tcp_keepcnt(&accepted).unwrap(), 4);
+            assert_eq!(sockopt::tcp_user_timeout(&accepted).unwrap(), 0);
         }
     }
 

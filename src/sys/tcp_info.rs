@@ -24,7 +24,7 @@ pub(crate) enum Delivery {
     Done,
     /// Bytes are in flight, without any sign of a fault. Bytes acknowledged so far.
     UnderWay { acked: u64 },
-    /// Bytes wait, and the kernel counts the time until TCP_USER_TIMEOUT.
+    /// Bytes wait for a far end that does not accept them.
     Stuck(Stuck),
 }
 
@@ -42,8 +42,8 @@ pub(crate) struct Stuck {
 pub(crate) enum StuckBy {
     /// The far host has no room: it has left so many window probes in a row unanswered.
     Probes(u8),
-    /// It has no room, and the kernel repeats a segment in flight instead of window probes.
-    ClosedWindow,
+    /// It has no room, and the kernel repeats a segment in flight instead of window probes, next after at most this time.
+    ClosedWindow { backoff: Duration },
     /// Segments were lost, or are not acknowledged, and are repeated.
     Loss,
 }
@@ -75,6 +75,7 @@ const CONGESTION_STATE: usize = 1;
 const RETRANSMITS: usize = 2;
 const PROBES: usize = 3;
 const BACKOFF: usize = 4;
+const RTO_US: usize = 0;
 const UNACKED: usize = 4;
 const LAST_DATA_CAME: usize = 11;
 const LAST_ACK_CAME: usize = 12;
@@ -102,12 +103,17 @@ pub(crate) fn delivery(socket: impl AsFd) -> io::Result<Delivery> {
     let by = match (unacked, unsent, info.send_window) {
         (0, 0, _) => return Ok(Delivery::Done),
         (0, _, _) => StuckBy::Probes(info.bytes[PROBES]),
-        (_, _, 0) => StuckBy::ClosedWindow,
+        (_, _, 0) => StuckBy::ClosedWindow { backoff: Duration::from_micros(info.words[RTO_US].into()) },
         _ if is_lossy => StuckBy::Loss,
         _ => return Ok(Delivery::UnderWay { acked: info.bytes_acked }),
     };
     let silence = Duration::from_millis(info.words[LAST_DATA_CAME].min(info.words[LAST_ACK_CAME]).into());
     Ok(Delivery::Stuck(Stuck { by, silence, acked: info.bytes_acked }))
+}
+
+/// Probes in a row, of keepalive or of a closed window, that the far end has left unanswered.
+pub(crate) fn unanswered_probes(socket: impl AsFd) -> io::Result<u8> {
+    Ok(read(socket)?.bytes[PROBES])
 }
 
 /// Bytes that were written and never sent; FIN counts as one.

@@ -125,12 +125,16 @@ fn impatient(config: Config) -> Config {
 
 /// A client without room for another byte, as the server's kernel knows.
 fn full(lab: &Lab, baton: &Baton) -> Conn {
+    let before = window_probes(lab);
     let conn = lab.client.connect(lab.lb.v4(6443));
-    let zero_windows = || lab.lb.run("nstat -asz TcpExtTCPWinProbe");
-    let probes = || zero_windows().lines().find_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
-    let before = probes().unwrap_or(0);
-    eventually(LONG, "its window is closed", || probes() > Some(before) && baton.flow_count() == 1);
+    eventually(LONG, "its window is closed", || window_probes(lab) > before && baton.flow_count() == 1);
     conn
+}
+
+/// Probes that Baton's kernel has sent to closed windows.
+fn window_probes(lab: &Lab) -> u64 {
+    let counters = lab.lb.run("nstat -asz TcpExtTCPWinProbe");
+    counters.lines().find_map(|line| line.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
 }
 
 fn patient_for(config: Config, user_timeout: &str) -> Config {
@@ -150,6 +154,39 @@ fn a_reader_that_pauses_for_longer_than_user_timeout_was_reset() {
     assert_eq!((end, tally), (End::Fin, Tally::of_pattern(5, BYTES)));
     drop(conn);
     baton.wait_ended("backend_closed", 1);
+    baton.rests();
+}
+
+/// With TCP_USER_TIMEOUT, the kernel counts on from a pause that ended by small reads, though everything is acknowledged, and ends the
+/// connection when the next window stays closed for a moment.
+#[test]
+fn a_reader_that_had_paused_once_was_reset_at_its_next_short_pause() {
+    let Some(lab) = Lab::new("pauses again") else { return };
+    const BYTES: u64 = 2_000_000;
+    let server = lab.b1.serve(Behaviour::Echo);
+    let baton = lab.start(&patient_for(lab.config().only(&["b1"]), "2s"));
+    let mut conn = lab.client.enter(|| {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        // Few openings of so small a window have room for all that the sender has put into its next segment.
+        socket.set_recv_buffer_size(8192).unwrap();
+        socket.connect(&lab.lb.v4(6443).into()).unwrap();
+        Conn::new(socket.into())
+    });
+    conn.echo(1, 100);
+    let closes_window = |seed| {
+        let before = window_probes(&lab);
+        server.say(seed, BYTES);
+        eventually(LONG, "its window is closed", || window_probes(&lab) > before);
+    };
+    closes_window(2);
+    for _ in 0..BYTES / 1000 {
+        conn.read_tally(1000).unwrap();
+    }
+    wait::throughout(secs(3), "an idle flow lives on", || baton.flow_count() == 1);
+    closes_window(3);
+    wait::throughout(secs(1), "the flow lives on", || baton.flow_count() == 1);
+    assert_eq!(conn.read_tally(BYTES).unwrap(), Tally::of_pattern(3, BYTES));
+    drop(conn);
     baton.rests();
 }
 

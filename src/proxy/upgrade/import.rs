@@ -16,6 +16,7 @@ use crate::proxy::relay::Direction;
 use crate::proxy::resume::watch_again;
 use crate::proxy::tell::tell_established;
 use crate::proxy::token::FlowRef;
+use crate::sys::liveness::forget_user_timeout;
 use crate::sys::socket;
 use crate::table::backend::BackendEntry;
 use crate::table::flow_transfer::{FirstFin, FlowTransfer, Relayed, Stage};
@@ -57,6 +58,8 @@ pub(in crate::proxy) fn import(
     let wrong = ImportError::Sockets { got, expected };
     let FlowTransfer { id, frontend, client: client_addr, vip, accepted_at_ns, stage } = transfer;
     let frontend = gone.find(cx, &frontend).ok_or(ImportError::UnknownFrontend(frontend))?;
+    // A process of an earlier release has set it.
+    sockets.iter().for_each(forget_user_timeout);
     let mut sockets = sockets.into_iter();
     let (Some(client), backend, None) = (sockets.next(), sockets.next(), sockets.next()) else { return Err(wrong) };
     // A process of an earlier release did not ask the kernel.
@@ -136,7 +139,6 @@ fn relaying(relayed: Relayed, client: OwnedFd, backend: OwnedFd, place: BackendH
         unanswered_since_ns: relayed.unanswered_since_ns,
         watched: false,
         delivering: false,
-        lenient: true,
         waits_for_turn: false,
         eligibility: Eligibility::default(),
     }

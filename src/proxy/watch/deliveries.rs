@@ -1,37 +1,31 @@
-//! Far ends that pause: a reader without room for more is alive as long as its host answers window probes.
+//! Far ends with bytes in flight: a host that is gone is told from a reader that pauses, which is alive as long as its host answers
+//! window probes.
 //!
-//! TCP_USER_TIMEOUT takes such a reader for dead: while the window stays closed, the kernel ends the connection after
-//! that time, even if probes are answered (net/ipv4/tcp_timer.c, tcp_probe_timer and tcp_rtx_probe0_timed_out). It also
-//! ends a connection that loses segments for so long, though others arrive (retransmits_timed_out: retrans_stamp stays
-//! until all losses are repaired). Without the option, however, Baton would notice a host that vanishes behind a closed
-//! window only after a quarter of an hour. So the option stays, and Baton extends it again and again as long as the far
-//! end answers or accepts bytes. The kernel sends no probe later than the remaining time
-//! (tcp_clamp_probe0_to_user_timeout), so the extension also determines how often it probes.
+//! The kernel cannot tell them apart in time. Without TCP_USER_TIMEOUT (tcp(7)) it gives a host up after a quarter of an hour; with it,
+//! it takes a closed window for a lost host, and later ends connections that have long recovered ([`forget_user_timeout`]). So Baton sets
+//! no such option, looks at what the kernel knows, and ends the flow itself.
 //!
 //! Baton checks only flows that wrote bytes, until all of them are acknowledged: an idle flow costs nothing.
+//!
+//! [`forget_user_timeout`]: crate::sys::liveness::forget_user_timeout
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use crate::proxy::flow::{Flow, Phase, patience_ns};
+use crate::proxy::flow::{Flow, Phase, Side, patience_ns};
 use crate::proxy::token::FlowRef;
-use crate::sys::socket;
-use crate::sys::tcp_info::{Delivery, StuckBy, delivery};
+use crate::sys::tcp_info::{Delivery, Stuck, StuckBy, delivery};
 
-/// Checks within one TCP_USER_TIMEOUT.
+/// Checks within one user_timeout.
 pub(super) const LOOKS: u64 = 8;
 
 /// Probes in a row that a live host may leave unanswered: each probe or its answer may be lost.
 const LOST_PROBES_MAX: u8 = 3;
 
-/// Least extension of a paused flow beyond its next check: its worker may be late.
-const MARGIN_MIN_NS: u64 = 500_000_000;
-
 /// Flows with bytes or FIN in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Deliveries {
-    /// Flows that are checked equally often, earliest first. One line per setting of TCP_USER_TIMEOUT.
+    /// Flows that are checked equally often, earliest first. One line per setting of user_timeout.
     lines: Vec<DeliveryLine>,
 }
 
@@ -45,9 +39,6 @@ struct DeliveryLine {
 pub(super) struct Delivering {
     pub due_ns: u64,
     pub at: FlowRef,
-    /// When the kernel may have begun to count. A later restart of its count is not visible: for retransmissions it
-    /// counts from the first one, though much arrives in between (retrans_stamp).
-    pub since_ns: u64,
     /// The state of client and backend at the last check.
     pub seen: Option<Box<[Option<SeenLeg>; 2]>>,
 }
@@ -56,21 +47,19 @@ pub(super) struct Delivering {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SeenLeg {
     acked: u64,
-    is_stuck: bool,
     /// The first check, or the last one that found newly accepted bytes or a closed window.
     news_ns: u64,
-    /// Whether the far end accepted bytes between two checks that found it stuck.
-    moves: bool,
 }
 
-/// The change of a leg's TCP_USER_TIMEOUT.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TimeoutAct {
-    /// The far end is alive: it gets more time.
-    Extend,
-    Leave,
-    /// Its time is over: set the configured value.
-    Restore,
+pub(super) enum DeliveryState {
+    /// Everything has arrived.
+    Delivered,
+    /// It needs another check.
+    UnderWay,
+    /// This end's host is gone.
+    Gone(Side),
 }
 
 impl Deliveries {
@@ -97,85 +86,56 @@ impl Deliveries {
     }
 }
 
-/// Checks both ends of a flow. Returns whether another check is needed.
-pub(super) fn look(flow: &mut Flow, looked: &mut Delivering, now_ns: u64) -> bool {
+/// Checks both ends of a flow.
+pub(super) fn look(flow: &mut Flow, looked: &mut Delivering, now_ns: u64) -> DeliveryState {
     let patience_ns = patience_ns(flow);
-    let Phase::Relaying(relaying) = &mut flow.phase else { return false };
-    let legs = [&relaying.client, &relaying.backend];
-    if relaying.lenient && looked.seen.is_none() {
-        let given_ns = legs.map(given_ns).into_iter().max().unwrap_or(0);
-        looked.since_ns = looked.since_ns.min(now_ns.saturating_sub(given_ns));
-    }
+    let Phase::Relaying(relaying) = &mut flow.phase else { return DeliveryState::Delivered };
+    let legs = [(Side::Client, &relaying.client), (Side::Backend, &relaying.backend)];
     let mut seen = [None; 2];
-    let mut lenient = false;
-    for (side, leg) in legs.into_iter().enumerate() {
+    let mut gone = None;
+    for (number, (side, leg)) in legs.into_iter().enumerate() {
         let state = delivery(leg).unwrap_or(Delivery::Done);
-        let before = looked.seen.as_deref().and_then(|seen| seen[side]);
-        seen[side] = SeenLeg::go_on(before, state, now_ns);
-        match act(state, seen[side], now_ns, patience_ns) {
-            TimeoutAct::Extend => {
-                set_patience(leg, extended_ns(now_ns - looked.since_ns, patience_ns));
-                lenient = true;
-            }
-            TimeoutAct::Leave => lenient |= relaying.lenient,
-            TimeoutAct::Restore if relaying.lenient => set_patience(leg, patience_ns),
-            TimeoutAct::Restore => {}
+        let before = looked.seen.as_deref().and_then(|seen| seen[number]);
+        seen[number] = SeenLeg::go_on(before, state, now_ns);
+        if let (Delivery::Stuck(stuck), Some(seen)) = (state, seen[number])
+            && is_gone(stuck, seen, now_ns, patience_ns)
+        {
+            gone = gone.or(Some(side));
         }
     }
-    relaying.lenient = lenient;
     relaying.delivering = seen != [None; 2];
     looked.seen = relaying.delivering.then(|| Box::new(seen));
-    relaying.delivering
+    match (gone, relaying.delivering) {
+        (Some(side), _) => DeliveryState::Gone(side),
+        (None, true) => DeliveryState::UnderWay,
+        (None, false) => DeliveryState::Delivered,
+    }
 }
 
 impl SeenLeg {
     /// Continues the state of the last check, or begins a new one.
     fn go_on(before: Option<Self>, state: Delivery, now_ns: u64) -> Option<Self> {
-        let (acked, is_stuck, is_closed) = match state {
+        let (acked, is_closed) = match state {
             Delivery::Done => return None,
-            Delivery::UnderWay { acked } => (acked, false, false),
-            Delivery::Stuck(stuck) => (stuck.acked, true, stuck.by != StuckBy::Loss),
+            Delivery::UnderWay { acked } => (acked, false),
+            Delivery::Stuck(stuck) => (stuck.acked, stuck.by != StuckBy::Loss),
         };
-        let fresh = Self { acked, is_stuck, news_ns: now_ns, moves: false };
-        Some(before.map_or(fresh, |before| match before.acked == acked {
-            // While its window is closed, the far end accepts nothing and loses nothing. The segments that follow the opening
-            // look lost until they are acknowledged, because the kernel keeps the backoff of its probes.
-            true => Self { is_stuck, news_ns: if is_closed { now_ns } else { before.news_ns }, ..before },
-            false => Self { moves: before.moves || before.is_stuck && is_stuck, ..fresh },
-        }))
+        // While its window is closed, the far end accepts nothing and loses nothing. The segments that follow the opening
+        // look lost until they are acknowledged, because the kernel keeps the backoff of its probes.
+        let goes_on = before.filter(|before| before.acked == acked && !is_closed);
+        Some(goes_on.unwrap_or(Self { acked, news_ns: now_ns }))
     }
 }
 
-fn act(state: Delivery, seen: Option<SeenLeg>, now_ns: u64, patience_ns: u64) -> TimeoutAct {
-    let (Delivery::Stuck(stuck), Some(seen)) = (state, seen) else {
-        return if state == Delivery::Done { TimeoutAct::Restore } else { TimeoutAct::Leave };
-    };
-    let is_silent = stuck.silence.as_nanos() >= u128::from(patience_ns);
+/// Whether the host of a far end that accepts nothing is gone.
+fn is_gone(stuck: Stuck, seen: SeenLeg, now_ns: u64, patience_ns: u64) -> bool {
+    let silent_for = |least: Duration| stuck.silence >= least.max(Duration::from_nanos(patience_ns));
     match stuck.by {
-        StuckBy::Probes(unanswered) if is_silent && unanswered >= LOST_PROBES_MAX => TimeoutAct::Restore,
-        StuckBy::ClosedWindow if is_silent => TimeoutAct::Restore,
-        StuckBy::Probes(_) | StuckBy::ClosedWindow => TimeoutAct::Extend,
+        StuckBy::Probes(unanswered) => unanswered >= LOST_PROBES_MAX && silent_for(Duration::ZERO),
+        StuckBy::ClosedWindow { backoff } => silent_for(backoff * LOST_PROBES_MAX.into()),
         // Its own segments do not prove that it receives ours.
-        StuckBy::Loss if now_ns - seen.news_ns >= patience_ns => TimeoutAct::Restore,
-        StuckBy::Loss if seen.moves => TimeoutAct::Extend,
-        StuckBy::Loss => TimeoutAct::Leave,
+        StuckBy::Loss => now_ns - seen.news_ns >= patience_ns,
     }
-}
-
-/// The TCP_USER_TIMEOUT for a leg, if the kernel has counted for at most `paused_ns`.
-fn extended_ns(paused_ns: u64, patience_ns: u64) -> u64 {
-    let margin_ns = (patience_ns / 4).max(MARGIN_MIN_NS);
-    (paused_ns + 2 * patience_ns / LOOKS + margin_ns).max(patience_ns)
-}
-
-/// The longest time that a leg can have paused: after a longer one the kernel would have ended it.
-fn given_ns(leg: &OwnedFd) -> u64 {
-    socket::user_timeout(leg).map_or(0, |given| given.as_nanos() as u64)
-}
-
-fn set_patience(leg: &OwnedFd, patience_ns: u64) {
-    // Fails if the connection has ended, which epoll reports.
-    let _ = socket::set_user_timeout(leg, Duration::from_nanos(patience_ns));
 }
 
 #[cfg(test)]
@@ -189,12 +149,11 @@ mod tests {
         Stuck { by, silence: Duration::from_secs(silence_s), acked }
     }
 
-    /// The change for a leg that was first seen at 0 and is seen again after `after_s`.
-    fn after(after_s: u64, first: Stuck, again: Stuck) -> TimeoutAct {
+    /// Whether a leg that was first seen at 0 is given up when it is seen again after `after_s`.
+    fn after(after_s: u64, first: Stuck, again: Stuck) -> bool {
         let now_ns = after_s * 1_000_000_000;
         let seen = SeenLeg::go_on(None, Delivery::Stuck(first), 0);
-        let again = Delivery::Stuck(again);
-        act(again, SeenLeg::go_on(seen, again, now_ns), now_ns, PATIENCE_NS)
+        is_gone(again, SeenLeg::go_on(seen, Delivery::Stuck(again), now_ns).unwrap(), now_ns, PATIENCE_NS)
     }
 
     #[test]
@@ -203,67 +162,57 @@ mod tests {
             let seen = stuck(StuckBy::Probes(unanswered), silence_s, 1);
             after(100, seen, seen)
         };
-        assert_eq!(probes(119, 0), TimeoutAct::Extend, "it was not asked");
-        assert_eq!(probes(40, 2), TimeoutAct::Extend, "two probes can be lost");
-        assert_eq!(probes(29, 9), TimeoutAct::Extend, "it answered lately");
-        assert_eq!(probes(30, 3), TimeoutAct::Restore);
-        let closed = |silence_s| stuck(StuckBy::ClosedWindow, silence_s, 1);
-        assert_eq!(
-            [after(100, closed(1), closed(29)), after(100, closed(1), closed(30))],
-            [TimeoutAct::Extend, TimeoutAct::Restore]
-        );
+        assert!(!probes(119, 0), "it was not asked");
+        assert!(!probes(40, 2), "two probes can be lost");
+        assert!(!probes(29, 9), "it answered lately");
+        assert!(probes(30, 3));
+        let closed = |silence_s, backoff_s| {
+            let seen = stuck(StuckBy::ClosedWindow { backoff: Duration::from_secs(backoff_s) }, silence_s, 1);
+            after(100, seen, seen)
+        };
+        assert_eq!([closed(29, 1), closed(30, 1)], [false, true]);
+        assert_eq!([closed(89, 30), closed(90, 30)], [false, true], "it is asked so rarely");
     }
 
     #[test]
     fn a_host_that_loses_segments_must_take_some_and_not_only_speak() {
         let loss = |acked| stuck(StuckBy::Loss, 0, acked);
-        assert_eq!(after(5, loss(1), loss(1)), TimeoutAct::Leave, "it may take some yet");
-        assert_eq!(after(30, loss(1), loss(1)), TimeoutAct::Restore);
-        assert_eq!(after(500, loss(1), loss(2)), TimeoutAct::Extend);
+        assert!(!after(29, loss(1), loss(1)), "it may take some yet");
+        assert!(after(30, loss(1), loss(1)));
+        assert!(!after(500, loss(1), loss(2)));
     }
 
     /// Found as a client that was reset when it read again after a pause: what the kernel sent it then looked lost, and as old as the pause.
     #[test]
     fn segments_that_follow_a_closed_window_are_lost_only_after_a_time_of_their_own() {
         let at = |seen, state, after_s: u64| SeenLeg::go_on(seen, Delivery::Stuck(state), after_s * 1_000_000_000);
-        for by in [StuckBy::Probes(1), StuckBy::ClosedWindow] {
+        for by in [StuckBy::Probes(1), StuckBy::ClosedWindow { backoff: Duration::from_secs(1) }] {
             let (closed, loss) = (stuck(by, 1, 1), stuck(StuckBy::Loss, 0, 1));
             let paused = at(at(None, closed, 0), closed, 60);
-            let act_at = |after_s: u64| {
-                let now_ns = after_s * 1_000_000_000;
-                act(Delivery::Stuck(loss), at(paused, loss, after_s), now_ns, PATIENCE_NS)
+            let is_gone_at = |after_s: u64| {
+                let seen = at(paused, loss, after_s).unwrap();
+                is_gone(loss, seen, after_s * 1_000_000_000, PATIENCE_NS)
             };
-            assert_eq!(
-                [act_at(61), act_at(89), act_at(90)],
-                [TimeoutAct::Leave, TimeoutAct::Leave, TimeoutAct::Restore]
-            );
+            assert_eq!([is_gone_at(61), is_gone_at(89), is_gone_at(90)], [false, false, true]);
         }
     }
 
-    /// Otherwise a host that vanishes during a transfer gets time for bytes that it accepted before.
+    /// Otherwise a host that vanishes during a transfer gets time for bytes that it accepted before, or none because it lost none yet.
     #[test]
-    fn what_was_taken_before_the_losses_began_does_not_count() {
-        let (smooth, loss) = (Delivery::UnderWay { acked: 1 }, Delivery::Stuck(stuck(StuckBy::Loss, 0, 2)));
-        let seen = SeenLeg::go_on(SeenLeg::go_on(None, smooth, 0), loss, 1_000_000_000);
-        assert_eq!(act(loss, seen, 1_000_000_000, PATIENCE_NS), TimeoutAct::Leave);
-        assert_eq!(act(smooth, seen, 1_000_000_000, PATIENCE_NS), TimeoutAct::Leave);
-        assert_eq!(act(Delivery::Done, None, 1_000_000_000, PATIENCE_NS), TimeoutAct::Restore);
-    }
-
-    #[test]
-    fn time_is_given_from_one_look_to_beyond_the_next() {
-        let every_ns = PATIENCE_NS / LOOKS;
-        assert_eq!(extended_ns(0, PATIENCE_NS), PATIENCE_NS, "not less than what was asked for");
-        for looks in 4..100 {
-            let left_ns = extended_ns(looks * every_ns, PATIENCE_NS) - looks * every_ns;
-            assert!(left_ns > 2 * every_ns, "a worker may be late: {left_ns}");
-            assert!(left_ns <= PATIENCE_NS / 2, "several probes within the time: {left_ns}");
-        }
+    fn losses_count_from_the_last_bytes_that_were_taken() {
+        let (smooth, loss) = (Delivery::UnderWay { acked: 1 }, stuck(StuckBy::Loss, 0, 1));
+        let began = SeenLeg::go_on(None, smooth, 0);
+        let seen = SeenLeg::go_on(began, Delivery::Stuck(loss), 30_000_000_000).unwrap();
+        assert!(is_gone(loss, seen, 30_000_000_000, PATIENCE_NS), "it took nothing since then");
+        let loss = stuck(StuckBy::Loss, 0, 2);
+        let seen = SeenLeg::go_on(began, Delivery::Stuck(loss), 30_000_000_000).unwrap();
+        assert!(!is_gone(loss, seen, 30_000_000_000, PATIENCE_NS), "it took some");
+        assert_eq!(SeenLeg::go_on(Some(seen), Delivery::Done, 31_000_000_000), None);
     }
 
     #[test]
     fn each_setting_has_a_line_of_its_own_and_the_soonest_comes_first() {
-        let flow = |due_ns, index| Delivering { due_ns, at: FlowRef { index, generation: 0 }, since_ns: 0, seen: None };
+        let flow = |due_ns, index| Delivering { due_ns, at: FlowRef { index, generation: 0 }, seen: None };
         let mut deliveries = Deliveries::default();
         deliveries.push(100, flow(100, 1));
         deliveries.push(10, flow(12, 2));

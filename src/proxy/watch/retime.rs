@@ -15,11 +15,10 @@ use crate::proxy::flow::{Flow, Phase, patience_ns};
 use crate::proxy::timers::Due;
 use crate::proxy::token::FlowRef;
 use crate::proxy::verdict::FlowVerdict;
-use crate::sys::socket::{self, SocketTimeouts};
+use crate::sys::liveness::{SocketTimeouts, set_timeouts_anew};
 
 /// An end that was silent for so long is probed then, and again after [`ASK_EVERY`]. The time until it is given up
-/// stays the same: TCP_USER_TIMEOUT counts, not the number of unanswered probes (net/ipv4/tcp_timer.c,
-/// tcp_keepalive_timer).
+/// stays the same: so many more probes must be unanswered.
 const ASK_AFTER: Duration = Duration::from_secs(2);
 
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -30,13 +29,11 @@ impl FlowWatch {
         let timeouts = &self.timeouts(cx, flow);
         // Fails if the connection has ended, which epoll reports.
         match &flow.phase {
-            Phase::Header(client) => drop(socket::set_timeouts(client, timeouts)),
-            Phase::Connecting(connecting) => drop(socket::set_timeouts(&connecting.client, timeouts)),
+            Phase::Header(client) => drop(set_timeouts_anew(client, timeouts)),
+            Phase::Connecting(connecting) => drop(set_timeouts_anew(&connecting.client, timeouts)),
             Phase::Relaying(relaying) => {
-                // A lenient flow was given more time; its next check sets the value of the settings.
-                let set = if relaying.lenient { socket::set_keepalive } else { socket::set_timeouts };
-                let _ = set(&relaying.client, timeouts);
-                let _ = set(&relaying.backend, timeouts);
+                let _ = set_timeouts_anew(&relaying.client, timeouts);
+                let _ = set_timeouts_anew(&relaying.backend, timeouts);
             }
             Phase::Offloading(_) | Phase::Offloaded { .. } => {
                 let (ticket, patience_ns) = (cx.ticket(flow), patience_ns(flow));

@@ -2,7 +2,7 @@
 
 mod crossed;
 mod cut_off;
-mod failover;
+pub mod failover;
 mod faults;
 mod flood;
 mod kubeadm;

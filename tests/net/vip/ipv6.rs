@@ -1,6 +1,7 @@
 //! An IPv6 address that two hosts have.
 
 use super::*;
+use crate::fleet::failover::{Fleet, Flows, all_reset};
 
 const VIP6: &str = "fd77::100";
 
@@ -109,4 +110,46 @@ fn a_host_hears_who_else_asks_for_an_ipv6_address_that_nobody_has() {
         std::iter::from_fn(|| asks.overheard()).all(|it| !matches!(it, Overheard::Question(_))),
         "its own question"
     );
+}
+
+/// One leg is of IPv4 and the other of IPv6: a packet of one cannot go on as a packet of the other, so no peer can carry such a flow on.
+#[test]
+fn idle_clients_of_an_ipv6_vip_with_ipv4_backends_are_reset_at_once_when_its_host_is_emptied_or_dies() {
+    let config = |config: Config| {
+        let config = config.frontend("listen", vec![format!("{VIP}:6443"), format!("[{VIP6}]:6443")]);
+        config.vip("addresses", vec![format!("{VIP}/32"), format!("{VIP6}/128")]).vip("interface", "eth0")
+    };
+    let Some(fleet) = Fleet::new("vip6 to v4", 3, Flows::Offload, config) else { return };
+    let scene = &fleet.scene;
+    built_in::served_after(scene, &Stopwatch::start());
+    for fault in ["is emptied", "dies"] {
+        let had = built_in::owner(&fleet.all);
+        let owner = &fleet.all[had];
+        let [vip4, vip6] = built_in::places();
+        let mut conns: Vec<_> = (0..20).map(|_| scene.lab.client.connect(vip6)).collect();
+        conns.iter_mut().for_each(|conn| conn.echo(1, 100));
+        let stay = || owner.baton.flows().iter().filter(|flow| flow["stays"] == "families").count();
+        eventually(LONG, "each says why it stays", || stay() == conns.len());
+        for other in fleet.all.iter().filter(|other| other.name != owner.name) {
+            other.wait_synced(owner.name);
+            other.wait_sees(owner.name, "flows", conns.len());
+        }
+        let watch = Stopwatch::start();
+        match fault {
+            "dies" => owner.host.link_down(),
+            _ => {
+                let evacuated = owner.baton.cli(&["evacuate", "--deadline", "2s"]);
+                let report = String::from_utf8_lossy(&evacuated.stdout).into_owned();
+                assert!(report.contains("not cleanly") && report.contains("20  flows were reset"), "{evacuated:?}");
+            }
+        }
+        let took = all_reset(&mut conns);
+        println!("vip6 to v4: {fault}: {} idle clients were reset {took:?} later", conns.len());
+        assert!(watch.unstalled() < secs(8), "{fault}: {took:?}");
+        eventually(LONG, "both are served", || {
+            [vip4, vip6].iter().all(|vip| {
+                scene.lab.client.try_connect(*vip, secs(1)).is_ok_and(|mut conn| conn.try_echo(1, 1000).is_ok())
+            })
+        });
+    }
 }

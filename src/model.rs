@@ -10,6 +10,7 @@ pub(crate) mod discover;
 pub(crate) mod duration;
 pub mod end_reason;
 pub mod ends;
+pub(crate) mod entries;
 pub mod finding;
 pub mod fleet;
 pub(crate) mod flow;

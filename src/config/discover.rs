@@ -120,10 +120,7 @@ fn kubernetes_source(section: &Section) -> Option<DiscoverSource> {
 /// # Errors
 /// A sentence that names the file, and the line if one is wrong.
 pub(crate) fn read_list(path: &Path) -> Result<AddressSet, String> {
-    let shown = path.display();
-    let bytes = file::read(path).map_err(|fault| format!("cannot read {shown}: {fault}"))?;
-    let text = String::from_utf8(bytes).map_err(|_| format!("{shown} is not UTF-8"))?;
-    parse_list(&text).map_err(|fault| format!("{shown}:{}: {}", fault.line, fault.error))
+    file::read_entries(path, parse_list)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

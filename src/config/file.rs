@@ -5,6 +5,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use crate::model::entries::LineFault;
+
 /// No configuration or certificate bundle is near this size; a larger file was named by mistake.
 pub(super) const SIZE_MAX_BYTES: u64 = 1024 * 1024;
 
@@ -43,6 +45,17 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, FileFault> {
         return Err(FileFault::TooLarge);
     }
     Ok(bytes)
+}
+
+/// Reads a file of an entry a line by `parse`.
+///
+/// # Errors
+/// A sentence that names the file, and the line if one is wrong.
+pub(super) fn read_entries<T>(path: &Path, parse: fn(&str) -> Result<T, LineFault>) -> Result<T, String> {
+    let shown = path.display();
+    let bytes = read(path).map_err(|fault| format!("cannot read {shown}: {fault}"))?;
+    let text = String::from_utf8(bytes).map_err(|_| format!("{shown} is not UTF-8"))?;
+    parse(&text).map_err(|fault| format!("{shown}:{fault}"))
 }
 
 fn fault(error: io::Error) -> FileFault {

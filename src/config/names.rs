@@ -28,8 +28,5 @@ pub(super) fn read(section: &Section) -> NamesSettings {
 /// # Errors
 /// A sentence that names the file, and the line if one is wrong.
 pub(crate) fn read_names(path: &Path) -> Result<NameMap, String> {
-    let shown = path.display();
-    let bytes = file::read(path).map_err(|fault| format!("cannot read {shown}: {fault}"))?;
-    let text = String::from_utf8(bytes).map_err(|_| format!("{shown} is not UTF-8"))?;
-    parse_names(&text).map_err(|fault| format!("{shown}:{fault}"))
+    file::read_entries(path, parse_names)
 }

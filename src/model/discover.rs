@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::entries::{LineFault, beginning, for_each_entry};
 use crate::addr::BackendAddr;
 
 /// A set of addresses, as a source lists them.
@@ -110,41 +111,25 @@ pub(crate) fn joined<T>(replies: impl IntoIterator<Item = NameReply<T>>) -> Name
     if all.is_empty() { NameReply::NoRecord } else { NameReply::Records { records: all, ttl_s: ttl_all_s } }
 }
 
-/// Why a list of addresses is invalid: the line, counted from 1, and the error in it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ListFault {
-    pub line: usize,
-    pub error: String,
-}
-
-/// Reads a list with an address and its port in each line. Empty lines count for nothing, and neither does what follows a `#`.
+/// Reads a list with an address and its port in each line.
 ///
 /// # Errors
-/// The first line that is no such address; or the last line, if no newline ends it: somebody is still writing it.
-pub(crate) fn parse_list(text: &str) -> Result<AddressSet, ListFault> {
+/// The first line that is no such address, or is half written.
+pub(crate) fn parse_list(text: &str) -> Result<AddressSet, LineFault> {
     let mut found = AddressSet::new();
-    for (index, whole) in text.split_inclusive('\n').enumerate() {
-        let fault = |error: String| ListFault { line: index + 1, error };
-        let line = whole.split('#').next().unwrap_or_default().trim();
-        let shown: String = line.chars().take(SHOWN_CHARS_MAX).collect();
-        if !whole.ends_with('\n') {
-            return Err(fault("the last line does not end with a newline: the file may be half written".to_owned()));
-        }
-        if line.is_empty() {
-            continue;
-        }
-        let address = line.parse().ok().and_then(BackendAddr::reachable).ok_or_else(|| {
-            fault(format!(
+    for_each_entry(text, |entry| {
+        let address = entry.parse().ok().and_then(BackendAddr::reachable).ok_or_else(|| {
+            format!(
                 "expected an address that can be connected to, with its port, such as \"10.0.0.11:6443\" or \
-                 \"[2001:db8::11]:6443\"; found {shown:?}"
-            ))
+                 \"[2001:db8::11]:6443\"; found {:?}",
+                beginning(entry)
+            )
         })?;
         found.insert(address);
-    }
+        Ok(())
+    })?;
     Ok(found)
 }
-
-const SHOWN_CHARS_MAX: usize = 60;
 
 #[cfg(test)]
 mod tests {

@@ -4,39 +4,28 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use thiserror::Error;
+use super::entries::{LineFault, beginning, for_each_entry};
 
 /// The name of each address.
 pub(crate) type NameMap = HashMap<IpAddr, Arc<str>>;
 
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{line}: {error}")]
-pub(crate) struct NameFault {
-    pub line: usize,
-    pub error: String,
-}
-
-/// Reads lines of an address and its name; further names of the line, and what follows a `#`, count for nothing. Of two lines
-/// for one address the first counts, as for the resolver of the C library.
+/// Reads lines of an address and its name; further names of the line count for nothing. Of two lines for one address the first
+/// counts, as for the resolver of the C library.
 ///
 /// # Errors
-/// The first line that is neither; or the last line, if no newline ends it: somebody is still writing it.
-pub(crate) fn parse_names(text: &str) -> Result<NameMap, NameFault> {
+/// The first line that is neither, or is half written.
+pub(crate) fn parse_names(text: &str) -> Result<NameMap, LineFault> {
     let mut found = NameMap::new();
-    for (index, whole) in text.split_inclusive('\n').enumerate() {
-        let fault = |error: String| NameFault { line: index + 1, error };
-        if !whole.ends_with('\n') {
-            return Err(fault("the last line does not end with a newline: the file may be half written".to_owned()));
-        }
-        let mut words = whole.split('#').next().unwrap_or_default().split_whitespace();
-        let Some(address) = words.next() else { continue };
-        let shown: String = address.chars().take(SHOWN_CHARS_MAX).collect();
+    for_each_entry(text, |entry| {
+        let (address, names) = entry.split_once(char::is_whitespace).unwrap_or((entry, ""));
         let address: IpAddr = address.parse().map_err(|_| {
-            fault(format!("expected an address and its name, such as \"10.0.0.7 worker-7\"; found {shown:?}"))
+            format!("expected an address and its name, such as \"10.0.0.7 worker-7\"; found {:?}", beginning(address))
         })?;
-        let name = words.next().and_then(node_name).ok_or_else(|| fault(format!("{address} has no name")))?;
+        let name = names.split_whitespace().next().and_then(node_name);
+        let name = name.ok_or_else(|| format!("{address} has no name"))?;
         found.entry(address.to_canonical()).or_insert(name);
-    }
+        Ok(())
+    })?;
     Ok(found)
 }
 
@@ -51,7 +40,6 @@ pub(crate) fn named(client: SocketAddr, node: Option<&str>) -> String {
     node.map_or_else(|| client.to_string(), |node| format!("{client} ({node})"))
 }
 
-const SHOWN_CHARS_MAX: usize = 60;
 /// Of a DNS name (RFC 1035 section 2.3.4), which a node's name is.
 const NAME_BYTES_MAX: usize = 253;
 

@@ -66,7 +66,9 @@ fn mark_backends(table: &FailoverParts, members: &Members, config: &Config, plac
             here.any(|vip| members.is_kept_beside(vip, backend))
         };
         let is_beyond = entry.address().is_some_and(|backend| is_beyond(backend.ip()));
-        entry.beyond_reach.store(is_beyond, Relaxed);
+        if entry.beyond_reach.load(Relaxed) != is_beyond {
+            entry.beyond_reach.store(is_beyond, Relaxed);
+        }
     }
 }
 

@@ -218,7 +218,7 @@ mod tests {
         let mut apply = |kind: &str, node: String| nodes.apply(event(kind, node).as_bytes());
         assert_eq!(apply("MODIFIED", node("worker-8", 10, &["10.0.0.8"])), Ok(false), "its status alone");
         assert_eq!(apply("MODIFIED", node("worker-8", 11, &["10.0.0.18"])), Ok(true));
-        assert_eq!(apply("DELETED", node("worker-7", 12, &[])), Ok(true));
+        assert_eq!(apply("DELETED", node("worker-7", 12, &["10.0.0.7", "fd00::7"])), Ok(true));
         assert_eq!(apply("BOOKMARK", node("", 13, &[])), Ok(false));
         let expired = event("ERROR", "{\"code\":410,\"message\":\"too old\"}".to_owned());
         assert_eq!((nodes.apply(expired.as_bytes()), &*nodes.version), (Err(WatchFault::Expired), "13"));

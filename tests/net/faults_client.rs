@@ -214,9 +214,13 @@ fn row14_a_client_that_vanished_during_a_pause_is_reaped_and_its_backend_leg_fre
     wait::throughout(secs(5), "the flow lives on", || baton.flow_count() == 1);
     lab.client.link_down();
     let watch = Stopwatch::start();
-    eventually(LONG, "the backend saw RST", || server.ended().iter().any(|s| s.sent > 1_000_000 && s.end == End::Rst));
+    // An older kernel asks ever more rarely: three times within seven times the pause.
+    let is_asked_often = std::path::Path::new("/proc/sys/net/ipv4/tcp_rto_max_ms").exists();
+    let at_most = if is_asked_often { secs(8) } else { secs(90) };
+    let is_reset = || server.ended().iter().any(|s| s.sent > 1_000_000 && s.end == End::Rst);
+    eventually(at_most + LONG, "the backend saw RST", is_reset);
     println!("row 14: a client that vanished during a pause was reaped after {:?}", watch.elapsed());
-    assert!(watch.unstalled() < secs(8), "{:?}", watch.elapsed());
+    assert!(watch.unstalled() < at_most, "{:?}", watch.elapsed());
     baton.wait_ended("client_timed_out", 1);
     baton.rests();
 }

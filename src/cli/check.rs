@@ -50,17 +50,11 @@ pub(crate) fn run(path: &Path, arguments: &CheckArguments, json: bool) -> ExitCo
             return Ok(taken);
         }
         let mut out = io::stdout().lock();
-        let config = match config::load(path) {
-            Ok(loaded) => loaded.config,
-            // The host is looked at all the same, without what depends on the file.
-            Err(_) => {
-                if !json {
-                    writeln!(out, "\nThis host, without what depends on the file:")?;
-                }
-                config::by_default(Vec::new())
-            }
-        };
-        let sound = host::report(&config, arguments, json, &mut out, &mut io::stderr().lock())?;
+        let config = config::load(path).ok().map(|loaded| loaded.config);
+        if config.is_none() && !json {
+            writeln!(out, "\nThis host, without what depends on the file:")?;
+        }
+        let sound = host::report(config.as_ref(), arguments, json, &mut out, &mut io::stderr().lock())?;
         Ok(taken && sound)
     });
     match report {
@@ -75,8 +69,8 @@ pub(super) fn host_in_words(path: &Path) -> io::Result<String> {
     let arguments = CheckArguments::of_host();
     let mut out = Vec::new();
     report(path, preflight::advert_interval(None), false, &mut out, &mut io::sink())?;
-    let config = config::load(path).map_or_else(|_| config::by_default(Vec::new()), |loaded| loaded.config);
-    host::report(&config, &arguments, false, &mut out, &mut io::sink())?;
+    let config = config::load(path).ok().map(|loaded| loaded.config);
+    host::report(config.as_ref(), &arguments, false, &mut out, &mut io::sink())?;
     Ok(String::from_utf8_lossy(&out).into_owned())
 }
 

@@ -27,7 +27,7 @@ pub(super) struct EventsArguments {
     /// Only events with this number or a higher one; or, from the recorder's files, since this time: 03:12, 2026-11-25T03:12Z, 10m (ago).
     #[arg(long, value_name = "NUMBER|TIME", default_value = "0", value_parser = since)]
     pub since: EventsSince,
-    /// RecordingFrom the recorder's files, also if no instance runs: events from this time on, UTC unless the time has a zone (03:12+02:00).
+    /// From the recorder's files, also if no instance runs: events from this time on, UTC unless the time has a zone (03:12+02:00).
     #[arg(long, value_name = "TIME", value_parser = recording::time, conflicts_with = "since")]
     pub at: Option<u64>,
     /// How much of the time after --at or --since, such as 5m [default for --at: 5m, for --since: up to now].

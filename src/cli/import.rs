@@ -117,9 +117,26 @@ fn write(path: &Path, force: bool, text: &str) -> Result<(), CliError> {
         }
         _ => CliError::path(path, source),
     };
-    let mut options = File::options();
-    let options = if force { options.create(true).truncate(true) } else { options.create_new(true) };
-    options.write(true).open(path).and_then(|mut file| file.write_all(text.as_bytes())).map_err(fault)
+    if !force && path.symlink_metadata().is_ok() {
+        return Err(fault(io::ErrorKind::AlreadyExists.into()));
+    }
+    let there = path.metadata().ok();
+    // A pipe or a terminal takes what it can; a file is whole, or as it was, whatever happens.
+    if there.as_ref().is_some_and(|there| !there.is_file()) {
+        let opened = File::options().write(true).open(path);
+        return opened.and_then(|mut file| file.write_all(text.as_bytes())).map_err(fault);
+    }
+    let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let new = target.with_file_name(format!(".baton-import-{}", std::process::id()));
+    let made = File::create_new(&new).and_then(|mut file| {
+        there.map_or(Ok(()), |there| file.set_permissions(there.permissions()))?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    });
+    made.and_then(|()| std::fs::rename(&new, &target)).map_err(|error| {
+        let _ = std::fs::remove_file(&new);
+        fault(error)
+    })
 }
 
 fn document(translation: &ForeignTranslation, errors: Option<&config::Rejected>) -> serde_json::Value {

@@ -15,7 +15,7 @@ use super::keepalived::{KEY_FILE, PEER_PORT, host_name};
 use super::toml::{Toml, array, quoted};
 use super::{ForeignFile, translate};
 use crate::model::fleet::SLOTS;
-use backends::{SetupBackend, addressed, backends, spelled, with_port};
+use backends::{SetupBackend, addressed, backends, haproxy_port, spelled, with_port};
 use health::HealthSource;
 use sources::{K3S_CONFIG, KUBEADM_CONFIG, KUBEADM_MANIFEST, LocalApiserver, RKE2_CONFIG};
 
@@ -33,6 +33,22 @@ pub(crate) struct SetupRequest {
     pub ca_file: Option<String>,
     pub inventory: Option<ForeignFile>,
     pub is_node_local: bool,
+}
+
+impl SetupRequest {
+    /// The first option that is given, besides the VIP and how Baton runs.
+    fn beside_the_vip(&self) -> Option<&'static str> {
+        let given = [
+            ("--peers", !self.peers.is_empty()),
+            ("--hosts", !self.hosts.is_empty()),
+            ("--backends", !self.backends.is_empty()),
+            ("--interface", self.interface.is_some()),
+            ("--port", self.port.is_some()),
+            ("--ca-file", self.ca_file.is_some()),
+            ("--inventory", self.inventory.is_some()),
+        ];
+        given.into_iter().find(|(_, is_given)| *is_given).map(|(option, _)| option)
+    }
 }
 
 /// The way of a packet from this host.
@@ -107,7 +123,11 @@ pub(crate) struct SetupPlan {
 pub(crate) enum SetupRefusal {
     #[error("no file of this host says which address clients know: name it with --vip")]
     NoVip,
-    #[error("--vip {0} is this host's own address: choose one that no host has")]
+    #[error("{1} says that clients know {list}: name the one that moves between hosts with --vip", list = spelled_ips(.0))]
+    SeveralVips(Vec<IpAddr>, String),
+    #[error(
+        "--vip {0} is this host's own address: choose one that no host has; if it is the VIP already, let it be a /32 or /128 there"
+    )]
     OwnVip(IpAddr),
     #[error("--vip {0} is no address that can move between hosts")]
     BadVip(IpAddr),
@@ -139,6 +159,10 @@ pub(crate) enum SetupRefusal {
     NoHostAddress(String, String),
     #[error("{0}: {2:?} is no value of {1}")]
     BadFlag(String, String, String),
+    #[error(
+        "{1} counts for nothing where {0} is imported: leave it out, or name the VIP with --vip, and {0} is not read"
+    )]
+    Imported(&'static str, &'static str),
     #[error("{0} has no frontend that Baton can write (`baton import {0}` says why): name the VIP with --vip")]
     NoFrontend(String),
     #[error("{0} is not YAML: {1}")]
@@ -154,6 +178,9 @@ pub(crate) fn plan(request: &SetupRequest, host: &SetupHost) -> Result<SetupPlan
     if request.vips.is_empty()
         && let Some(haproxy) = host.file(HAPROXY_CONFIG)
     {
+        if let Some(option) = request.beside_the_vip() {
+            return Err(SetupRefusal::Imported(HAPROXY_CONFIG, option));
+        }
         return translated(haproxy, host.file(KEEPALIVED_CONFIG));
     }
     with_vip(request, host, of_host.as_ref())
@@ -184,13 +211,23 @@ impl Apiserver {
                 return Ok(Some(Self { local: sources::rancher(file)?, kind }));
             }
         }
-        Ok(None)
+        // Neither needs a file: a server that runs has its CA.
+        let there = |ca: &str| host.authorities.iter().any(|it| it == ca);
+        let found = [(K3S_CA, Distribution::K3s), (RKE2_CA, Distribution::Rke2)].into_iter().find(|(ca, _)| there(ca));
+        Ok(found.map(|(ca, kind)| {
+            let local = LocalApiserver { ip: None, port: PORT, place: format!("{ca}: it is there"), names: Vec::new() };
+            Self { local, kind }
+        }))
     }
 }
 
 fn with_vip(request: &SetupRequest, host: &SetupHost, local: Option<&Apiserver>) -> Result<SetupPlan, SetupRefusal> {
     let mut facts = Facts::default();
-    let vips = vips(request, host, local, &mut facts)?;
+    let known = match host.file(KUBEADM_CONFIG) {
+        Some(file) => sources::endpoint(file)?,
+        None => None,
+    };
+    let vips = vips(request, host, local, known, &mut facts)?;
     let first = vips[0];
     let (interface, place) = interface(request, host, first)?;
     facts.add("interface", interface.clone(), place);
@@ -201,7 +238,7 @@ fn with_vip(request: &SetupRequest, host: &SetupHost, local: Option<&Apiserver>)
     let backends = match backends(request, host, local, &mut facts)? {
         Some(backends) => backends,
         None => {
-            let port = request.port.or(local.map(|it| it.local.port)).unwrap_or(PORT);
+            let port = local.map_or(PORT, |it| it.local.port);
             let of_own = local.and_then(|it| it.local.ip).unwrap_or(own);
             let at = |ip: &IpAddr| if *ip == own { of_own } else { *ip };
             let place = local.map_or_else(
@@ -213,10 +250,14 @@ fn with_vip(request: &SetupRequest, host: &SetupHost, local: Option<&Apiserver>)
             backends
         }
     };
-    let port = match (request.port, local) {
-        (Some(port), _) => facts.port(port, "--port"),
-        (None, Some(it)) => facts.port(it.local.port, &it.local.place),
-        (None, None) => facts.port(PORT, "Kubernetes' default"),
+    let known_port = known.filter(|known| vips.contains(&known.ip()));
+    let known_port = known_port.map(|known| (known.port(), format!("{KUBEADM_CONFIG}: server")));
+    let known_port = known_port.or_else(|| haproxy_port(request, host, local));
+    let port = match (request.port, known_port, local) {
+        (Some(port), ..) => facts.port(port, "--port"),
+        (None, Some((port, place)), _) => facts.port(port, &place),
+        (None, None, Some(it)) => facts.port(it.local.port, &it.local.place),
+        (None, None, None) => facts.port(PORT, "Kubernetes' default"),
     };
     let mut toml = head();
     toml.table("[instance]");
@@ -252,6 +293,10 @@ fn with_vip(request: &SetupRequest, host: &SetupHost, local: Option<&Apiserver>)
         facts.add("supervisor", listen.join(", "), place);
     }
     let mut steps = Vec::new();
+    if request.vips.is_empty() {
+        let vip = spelled_ips(&vips);
+        steps.push(format!("make sure that {vip} is no host's own address: Baton takes it when nobody answers there"));
+    }
     if peers.is_empty() {
         steps.push("one instance only: if another host serves this VIP, name it with --peers".to_owned());
     }
@@ -317,17 +362,22 @@ fn translated(haproxy: &ForeignFile, keepalived: Option<&ForeignFile>) -> Result
     let peers = peers.filter_map(|address| address.parse::<SocketAddr>().ok()).map(|it| it.ip()).collect();
     // Beside the file, wherever that is.
     let toml = translation.toml.replace(&quoted(KEY_FILE), &quoted(KEY_NAME));
-    Ok(SetupPlan { toml, facts: facts.all, ca_file: None, peers, steps })
+    let frontends = document.get("frontend").and_then(toml::Value::as_array).into_iter().flatten();
+    let mut authorities = frontends.filter_map(|frontend| frontend.get("health")?.get("ca_file")?.as_str());
+    let ca_file = authorities.next().map(str::to_owned);
+    Ok(SetupPlan { toml, facts: facts.all, ca_file, peers, steps })
 }
 
+/// `known`: where the cluster's clients connect to.
 fn vips(
     request: &SetupRequest,
     host: &SetupHost,
     local: Option<&Apiserver>,
+    known: Option<SocketAddr>,
     facts: &mut Facts,
 ) -> Result<Vec<IpAddr>, SetupRefusal> {
     let (vips, place) = match &request.vips[..] {
-        [] => found_vip(host, local)?,
+        [] => found_vip(request, host, local, known)?,
         given => (given.to_vec(), "--vip".to_owned()),
     };
     for ip in &vips {
@@ -343,21 +393,28 @@ fn vips(
     Ok(vips)
 }
 
-/// An address in the cluster's own files that is none of this host's, but of its networks.
-fn found_vip(host: &SetupHost, local: Option<&Apiserver>) -> Result<(Vec<IpAddr>, String), SetupRefusal> {
-    let is_vip = |ip: &IpAddr| !host.is_fixed(*ip) && host.network_of(*ip).is_some();
-    if let Some(file) = host.file(KUBEADM_CONFIG)
-        && let Some(ip) = sources::endpoint(file)?.filter(is_vip)
-    {
-        return Ok((vec![ip], format!("{}: server", file.name)));
+/// An address in the cluster's own files that is no host's, so far as is known, but of this host's networks.
+fn found_vip(
+    request: &SetupRequest,
+    host: &SetupHost,
+    local: Option<&Apiserver>,
+    known: Option<SocketAddr>,
+) -> Result<(Vec<IpAddr>, String), SetupRefusal> {
+    let is_host = |ip: &IpAddr| request.hosts.contains(ip) || request.peers.contains(ip);
+    let is_vip = |ip: &IpAddr| !host.is_fixed(*ip) && !is_host(ip) && host.network_of(*ip).is_some();
+    if let Some(ip) = known.map(|known| known.ip()).filter(is_vip) {
+        return Ok((vec![ip], format!("{KUBEADM_CONFIG}: server")));
     }
-    let names = local.into_iter().flat_map(|it| &it.local.names).copied().find(is_vip);
-    match (names, local) {
-        (Some(ip), Some(it)) => {
-            let file = it.local.place.split(": ").next().unwrap_or_default();
-            Ok((vec![ip], format!("{file}: tls-san")))
-        }
-        _ => Err(SetupRefusal::NoVip),
+    let Some(Apiserver { local, .. }) = local else { return Err(SetupRefusal::NoVip) };
+    let file = local.place.split(": ").next().unwrap_or_default();
+    let place = format!("{file}: tls-san");
+    let mut found: Vec<_> = local.names.iter().copied().filter(is_vip).collect();
+    found.dedup();
+    match found.iter().filter(|ip| ip.is_ipv4() == found[0].is_ipv4()).count() {
+        0 => Err(SetupRefusal::NoVip),
+        1 => Ok((vec![found[0]], place)),
+        // The hosts' own addresses stand there as well.
+        _ => Err(SetupRefusal::SeveralVips(found, place)),
     }
 }
 

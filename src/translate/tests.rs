@@ -102,6 +102,18 @@ fn each_kind_of_check_becomes_a_probe() {
 }
 
 #[test]
+fn a_check_at_another_place_than_the_server_s_is_not_lost_in_silence() {
+    let text = |connect: &str| {
+        format!(
+            "listen api\nbind :6443\noption httpchk GET /healthz\nhttp-check connect {connect}\nserver a 10.0.0.1:6443 check verify none\n"
+        )
+    };
+    for (connect, is_lost) in [("port 10256", true), ("ssl sni kube", true), ("ssl", false)] {
+        assert_eq!(read(&text(connect)).ledgers[0].lines()[3].changes_behaviour(), is_lost, "{connect}");
+    }
+}
+
+#[test]
 fn a_servers_options_become_keys_of_its_backend() {
     let text = "listen api\nbind :6443\ndefault-server check weight 50 send-proxy-v2\nserver a 10.0.0.1:6443 weight 10 maxconn 7\n\
                 server b [fd00::2]:6443 port 8080\nserver c cp3.example.com disabled no-check\n";

@@ -96,6 +96,8 @@ fn check_host_looks_at_the_host_although_the_file_has_errors() {
     let (of_file, of_host) = said.split_once("\nThis host, without what depends on the file:\n").expect(said);
     assert!(of_file.starts_with("rejected: 2 errors"), "{said}");
     assert!(of_host.contains("kernel") && of_host.contains(" flows on this host\n"), "{said}");
+    // What it would say of a host without a VIP is no word on this one.
+    assert!(["firewall:", "interfaces:", "keepalived:"].iter().all(|topic| !of_host.contains(topic)), "{said}");
 }
 
 /// What no configuration has, and yet is given by mistake: each ends soon, with an error that names the file, and no byte of it steers

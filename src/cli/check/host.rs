@@ -1,5 +1,6 @@
 //! `baton check --host`: whether this host can carry offloaded flows and a VIP.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
@@ -8,25 +9,28 @@ use super::CheckArguments;
 use crate::admin::client::Client;
 use crate::admin::protocol::Command;
 use crate::admin::status::Status;
-use crate::config::{Config, OffloadMode, Target};
+use crate::config::{self, Config, OffloadMode, Target};
 use crate::model::finding::{Finding, Verdict};
 use crate::offload;
 use crate::preflight::{self, Report, sysctl_file};
 
 /// Writes the findings, a line each, and below each the reason and the fix; returns whether no fault is left that may
-/// leave clients waiting.
+/// leave clients waiting. `config`: `None` if the file has errors; the host is looked at all the same, without what depends on the file.
 pub(super) fn report(
-    config: &Config,
+    config: Option<&Config>,
     arguments: &CheckArguments,
     json: bool,
     out: &mut impl Write,
     errors: &mut impl Write,
 ) -> io::Result<bool> {
-    let Report { findings: of_host, settings } = preflight::look(config, arguments.keepalived.as_deref());
-    let mut findings = offload(config);
+    let is_known = config.is_some();
+    let config = config.map_or_else(|| Cow::Owned(config::by_default(Vec::new())), Cow::Borrowed);
+    let Report { findings: of_host, settings } = preflight::look(&config, arguments.keepalived.as_deref());
+    let mut findings = offload(&config);
     let hindered = findings.iter().any(|finding| finding.verdict == Verdict::Hindrance);
     findings.extend(of_host);
-    findings.extend(room(config));
+    findings.extend(room(&config));
+    findings.retain(|finding| is_known || !OF_FRONTENDS.contains(&&*finding.topic));
     let faults = findings.iter().filter(|finding| finding.verdict == Verdict::Fault).count();
     if json {
         writeln!(out, "{}", serde_json::to_string_pretty(&findings)?)?;
@@ -50,6 +54,9 @@ pub(super) fn report(
     };
     Ok(faults == 0 && written)
 }
+
+/// Topics of which a host without frontends and VIPs has nothing to fear.
+const OF_FRONTENDS: [&str; 3] = ["firewall", "interfaces", "keepalived"];
 
 fn tell(finding: &Finding, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "{:8} {}: {}", finding.verdict.label(), finding.topic, finding.read)?;

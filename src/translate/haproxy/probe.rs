@@ -63,6 +63,9 @@ pub(super) fn health(backend: &Effective, servers: &[CfgServer], global: &Global
     draft
 }
 
+/// Words of `http-check connect` with which it goes to another place than the server's.
+const OTHER_PLACE: [&str; 5] = ["port", "addr", "sni", "via-socks4", "proto"];
+
 /// The line of `http-check connect ssl` or `tcp-check connect ssl`.
 fn connects_by_tls(backend: &Effective) -> Option<usize> {
     let steps = backend.each("http-check").chain(backend.each("tcp-check"));
@@ -138,6 +141,11 @@ fn http(backend: &Effective, draft: &mut Draft, ledger: &mut Ledger) {
             "disable-on-404" => ledger.kept(
                 directive.line,
                 "a backend that answers with any status but 2xx gets no new flows, and keeps what it has",
+            ),
+            "connect" if directive.words[2..].iter().any(|word| OTHER_PLACE.contains(&&**word)) => ledger.missing(
+                directive.line,
+                "Baton's probe goes to the backend's own address and port, by its own name: health_address of a backend and server_name name \
+                 others",
             ),
             "connect" | "comment" => {
                 ledger.no_equal(directive.line, "Baton's probe is one connection with one request")

@@ -60,12 +60,32 @@ pub(super) fn backends(
 
 /// The servers of the first frontend that has some.
 fn haproxy_servers(file: &ForeignFile) -> Vec<SetupBackend> {
-    let document = translate(file, None).toml.parse::<toml::Table>().unwrap_or_default();
-    let frontends = document.get("frontend").and_then(toml::Value::as_array);
-    let first = frontends.and_then(|all| all.iter().find_map(|it| it.get("backend")?.as_array()));
+    let first = haproxy_frontend(file).unwrap_or_default();
     let text = |backend: &toml::Value, key: &str| Some(backend.get(key)?.as_str()?.to_owned());
-    let all = first.into_iter().flatten();
+    let all = first.get("backend").and_then(toml::Value::as_array).into_iter().flatten();
     all.filter_map(|backend| Some((text(backend, "name")?, text(backend, "address")?))).collect()
+}
+
+/// The port that its clients connect to, if the backends are HAProxy's servers.
+pub(super) fn haproxy_port(
+    request: &SetupRequest,
+    host: &SetupHost,
+    local: Option<&Apiserver>,
+) -> Option<(u16, String)> {
+    if local.is_some() || !request.backends.is_empty() || request.inventory.is_some() {
+        return None;
+    }
+    let file = host.file(HAPROXY_CONFIG)?;
+    let frontend = haproxy_frontend(file)?;
+    let (_, port) = frontend.get("listen")?.as_array()?.first()?.as_str()?.rsplit_once(':')?;
+    Some((port.parse().ok()?, format!("{}: bind", file.name)))
+}
+
+/// The first frontend that has servers.
+fn haproxy_frontend(file: &ForeignFile) -> Option<toml::Table> {
+    let document = translate(file, None).toml.parse::<toml::Table>().ok()?;
+    let all = document.get("frontend")?.as_array()?;
+    all.iter().find(|it| it.get("backend").is_some())?.as_table().cloned()
 }
 
 pub(super) fn addressed(all: impl Iterator<Item = IpAddr>, port: u16) -> Vec<SetupBackend> {

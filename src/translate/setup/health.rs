@@ -17,7 +17,12 @@ impl HealthSource {
         let by =
             |kind, path, ca: &str| Self { kind, path, ca_file: Some(ca.to_owned()), place: format!("{ca} is there") };
         if let Some(ca) = &request.ca_file {
-            return Self { place: "--ca-file".to_owned(), ..by("https", Some("/readyz"), ca) };
+            let (kind, path) = match local.map(|it| it.kind) {
+                Some(Distribution::K3s) => ("https", Some("/ping")),
+                Some(Distribution::Rke2) => ("tls", None),
+                Some(Distribution::Kubeadm) | None => ("https", Some("/readyz")),
+            };
+            return Self { place: "--ca-file".to_owned(), ..by(kind, path, ca) };
         }
         match local.map(|it| it.kind) {
             Some(Distribution::K3s) if there(K3S_CA) => by("https", Some("/ping"), K3S_CA),

@@ -50,8 +50,8 @@ pub(super) fn kubeadm(file: &ForeignFile) -> Result<Option<LocalApiserver>, Setu
     Ok(Some(LocalApiserver { ip, port: port.unwrap_or(6443), place, names: Vec::new() }))
 }
 
-/// The address in `server` of a kubeconfig, if it is no name.
-pub(super) fn endpoint(file: &ForeignFile) -> Result<Option<IpAddr>, SetupRefusal> {
+/// The address and port in `server` of a kubeconfig, if it is no name.
+pub(super) fn endpoint(file: &ForeignFile) -> Result<Option<SocketAddr>, SetupRefusal> {
     let Some(config) = document(file)? else { return Ok(None) };
     let server = config["clusters"][0]["cluster"]["server"].as_str().unwrap_or_default();
     Ok(authority(server))
@@ -66,7 +66,13 @@ pub(super) fn rancher(file: &ForeignFile) -> Result<LocalApiserver, SetupRefusal
         all.flat_map(|text| text.split(',')).filter_map(|text| text.trim().parse().ok()).collect()
     };
     let ip = addresses("advertise-address").into_iter().chain(addresses("node-ip")).next();
-    let port = config["https-listen-port"].as_i64().and_then(|port| u16::try_from(port).ok());
+    let port = match &config["https-listen-port"] {
+        Yaml::BadValue | Yaml::Null => None,
+        Yaml::Integer(port) => Some(port.to_string()),
+        other => Some(other.as_str().unwrap_or_default().to_owned()),
+    };
+    let bad = |port: &str| SetupRefusal::BadFlag(file.name.clone(), "https-listen-port".to_owned(), port.to_owned());
+    let port: Option<u16> = port.map(|port| port.parse().map_err(|_| bad(&port))).transpose()?;
     let key = if ip.is_some() { "node-ip" } else { "it is there" };
     let place = format!("{}: {key}", file.name);
     Ok(LocalApiserver { ip, port: port.unwrap_or(6443), place, names: addresses("tls-san") })
@@ -143,12 +149,15 @@ fn named(yaml: &Yaml) -> Vec<(String, &Yaml)> {
     all.filter_map(|(key, value)| Some((key.as_str()?.to_owned(), value))).collect()
 }
 
-/// The address in `https://10.0.0.100:6443`.
-fn authority(url: &str) -> Option<IpAddr> {
+/// The address and port in `https://10.0.0.100:6443`.
+fn authority(url: &str) -> Option<SocketAddr> {
     let place = url.split_once("://")?.1.split('/').next()?;
     let bare = place.trim_start_matches('[').trim_end_matches(']');
-    place.parse::<SocketAddr>().map(|it| it.ip()).ok().or_else(|| bare.parse().ok())
+    place.parse().ok().or_else(|| bare.parse().ok().map(|ip: IpAddr| SocketAddr::new(ip, HTTPS)))
 }
+
+/// RFC 9110 section 4.2.2.
+const HTTPS: u16 = 443;
 
 /// The first document of the file.
 fn document(file: &ForeignFile) -> Result<Option<Yaml>, SetupRefusal> {
@@ -196,9 +205,10 @@ mod tests {
     #[test]
     fn the_endpoint_of_a_kubeconfig_is_an_address_or_none() {
         let server = |url: &str| endpoint(&file("c", &format!("clusters:\n- cluster:\n    server: {url}\n"))).unwrap();
-        assert_eq!(server("https://10.0.0.100:6443"), Some("10.0.0.100".parse().unwrap()));
-        assert_eq!(server("https://[fd00::1]:6443"), Some("fd00::1".parse().unwrap()));
-        assert_eq!(server("https://10.0.0.100"), Some("10.0.0.100".parse().unwrap()));
+        let place = |text: &str| Some(text.parse::<SocketAddr>().unwrap());
+        assert_eq!(server("https://10.0.0.100:8443"), place("10.0.0.100:8443"));
+        assert_eq!(server("https://[fd00::1]:6443"), place("[fd00::1]:6443"));
+        assert_eq!(server("https://10.0.0.100"), place("10.0.0.100:443"));
         assert_eq!(server("https://api.example.com:6443"), None);
     }
 
@@ -210,6 +220,9 @@ mod tests {
         assert_eq!((read.ip, read.port), (Some("10.0.0.11".parse().unwrap()), 7443));
         assert_eq!(read.names, ["10.0.0.100".parse::<IpAddr>().unwrap()]);
         assert_eq!(rancher(&file("c", "")).unwrap().port, 6443);
+        assert_eq!(rancher(&file("c", "https-listen-port: \"7443\"\n")).unwrap().port, 7443);
+        let none = rancher(&file("c", "https-listen-port: 99999\n")).unwrap_err().to_string();
+        assert_eq!(none, "c: \"99999\" is no value of https-listen-port");
     }
 
     #[test]

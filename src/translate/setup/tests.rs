@@ -122,7 +122,7 @@ fn a_wrong_address_is_refused_by_its_name() {
     let refused = |request: &SetupRequest| plan(request, &host(&[], &[])).unwrap_err().to_string();
     assert_eq!(
         refused(&request(&["10.0.0.11"], &["10.0.0.12"])),
-        "--vip 10.0.0.11 is this host's own address: choose one that no host has"
+        "--vip 10.0.0.11 is this host's own address: choose one that no host has; if it is the VIP already, let it be a /32 or /128 there"
     );
     assert_eq!(refused(&request(&["127.0.0.9"], &[])), "--vip 127.0.0.9 is no address that can move between hosts");
     assert_eq!(
@@ -173,6 +173,66 @@ fn the_vip_is_found_in_the_clusters_own_files() {
     // The endpoint of a cluster without a balancer is an apiserver.
     let own = [(KUBEADM_CONFIG, "clusters:\n- cluster:\n    server: https://10.0.0.11:6443\n")];
     assert!(matches!(plan(&request(&[], &[]), &host(&own, &[])), Err(SetupRefusal::NoVip)));
+}
+
+/// Otherwise Baton takes another host's own address when that host reboots.
+#[test]
+fn an_address_that_may_be_another_host_s_own_is_not_taken_for_the_vip() {
+    let k3s = [(K3S_CONFIG, "tls-san: [10.0.0.12, 10.0.0.100]\n")];
+    let refused = plan(&request(&[], &[]), &host(&k3s, &[K3S_CA])).unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        "/etc/rancher/k3s/config.yaml: tls-san says that clients know 10.0.0.12, 10.0.0.100: name the one that moves between hosts with --vip"
+    );
+    let found = plan(&request(&[], &["10.0.0.12"]), &host(&k3s, &[K3S_CA])).unwrap();
+    assert_eq!(said(&found)[0], "vip: 10.0.0.100 (/etc/rancher/k3s/config.yaml: tls-san)");
+    assert!(found.steps[0].starts_with("make sure that 10.0.0.100 is no host's own address"), "{:?}", found.steps);
+    let files = [(KUBEADM_CONFIG, "clusters:\n- cluster:\n    server: https://10.0.0.12:6443\n")];
+    assert!(matches!(plan(&request(&[], &["10.0.0.12"]), &host(&files, &[])), Err(SetupRefusal::NoVip)));
+}
+
+#[test]
+fn clients_keep_their_port_and_the_apiservers_theirs() {
+    let ports = |request: &SetupRequest, files: &[(&str, &str)]| {
+        let planned = plan(request, &host(files, &[])).unwrap();
+        let addresses = planned.toml.lines().filter(|line| line.starts_with("address = ") && !line.contains(":9471\""));
+        let are_apiservers = addresses.map(|line| line.contains(":6443\"")).collect::<Vec<_>>();
+        (loaded(&planned).frontends[0].listen[0].socket_addr().port(), !are_apiservers.contains(&false))
+    };
+    let asked = request(&["10.0.0.100"], &["10.0.0.12"]);
+    let by_option = SetupRequest { port: Some(8443), ..asked.clone() };
+    assert_eq!(ports(&by_option, &[(KUBEADM_MANIFEST, MANIFEST)]), (8443, true));
+    let kubeconfig = "clusters:\n- cluster:\n    server: https://10.0.0.100:8443\n";
+    let files = [(KUBEADM_MANIFEST, MANIFEST), (KUBEADM_CONFIG, kubeconfig)];
+    assert_eq!((ports(&asked, &files), ports(&request(&[], &["10.0.0.12"]), &files)), ((8443, true), (8443, true)));
+    let haproxy = "frontend api\nbind *:8443\ndefault_backend b\nbackend b\nserver cp1 10.0.0.21:6443 check\n";
+    assert_eq!(ports(&asked, &[(HAPROXY_CONFIG, haproxy)]), (8443, true));
+}
+
+#[test]
+fn options_that_an_import_would_ignore_are_refused() {
+    let haproxy = "listen api\nbind 10.0.0.100:6443\nserver cp1 10.0.0.21:6443 check check-ssl verify required ca-file /etc/pki/ca.crt\n";
+    let files = [(HAPROXY_CONFIG, haproxy)];
+    let refused = plan(&request(&[], &["10.0.0.12"]), &host(&files, &[])).unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        "--peers counts for nothing where /etc/haproxy/haproxy.cfg is imported: leave it out, or name the VIP with --vip, and \
+         /etc/haproxy/haproxy.cfg is not read"
+    );
+    // A static pod must see the file that the probes need.
+    let imported = plan(&request(&[], &[]), &host(&files, &[])).unwrap();
+    assert_eq!(imported.ca_file.as_deref(), Some("/etc/pki/ca.crt"), "{}", imported.toml);
+}
+
+#[test]
+fn k3s_and_rke2_without_a_file_are_known_by_their_ca() {
+    for (ca, health) in [(K3S_CA, "https /ping"), (RKE2_CA, "tls")] {
+        let found = plan(&request(&["10.0.0.100"], &["10.0.0.12"]), &host(&[], &[ca])).unwrap();
+        assert!(said(&found).contains(&format!("health: {health} ({ca} is there)")), "{:?}", said(&found));
+        let named = SetupRequest { ca_file: Some(ca.to_owned()), ..request(&["10.0.0.100"], &["10.0.0.12"]) };
+        let named = plan(&named, &host(&[], &[ca])).unwrap();
+        assert!(said(&named).contains(&format!("health: {health} (--ca-file)")), "{:?}", said(&named));
+    }
 }
 
 #[test]

@@ -13,12 +13,16 @@ use super::Admin;
 use super::http::{self, HttpLimits, HttpPages};
 use super::session::{self, SessionLimits, SocketAccess};
 use super::unix::{self, OpenSocketError, SocketFile};
+use crate::addr::VipAddr;
 use crate::config;
 use crate::essential::Tasks;
+use crate::sys::port_holder::PortHolder;
 
 /// Why an admin server cannot be opened.
 #[derive(Debug, Error)]
 pub enum OpenDoorError {
+    #[error("admin.{key}: cannot listen on {address}: {holder}")]
+    HttpInUse { key: &'static str, address: SocketAddr, holder: Box<PortHolder> },
     #[error("admin.{key}: cannot listen on {address}: {source}")]
     Http { key: &'static str, address: SocketAddr, source: io::Error },
     #[error("admin.socket: {0}")]
@@ -315,7 +319,12 @@ fn http_error(pages: HttpPages, address: SocketAddr) -> impl Fn(io::Error) -> Op
         HttpPages::All => "http",
         HttpPages::Metrics => "metrics",
     };
-    move |source| OpenDoorError::Http { key, address, source }
+    move |source| match source.kind() {
+        io::ErrorKind::AddrInUse => {
+            OpenDoorError::HttpInUse { key, address, holder: Box::new(PortHolder::find(VipAddr::new(address))) }
+        }
+        _ => OpenDoorError::Http { key, address, source },
+    }
 }
 
 fn open_http(pages: HttpPages, address: SocketAddr) -> Result<TcpListener, OpenDoorError> {

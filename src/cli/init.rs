@@ -76,6 +76,16 @@ pub(super) struct InitArguments {
 
 pub(super) fn run(arguments: &InitArguments, config: &Path, output: &Output) -> Result<ExitCode, CliError> {
     let place = HostFiles { root: &arguments.root };
+    // The unit and the static pod name it.
+    let config = &match (config.is_relative(), arguments.root == Path::new("/")) {
+        (false, _) => config.to_owned(),
+        (true, true) => std::path::absolute(config).map_err(|error| CliError::path(config, error))?,
+        (true, false) => {
+            let error =
+                io::Error::new(io::ErrorKind::InvalidInput, "with --root, the host's own path, which begins with /");
+            return Err(CliError::path(config, error));
+        }
+    };
     let request = request(arguments)?;
     let plan = plan(&request, &host(&place)?)?;
     let mut all = vec![SetupFile { path: place.of(config), text: plan.toml.clone(), mode: 0o644 }];

@@ -48,6 +48,8 @@ enum ListenerOrigin {
 pub(crate) fn run(path: &Path, upgrade: bool) -> ExitCode {
     // The fleet's key and the keys of the probes will be in it.
     process::keep_memory_private();
+    // Paths in the file are relative to it, and a later reload or comparison reads the same ones.
+    let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let origin = match upgrade {
         false => ListenerOrigin::Fresh(service::passed_listeners()),
         true => match inherited::take_stdin().map_err(Into::into).and_then(Channel::new) {

@@ -357,8 +357,15 @@ fn address(item: &KeepalivedLine, vrrp: &mut VrrpSettings, ledger: &mut Ledger) 
 
 fn hook(item: &KeepalivedLine, hook: &mut Option<(usize, Vec<String>)>, ledger: &mut Ledger) {
     let line = item.line;
-    let command: Vec<_> =
-        item.words.iter().skip(1).flat_map(|word| word.split_whitespace()).map(str::to_owned).collect();
+    // The command is one word; a user and a group may follow (keepalived.conf(5)).
+    let script = item.words.get(1).map(String::as_str).unwrap_or_default();
+    let command: Vec<_> = script.split_whitespace().map(str::to_owned).collect();
+    if script.contains(['"', '\'']) {
+        return ledger.missing(line, "quotes within the command: write its words into on_gain and on_loss one by one");
+    }
+    if let Some(user) = item.words.get(2) {
+        ledger.missing(line, format!("Baton runs it as its own user, not as {user}"));
+    }
     match command.first().is_some_and(|program| program.starts_with('/')) {
         true if hook.is_none() => {
             ledger.kept(line, "Baton adds gain or loss and the addresses as last arguments");

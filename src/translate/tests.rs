@@ -215,6 +215,21 @@ fn a_keepalived_with_peers_becomes_a_fleet() {
     assert_eq!(translation.steps.len(), 2);
 }
 
+#[test]
+fn the_user_of_a_hook_is_no_argument_of_it() {
+    let text = include_str!("../../tests/migration/unicast-keepalived.conf");
+    let with = |hook: &str| {
+        let text = text.replace("notify_master /usr/local/sbin/move-route", &format!("notify_master {hook}"));
+        let translation = translate(&file("haproxy.cfg", &listen("")), Some(&file("keepalived.conf", &text)));
+        let line = translation.toml.lines().find(|line| line.starts_with("on_gain")).unwrap_or_default().to_owned();
+        let lost = translation.ledgers[1].lines().iter().any(|it| it.text.contains(hook) && it.changes_behaviour());
+        (line.split("  #").next().unwrap_or_default().to_owned(), lost)
+    };
+    assert_eq!(with("\"/sbin/move a\""), ("on_gain = [\"/sbin/move\", \"a\"]".to_owned(), false));
+    assert_eq!(with("\"/sbin/move a\" root"), ("on_gain = [\"/sbin/move\", \"a\"]".to_owned(), true));
+    assert_eq!(with("\"/sbin/move 'a b'\""), (String::new(), true));
+}
+
 /// Words that mean something, in any order, and others that do not.
 fn line() -> impl Strategy<Value = String> {
     let word = prop_oneof![

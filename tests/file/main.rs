@@ -3,4 +3,5 @@
 
 mod config;
 mod import;
+mod init;
 mod keys;

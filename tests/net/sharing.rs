@@ -519,6 +519,10 @@ fn a_port_that_cannot_be_shared_is_an_error_with_the_process_that_has_it_and_the
     assert!(said.contains(&format!("cannot listen on {VIP}:7443: {held}")), "{said}");
     it.is_apiservers(vip(VIP));
     drop(other);
+    let pages = it.lab.lb.serve_on(SocketAddr::from(([127, 0, 0, 1], 9470)), APISERVER);
+    let said = start(&[], &it.config());
+    assert!(said.contains(&format!("admin.http: cannot listen on 127.0.0.1:9470: {held}")), "{said}");
+    drop(pages);
     // Somebody who has the VIP itself is not pushed aside.
     drop(apiserver);
     let _proxy = it.lab.lb.serve_on(vip(VIP), APISERVER);

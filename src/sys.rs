@@ -9,6 +9,7 @@ pub(crate) mod eventfd;
 pub mod fd_passing;
 pub mod frame;
 pub mod inherited;
+mod int_option;
 pub(crate) mod kill_timer;
 pub mod liveness;
 pub mod ndisc;

@@ -1,13 +1,12 @@
 //! How it is noticed that a connection's far host is gone: tcp(7).
-#![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::net::sockopt;
 
-use super::tcp_info;
+use super::{int_option, tcp_info};
 
 /// include/net/tcp.h, MAX_TCP_KEEPCNT.
 const PROBES_MAX: u32 = 127;
@@ -75,16 +74,8 @@ pub(crate) fn forget_user_timeout(socket: impl AsFd) {
 /// Without it the time doubles up to two minutes.
 fn limit_backoff(socket: BorrowedFd<'_>, longest: Duration) {
     let milliseconds = longest.clamp(BACKOFF_MIN, BACKOFF_MAX).as_millis() as libc::c_int;
-    // SAFETY: the option takes one int, and `milliseconds` is one that outlives the call. An older kernel refuses it.
-    unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            TCP_RTO_MAX_MS,
-            (&raw const milliseconds).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        );
-    }
+    // An older kernel refuses it.
+    let _ = int_option::set(socket, libc::IPPROTO_TCP, TCP_RTO_MAX_MS, milliseconds);
 }
 
 #[cfg(test)]

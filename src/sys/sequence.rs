@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use super::silence::unacknowledged;
-use super::{socket, tcp_info};
+use super::{int_option, socket, tcp_info};
 
 /// The addresses and sequence numbers of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,29 +42,16 @@ pub(crate) fn beginning(fd: impl AsFd, local: SocketAddr, remote: SocketAddr) ->
 
 /// The ends of the written and of the received bytes.
 fn numbers(fd: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
-    set(&fd, libc::TCP_REPAIR, 1)?;
+    let set = |option, value| int_option::set(fd, libc::IPPROTO_TCP, option, value);
+    set(libc::TCP_REPAIR, 1)?;
     let read = |queue| {
-        set(&fd, libc::TCP_REPAIR_QUEUE, queue)?;
+        set(libc::TCP_REPAIR_QUEUE, queue)?;
         queue_seq(&fd)
     };
     let numbers = read(WRITTEN).and_then(|written| Ok((written, read(RECEIVED)?)));
     // This value suppresses the window probe that TCP_REPAIR_OFF sends; while TCP_REPAIR is on, closing sends nothing.
-    set(&fd, libc::TCP_REPAIR, REPAIR_OFF_NO_PROBE)?;
+    set(libc::TCP_REPAIR, REPAIR_OFF_NO_PROBE)?;
     numbers
-}
-
-fn set(socket: &impl AsRawFd, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
-    // SAFETY: the option takes one int, and `value` is one that outlives the call.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            option,
-            (&raw const value).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn queue_seq(socket: &impl AsRawFd) -> io::Result<u32> {

@@ -5,6 +5,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+use super::int_option;
+
 /// Bytes that were written and not acknowledged: SIOCOUTQ (tcp(7)).
 pub(crate) fn unacknowledged(socket: impl AsFd) -> io::Result<usize> {
     let mut bytes: libc::c_int = 0;
@@ -29,23 +31,13 @@ pub fn wait_for_all_cpus() -> io::Result<()> {
 /// Closes a connected TCP socket without a packet: TCP_REPAIR (net/ipv4/tcp.c, tcp_close). Needs CAP_NET_ADMIN. Other
 /// descriptors of the same socket keep it open. If it fails, it returns the socket unchanged.
 pub fn close_silently(socket: OwnedFd) -> Result<(), (OwnedFd, io::Error)> {
-    let on: libc::c_int = 1;
-    // SAFETY: the option takes one int, and `on` is one that outlives the call.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_REPAIR,
-            (&raw const on).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    if result == 0 {
-        drop(socket);
-        return Ok(());
+    match int_option::set(&socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, 1) {
+        Ok(()) => {
+            drop(socket);
+            Ok(())
+        }
+        Err(error) => Err((socket, error)),
     }
-    let error = io::Error::last_os_error();
-    Err((socket, error))
 }
 
 #[cfg(test)]

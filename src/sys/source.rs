@@ -1,12 +1,12 @@
 //! Source addresses of this host's connections, and its ports for outgoing connections.
-#![allow(unsafe_code)]
 
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::ops::RangeInclusive;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 
+use super::int_option;
 use crate::addr::BackendAddr;
 
 /// The kernel's default (Documentation/networking/ip-sysctl.rst).
@@ -37,18 +37,7 @@ pub(crate) fn by_route(backend: BackendAddr) -> io::Result<IpAddr> {
 /// Lets bind(2) choose an address and leave the port to connect(2), which can use one for many destinations:
 /// IP_BIND_ADDRESS_NO_PORT (ip(7)).
 pub(crate) fn leave_port_to_connect(socket: impl AsFd) -> io::Result<()> {
-    let on: libc::c_int = 1;
-    // SAFETY: the option takes one int, and `on` is one that outlives the call.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::IPPROTO_IP,
-            libc::IP_BIND_ADDRESS_NO_PORT,
-            (&raw const on).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    int_option::set(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)
 }
 
 /// `range` as "32768 60999", `reserved` as "40000,50000-50010".

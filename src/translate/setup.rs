@@ -77,6 +77,10 @@ impl SetupHost {
         self.files.iter().find(|file| file.name == path)
     }
 
+    fn has_authority(&self, path: &str) -> bool {
+        self.authorities.iter().any(|it| it == path)
+    }
+
     fn is_own(&self, ip: IpAddr) -> bool {
         self.networks.iter().any(|(_, network)| network.addr() == ip)
     }
@@ -212,8 +216,8 @@ impl Apiserver {
             }
         }
         // Neither needs a file: a server that runs has its CA.
-        let there = |ca: &str| host.authorities.iter().any(|it| it == ca);
-        let found = [(K3S_CA, Distribution::K3s), (RKE2_CA, Distribution::Rke2)].into_iter().find(|(ca, _)| there(ca));
+        let mut all = [(K3S_CA, Distribution::K3s), (RKE2_CA, Distribution::Rke2)].into_iter();
+        let found = all.find(|(ca, _)| host.has_authority(ca));
         Ok(found.map(|(ca, kind)| {
             let local = LocalApiserver { ip: None, port: PORT, place: format!("{ca}: it is there"), names: Vec::new() };
             Self { local, kind }

@@ -13,31 +13,21 @@ pub(super) struct HealthSource {
 
 impl HealthSource {
     pub(super) fn choose(request: &SetupRequest, host: &SetupHost, local: Option<&Apiserver>) -> Self {
-        let there = |path: &str| host.authorities.iter().any(|it| it == path);
-        let by =
-            |kind, path, ca: &str| Self { kind, path, ca_file: Some(ca.to_owned()), place: format!("{ca} is there") };
-        if let Some(ca) = &request.ca_file {
-            let (kind, path) = match local.map(|it| it.kind) {
-                Some(Distribution::K3s) => ("https", Some("/ping")),
-                Some(Distribution::Rke2) => ("tls", None),
-                Some(Distribution::Kubeadm) | None => ("https", Some("/readyz")),
-            };
-            return Self { place: "--ca-file".to_owned(), ..by(kind, path, ca) };
-        }
-        match local.map(|it| it.kind) {
-            Some(Distribution::K3s) if there(K3S_CA) => by("https", Some("/ping"), K3S_CA),
+        let (kind, path, usual) = match local.map(|it| it.kind) {
+            Some(Distribution::K3s) => ("https", Some("/ping"), K3S_CA),
             // It answers 401 to requests without credentials.
-            Some(Distribution::Rke2) if there(RKE2_CA) => by("tls", None, RKE2_CA),
-            Some(Distribution::Kubeadm) | None if there(KUBEADM_CA) => by("https", Some("/readyz"), KUBEADM_CA),
-            _ => Self {
-                kind: "tcp",
-                path: None,
-                ca_file: None,
-                place: "no CA is here yet, so a probe asks the kernel only and misses a hung apiserver; once it is here, run this \
-                        again with --force, or name it with --ca-file"
-                    .to_owned(),
-            },
+            Some(Distribution::Rke2) => ("tls", None, RKE2_CA),
+            Some(Distribution::Kubeadm) | None => ("https", Some("/readyz"), KUBEADM_CA),
+        };
+        if let Some(ca) = &request.ca_file {
+            return Self { kind, path, ca_file: Some(ca.clone()), place: "--ca-file".to_owned() };
         }
+        if host.has_authority(usual) {
+            return Self { kind, path, ca_file: Some(usual.to_owned()), place: format!("{usual} is there") };
+        }
+        let place = "no CA is here yet, so a probe asks the kernel only and misses a hung apiserver; once it is here, run this \
+                     again with --force, or name it with --ca-file";
+        Self { kind: "tcp", path: None, ca_file: None, place: place.to_owned() }
     }
 
     pub(super) fn write(&self, toml: &mut Toml, facts: &mut Facts) {

@@ -12,6 +12,7 @@ mod beyond;
 mod control;
 mod firewall;
 mod handed;
+mod kept;
 mod untold;
 mod wire;
 

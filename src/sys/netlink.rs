@@ -11,7 +11,7 @@ mod watch;
 pub(crate) mod xfrm;
 
 pub(crate) use address::{
-    add_to_loopback, added_to_loopback, end_lease, lease, remove_from_loopback, renew_ipv6_routes, secondaries,
+    added_to_loopback, end_lease, lease, lease_on_loopback, remove_from_loopback, renew_ipv6_routes, secondaries,
 };
 pub(crate) use link::{carrier_changes, indices, merging};
 pub(crate) use route::{Route, is_local, leaves_by, neighbour, route};

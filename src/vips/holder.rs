@@ -9,6 +9,7 @@
 //! not run renews nothing, and its kernel removes the address.
 
 mod addresses;
+mod built_in;
 mod guard;
 mod hooks;
 mod reachability;
@@ -51,6 +52,7 @@ use crate::table::beats::LoopBeats;
 use crate::table::fleet::FleetView;
 use crate::table::flows::{FlowState, FlowTable, FlowView};
 use crate::table::journal::{Journal, What};
+use built_in::BuiltInVip;
 use guard::HangGuard;
 use hooks::Hooks;
 use reachability::VipReachability;
@@ -142,47 +144,6 @@ struct VipHolder {
     clients_at_ns: u64,
     has_own_clients: bool,
     heir_seen_ns: u64,
-}
-
-/// A VIP with its settings and its state on this host.
-struct BuiltInVip {
-    settings: VipSettings,
-    has_peers: bool,
-    machine: VipMachine,
-    ears: Ears,
-    reachability: VipReachability,
-    /// The entries of its addresses on the interface.
-    here: Vec<IpNet>,
-    has_carrier: bool,
-    /// Whether the interface has, or has had, other addresses than the VIP's.
-    has_others: bool,
-    had_others: bool,
-    renewed_ns: u64,
-    /// Why this host could not have the addresses at the last attempt.
-    refused: Option<String>,
-    /// When the holder tries again to remove entries with another mask.
-    tidy_at_ns: u64,
-    /// The latest failure to remove an entry, until the entry has gone.
-    stuck: Option<(IpNet, String)>,
-}
-
-impl BuiltInVip {
-    fn presence(&self) -> VipPresence {
-        let count = self.settings.addresses.iter().filter(|ip| self.here.iter().any(|it| it.addr() == **ip)).count();
-        match count {
-            0 => VipPresence::Absent,
-            count if count == self.settings.addresses.len() => VipPresence::Whole,
-            _ => VipPresence::Partial,
-        }
-    }
-
-    fn here(&self) -> Vec<IpAddr> {
-        self.here.iter().map(IpNet::addr).collect()
-    }
-
-    fn label(&self) -> String {
-        list(&self.settings.addresses)
-    }
 }
 
 impl VipHolder {
@@ -309,7 +270,7 @@ impl VipHolder {
         }
         if has_changed || is_due {
             self.listen(&mut vip);
-            see(&mut vip);
+            vip.see();
         }
         match self.parts.fleet.is_succeeded() {
             true => {
@@ -371,6 +332,7 @@ impl VipHolder {
             has_backend: self.parts.registry.backends().iter().any(|it| it.preference() != Preference::Never),
             synced: members.iter().all(|it| it.synced),
             heard_ns,
+            socket_ns: vip.reachability.socket_ns(),
             has_carrier: vip.has_carrier,
             is_bare: vip.had_others && !vip.has_others,
             here: vip.presence(),
@@ -378,7 +340,7 @@ impl VipHolder {
         vip.machine.handle_look(&look);
         let mut has_acted = false;
         while let Some(order) = vip.machine.poll_order() {
-            has_acted |= !matches!(order, VipOrder::Tell(_) | VipOrder::Ask | VipOrder::Renew);
+            has_acted |= !matches!(order, VipOrder::Tell(_) | VipOrder::Ask | VipOrder::Rouse | VipOrder::Renew);
             self.carry_out(vip, order);
         }
         self.guard(vip, &look, now_ns);
@@ -388,7 +350,7 @@ impl VipHolder {
             self.parts.fleet_view.show_vip(Some(vip.machine.view(&look)));
         }
         if has_acted {
-            see(vip);
+            vip.see();
         }
         self.tidy(vip, now_ns);
     }
@@ -410,7 +372,7 @@ impl VipHolder {
         if let Err(error) = addresses::add(&vip.settings) {
             self.refuse(vip, error);
         }
-        see(vip);
+        vip.see();
     }
 
     /// Returns whether all of them have gone. Each failure is an event once.
@@ -496,7 +458,7 @@ impl VipHolder {
                 }
                 Overheard::Claim(claim) => vip.reachability.hear(claim.address, now_ns),
                 Overheard::Question(claim) if vip.settings.addresses.contains(&claim.address) => {
-                    vip.machine.handle_rival(claim.mac, own);
+                    vip.machine.handle_rival(claim.mac, own, now_ns);
                 }
                 Overheard::Question(_) => {}
             }
@@ -513,6 +475,10 @@ impl VipHolder {
                 }
                 vip.reachability.ask(&self.parts, &vip.ears, &vip.settings);
             }
+            VipOrder::Rouse => {
+                vip.reachability.ask(&self.parts, &vip.ears, &vip.settings);
+                vip.reachability.look_for_clients(&self.parts);
+            }
             VipOrder::Add | VipOrder::Renew => match addresses::add(&vip.settings) {
                 Ok(()) => (vip.renewed_ns, vip.refused) = (now_ns(), None),
                 Err(error) => self.refuse(vip, error),
@@ -523,7 +489,7 @@ impl VipHolder {
                     self.keep(&vip.here());
                 }
                 // Addresses that were added a moment ago count, too.
-                see(vip);
+                vip.see();
                 let entries = vip.here.clone();
                 self.remove(vip, &entries);
             }
@@ -582,16 +548,5 @@ impl VipHolder {
             VipNote::Answered(by) => What::VipAnswered { by: super::spelled(by) },
         };
         self.parts.journal.record(what);
-    }
-}
-
-/// Reads the carrier and the addresses of the interface.
-fn see(vip: &mut BuiltInVip) {
-    let interface = &*vip.settings.interface;
-    vip.has_carrier = netdev::has_carrier(interface).unwrap_or(false);
-    // After an error the last known addresses count.
-    if let Ok((here, has_others)) = addresses::on(interface, &vip.settings.addresses) {
-        (vip.here, vip.has_others) = (here, has_others);
-        vip.had_others |= has_others;
     }
 }

@@ -6,6 +6,9 @@
 //! there, or two hosts would claim the address: arp_ignore = 1 and arp_announce = 2
 //! (Documentation/networking/ip-sysctl.rst).
 //!
+//! The kernel removes such an address from `lo` once no process renews it: after a process that was killed or hangs, peers reset its flows, and the
+//! address would make this host drop the packets of the VIP's new owner.
+//!
 //! Such a flow may begin after the address has left: a process that hung, or that inherited its listeners, finds
 //! connections in its backlog.
 
@@ -14,6 +17,7 @@ use std::io;
 use std::net::IpAddr;
 
 use super::is_global;
+use super::kept::KeptAddresses;
 use crate::model::fleet::evacuate::Places;
 use crate::ports::fleet::Fleet;
 use crate::sys::{netdev, netlink};
@@ -30,7 +34,7 @@ const BACKLOGS_LAST_NS: u64 = 10_000_000_000;
 pub(super) struct Addresses {
     vips: BTreeSet<IpAddr>,
     /// Addresses that Baton added to `lo`, for flows whose address has moved.
-    kept: BTreeSet<IpAddr>,
+    kept: KeptAddresses,
     /// The addresses on interfaces at the last look; a flow may need one that the configuration no longer names.
     last_on: BTreeSet<IpAddr>,
     /// Addresses that have left lately.
@@ -65,8 +69,7 @@ impl Addresses {
         let vips: BTreeSet<_> = vips.collect();
         let leave = Leave { was_seen: false, until_ns: now_ns + BACKLOGS_LAST_NS };
         let left = vips.iter().map(|ip| (*ip, leave)).collect();
-        let kept = netlink::added_to_loopback().unwrap_or_default().into_iter().collect();
-        Self { kept, vips, left, ..Self::default() }
+        Self { kept: KeptAddresses::of_this_host(), vips, left, ..Self::default() }
     }
 
     /// Sets the frontends' addresses. Call `look` after this.
@@ -78,7 +81,7 @@ impl Addresses {
     pub(super) fn look(&mut self, flows: &FlowTable, now_ns: u64) -> io::Result<SeenAddresses> {
         let there = netdev::addresses()?;
         let mut seen = SeenAddresses::default();
-        let mut now_on = BTreeSet::new();
+        let (mut now_on, mut on_lo) = (BTreeSet::new(), BTreeSet::new());
         let others: BTreeSet<_> =
             there.iter().map(|(interface, _)| interface.clone()).filter(|it| it != LOOPBACK).collect();
         for (interface, ip) in there.into_iter().filter(|(_, ip)| is_global(*ip)) {
@@ -86,8 +89,15 @@ impl Addresses {
             if !is_kept && !seen.all.contains(&ip) {
                 seen.all.push(ip);
             }
-            if interface != LOOPBACK {
-                now_on.insert(ip);
+            match interface == LOOPBACK {
+                true => on_lo.insert(ip),
+                false => now_on.insert(ip),
+            };
+        }
+        // The kernel has removed them because this process did not run.
+        for ip in self.kept.all() {
+            if !on_lo.contains(&ip) && self.is_asked_for(ip, true, flows) {
+                self.keep(ip, &others);
             }
         }
         let leave = Leave { was_seen: true, until_ns: now_ns + BACKLOGS_LAST_NS };
@@ -102,11 +112,8 @@ impl Addresses {
             if self.kept.contains(&ip) || stays {
                 continue;
             }
-            match keep(ip, &others) {
-                true => {
-                    self.kept.insert(ip);
-                    seen.newly_kept.push(ip);
-                }
+            match self.keep(ip, &others) {
+                true => seen.newly_kept.push(ip),
                 // A second try would fail too.
                 false => drop(self.left.remove(&ip)),
             }
@@ -114,14 +121,17 @@ impl Addresses {
         // The address is on an interface again: its copy on `lo` is not needed, and would outlive the address's next
         // leave.
         if !self.ahead {
-            for ip in now_on.iter().filter(|ip| self.kept.contains(ip)) {
-                let _ = netlink::remove_from_loopback(*ip);
-            }
-            self.kept.retain(|ip| !now_on.contains(ip));
+            now_on
+                .iter()
+                .filter(|ip| self.kept.contains(ip))
+                .copied()
+                .collect::<Vec<_>>()
+                .into_iter()
+                .for_each(|ip| self.kept.give_up(ip));
         }
         let here = seen.all.iter().copied().filter(|ip| self.vips.contains(ip)).collect();
         let all = |set: &BTreeSet<IpAddr>| set.iter().copied().collect();
-        seen.places = Places { frontends: all(&self.vips), here, kept: all(&self.kept) };
+        seen.places = Places { frontends: all(&self.vips), here, kept: self.kept.all() };
         Ok(seen)
     }
 
@@ -141,12 +151,25 @@ impl Addresses {
         if self.ahead || fleet.is_succeeded() || !fleet.is_whole() {
             return Vec::new();
         }
-        let idle: Vec<_> = self.kept.iter().copied().filter(|ip| !self.is_asked_for(*ip, true, flows)).collect();
-        for ip in &idle {
-            let _ = netlink::remove_from_loopback(*ip);
-            self.kept.remove(ip);
-        }
+        let mut idle = self.kept.all();
+        idle.retain(|ip| !self.is_asked_for(*ip, true, flows));
+        idle.iter().for_each(|ip| self.kept.give_up(*ip));
         idle
+    }
+
+    /// Adds `ip` to `lo`. False: one of these interfaces would answer ARP for it, or the kernel refused.
+    fn keep(&mut self, ip: IpAddr, interfaces: &BTreeSet<String>) -> bool {
+        if ip.is_ipv4()
+            && let Err(error) = interfaces.iter().try_for_each(|interface| silence_arp(interface))
+        {
+            tracing::error!(%ip, %error, "cannot keep the address on lo for its flows: net.ipv4.conf.all.arp_ignore is 0");
+            return false;
+        }
+        let kept = self.kept.keep(ip);
+        if let Err(error) = &kept {
+            tracing::error!(%ip, %error, "cannot keep the address on lo for its flows");
+        }
+        kept.is_ok()
     }
 
     /// Whether a flow needs an address that has left.
@@ -187,23 +210,6 @@ pub(super) fn is_local(ip: IpAddr) -> bool {
 pub(super) fn give_up_all() {
     for ip in netlink::added_to_loopback().unwrap_or_default() {
         let _ = netlink::remove_from_loopback(ip);
-    }
-}
-
-/// Adds `ip` to `lo`. False: one of these interfaces would answer ARP for it, or the kernel refused.
-fn keep(ip: IpAddr, interfaces: &BTreeSet<String>) -> bool {
-    if ip.is_ipv4()
-        && let Err(error) = interfaces.iter().try_for_each(|interface| silence_arp(interface))
-    {
-        tracing::error!(%ip, %error, "cannot keep the address on lo for its flows: net.ipv4.conf.all.arp_ignore is 0");
-        return false;
-    }
-    match netlink::add_to_loopback(ip) {
-        Ok(_) => true,
-        Err(error) => {
-            tracing::error!(%ip, %error, "cannot keep the address on lo for its flows");
-            false
-        }
     }
 }
 

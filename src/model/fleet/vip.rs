@@ -14,8 +14,10 @@
 //! kernel of a living host answers a question for its address, and the kernel removes an address that the holder's process does not renew
 //! ([`LEASE_NS`]). docs/decisions/016-vip.md gives the reasons.
 
+mod deafness;
 mod defence;
 mod host;
+mod look;
 #[cfg(test)]
 mod simulation;
 mod standing;
@@ -30,8 +32,10 @@ use super::InstanceName;
 use crate::addr::Mac;
 use crate::model::damping::{DampingPolicy, Penalty};
 
+use deafness::Deafness;
 use defence::Defence;
 use host::LeftOver;
+pub(crate) use look::{VipLook, VipNote, VipOrder, VipPresence, VipTerms};
 pub(crate) use standing::{PeerVip, VipPart, VipStanding, address_set};
 pub(crate) use view::{VipPeerView, VipView};
 pub(crate) use why::{VipBar, VipGain, VipLoss, VipWhy};
@@ -63,6 +67,8 @@ const PATIENCE_NS: u64 = 300_000_000;
 const TAKES_MAX_NS: u64 = 600_000_000;
 /// An instance that gave the VIP up does not ask for it again before this time, so that a peer can take it.
 const GAVE_UP_NS: u64 = 500_000_000;
+/// The same after this host heard nobody by IP: its peers ask once a second by then.
+const DEAF_AGAIN_NS: u64 = 3_000_000_000;
 /// Least time between two times that an unready instance gives the VIP up to a ready peer, because that peer may fail to take it.
 const UNREADY_AGAIN_NS: u64 = 5_000_000_000;
 /// An instance that found the VIP on its host as it began keeps it for so long although it is not ready yet: linking and what peers tell take
@@ -82,85 +88,6 @@ const COUNT_EVERY_NS: u64 = 1_000_000_000;
 /// Times after the gain at which the instance announces the addresses to all neighbours.
 const ANNOUNCE_NS: [u64; 4] = [0, 200_000_000, 1_000_000_000, 3_000_000_000];
 const DAMPING: DampingPolicy = DampingPolicy { half_life_ns: 60_000_000_000, suppress: 3.0, reuse: 1.0 };
-
-/// The settings, which do not change while the machine lives.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct VipTerms {
-    pub me: InstanceName,
-    pub priority: u8,
-    /// The [`address_set`] of the VIP.
-    pub addresses: u32,
-    /// Whether there are other instances to give the VIP to.
-    pub has_peers: bool,
-}
-
-/// How many of the VIP's addresses are on the interface.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum VipPresence {
-    Absent,
-    Partial,
-    Whole,
-}
-
-/// The state of the host and of the peers at one moment.
-#[derive(Clone, Debug)]
-pub(crate) struct VipLook<'a> {
-    pub now_ns: u64,
-    /// `None` while the peer link does not run: then a peer's silence proves nothing.
-    pub peers: Option<&'a [PeerVip]>,
-    pub bar: Option<VipBar>,
-    pub ready: bool,
-    /// This instance could send a new flow to a backend.
-    pub has_backend: bool,
-    /// This instance knows all flows of all peers.
-    pub synced: bool,
-    /// When this host last heard its gateway, a backend or a client; 0: never.
-    pub heard_ns: u64,
-    pub has_carrier: bool,
-    /// The interface has lost all its other addresses: this host reaches nobody there, and still answers for the VIP.
-    pub is_bare: bool,
-    pub here: VipPresence,
-}
-
-impl VipLook<'_> {
-    fn is_cut_off(&self) -> bool {
-        !self.has_carrier || self.is_bare
-    }
-}
-
-/// The caller carries these out in their order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum VipOrder {
-    /// Send this standing to the peers.
-    Tell(VipStanding),
-    /// Ask the network for the addresses, and make the gateway and the backends answer something; call [`VipMachine::handle_unasked`] if
-    /// the question could not be sent.
-    Ask,
-    /// Add the missing addresses, each for [`LEASE_NS`]; call [`VipMachine::handle_failed`] if that fails.
-    Add,
-    /// Renew the addresses for [`LEASE_NS`] from now on.
-    Renew,
-    /// Announce the addresses to all neighbours.
-    Announce,
-    /// Remove the addresses. With `serves`, flows of this process may need them, so add them to `lo` first.
-    Remove {
-        serves: bool,
-    },
-    Note(VipNote),
-}
-
-/// Events for the journal; the hooks run at the first two.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum VipNote {
-    Gained(VipGain),
-    Lost(VipLoss),
-    /// Another program had removed the addresses, and this instance added them again.
-    Restored,
-    /// Another host has one of the addresses, and no peer says so. The machine notes this once for each vacancy.
-    Answered(Mac),
-    /// Another host claimed an address that this instance holds, and this instance announced it again.
-    Defended(Mac),
-}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum VipStage {
@@ -205,6 +132,7 @@ pub(crate) struct VipMachine {
     /// Another instance holds the VIP at the same time, by an earlier claim.
     is_contested: bool,
     defence: Defence,
+    deafness: Deafness,
     penalty: Penalty,
     damped: bool,
     told: Option<VipStanding>,
@@ -236,6 +164,7 @@ impl VipMachine {
             left_over: None,
             is_contested: false,
             defence: Defence::default(),
+            deafness: Deafness::default(),
             penalty: Penalty::default(),
             damped: false,
             told: None,
@@ -295,9 +224,10 @@ impl VipMachine {
         self.pause(VipWhy::Answered { by }, since_ns, now_ns);
     }
 
-    /// Another host asks for the addresses at the same time. The two do not hear each other by the peer link, or the standings would decide;
-    /// so the host with the lower Ethernet address goes on.
-    pub(crate) fn handle_rival(&mut self, its: Mac, own: Mac) {
+    /// Another host asks for the addresses. If this instance does, too, the two do not hear each other by the peer link, or the standings would
+    /// decide; so the host with the lower Ethernet address goes on.
+    pub(crate) fn handle_rival(&mut self, its: Mac, own: Mac, now_ns: u64) {
+        self.deafness.hear_question(now_ns);
         if self.takes() && its < own {
             self.rival = Some(its);
         }
@@ -323,6 +253,11 @@ impl VipMachine {
         if is_cut_off && self.settings.has_peers {
             let loss = if look.has_carrier { VipLoss::NoAddress } else { VipLoss::NoCarrier };
             return self.give_up(loss, now_ns);
+        }
+        if self.is_deaf(look, peers) {
+            self.give_up(VipLoss::Deaf, now_ns);
+            self.again_ns = now_ns + DEAF_AGAIN_NS;
+            return;
         }
         if self.claim == 0 && look.ready && !peers.iter().any(|peer| self.holds_too(peer)) {
             // This instance found the addresses, and no peer holds them: from now on it holds them by a claim.
@@ -532,6 +467,7 @@ impl VipMachine {
             gain: gain.clone(),
         };
         (self.vacant_ns, self.answered, self.is_contested, self.changed_ns) = (None, None, false, now_ns);
+        self.deafness = Deafness::default();
         (self.flows_here, self.counted) = (0, None);
         self.orders.extend([VipOrder::Add, VipOrder::Announce, VipOrder::Note(VipNote::Gained(gain))]);
     }

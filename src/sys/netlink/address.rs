@@ -22,13 +22,22 @@ const BATONS_METRIC: u32 = 0xba70_0ba7;
 const MARKS: [AddressAttribute; 2] =
     [AddressAttribute::Protocol(BY_BATON), AddressAttribute::RoutePriority(BATONS_METRIC)];
 
-/// Adds `ip` alone (/32, /128) to `lo`. Returns whether it was missing.
-pub(crate) fn add_to_loopback(ip: IpAddr) -> io::Result<bool> {
+/// Adds `ip` alone (/32, /128) to `lo`, or keeps it there: the kernel removes it after `seconds`, unless the caller renews it by another call.
+/// An address that somebody else has added there stays as it is.
+pub(crate) fn lease_on_loopback(ip: IpAddr, seconds: u32) -> io::Result<()> {
     let (header, attributes) = alone(ip);
-    let request: &[&dyn Emitable] = &[&header, &attributes.as_slice(), &MARKS.as_slice()];
-    match ask(None, libc::RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE, request, |_| {}) {
-        Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
-        added => added.map(|()| true),
+    let lives = lives(ip, seconds);
+    let request: &[&dyn Emitable] = &[&header, &attributes.as_slice(), &lives, &MARKS.as_slice()];
+    let add = |flags| ask(None, libc::RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE | flags, request, |_| {});
+    match add(0) {
+        Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
+            if added_to_loopback()?.contains(&ip) {
+                add(NLM_F_REPLACE)
+            } else {
+                Ok(())
+            }
+        }
+        added => added,
     }
 }
 
@@ -43,13 +52,13 @@ pub(crate) fn remove_from_loopback(ip: IpAddr) -> io::Result<bool> {
 
 /// Makes every IPv6 socket of this network namespace look for its route again before it sends the next packet: the kernel
 /// forgets all routes that sockets know when an address goes (net/ipv6/addrconf.c, __ipv6_ifa_notify; rt_genid_bump_ipv6), so
-/// one that nobody uses comes and goes. A killed process may leave it: nothing is ever sent to it.
+/// one that nobody uses comes and goes.
 pub(crate) fn renew_ipv6_routes() -> io::Result<()> {
-    add_to_loopback(NOBODYS.into())?;
+    lease_on_loopback(NOBODYS.into(), 1)?;
     remove_from_loopback(NOBODYS.into()).map(drop)
 }
 
-/// Addresses that [`add_to_loopback`] has added, also in an earlier process.
+/// Addresses that [`lease_on_loopback`] has added, also in an earlier process.
 pub(crate) fn added_to_loopback() -> io::Result<Vec<IpAddr>> {
     let mut added = Vec::new();
     ask(None, libc::RTM_GETADDR, NLM_F_DUMP, &[&AddressHeader::default()], |message| {
@@ -64,14 +73,11 @@ pub(crate) fn added_to_loopback() -> io::Result<Vec<IpAddr>> {
 }
 
 /// Adds `ip` alone to the interface with this index, or keeps it there: the kernel removes it after `seconds`, unless the caller renews it by
-/// another call. Needs CAP_NET_ADMIN. IPv6 addresses are deprecated from the start, so the kernel chooses none as the source of a connection.
+/// another call. Needs CAP_NET_ADMIN.
 pub(crate) fn lease(interface: u32, ip: IpAddr, seconds: u32) -> io::Result<()> {
     let (mut header, attributes) = alone(ip);
     header.index = interface;
-    let preferred = if ip.is_ipv4() { seconds } else { 0 };
-    let mut lives = CacheInfo::default();
-    (lives.ifa_preferred, lives.ifa_valid) = (preferred, seconds);
-    let lives = AddressAttribute::CacheInfo(lives);
+    let lives = lives(ip, seconds);
     let request: &[&dyn Emitable] = &[&header, &attributes.as_slice(), &lives, &AddressAttribute::Protocol(BY_BATON)];
     ask(None, libc::RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE, request, |_| {})
 }
@@ -112,9 +118,16 @@ pub(super) fn read(message: &[u8]) -> Option<(u32, Vec<AddressAttribute>)> {
     ))
 }
 
-/// Whether [`add_to_loopback`] has added the address. A kernel tells of the marks that it knows; a version before the metric set one.
+/// Whether [`lease_on_loopback`] has added the address. A kernel tells of the marks that it knows; a version before the metric set one.
 fn is_marked(attributes: &[AddressAttribute]) -> bool {
     MARKS.iter().any(|mark| attributes.contains(mark))
+}
+
+/// The lifetime of an address. IPv6 addresses are deprecated from the start, so the kernel chooses none as the source of a connection.
+fn lives(ip: IpAddr, seconds: u32) -> AddressAttribute {
+    let mut lives = CacheInfo::default();
+    (lives.ifa_preferred, lives.ifa_valid) = (if ip.is_ipv4() { seconds } else { 0 }, seconds);
+    AddressAttribute::CacheInfo(lives)
 }
 
 /// `ip` on the loopback interface, with the longest prefix.

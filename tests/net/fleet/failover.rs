@@ -40,7 +40,7 @@ pub struct Fleet {
 }
 
 /// The fate of flows.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flows {
     /// There are no peers either: the control without a fleet.
     Alone,

@@ -102,7 +102,14 @@ fn mix(what: &str, load: Load, resent: Resent, stays: Option<&str>, prepare: imp
     let mut tries = Vec::new();
     let conns = loop {
         let before = retransmitted(&hosts);
-        let conns = exchange(lab, lab.lb.v4(6443), load);
+        let exchanged = std::panic::catch_unwind(|| exchange(lab, lab.lb.v4(6443), load));
+        let conns = exchanged.unwrap_or_else(|_| {
+            panic!(
+                "{what}: Baton ended flows by {:?}, and backends changed: {:?}",
+                baton.ended(),
+                baton.events_of("backend_changed")
+            )
+        });
         let again = retransmitted(&hosts) - before;
         let Resent::MoreThanByDnat(most) = resent else { break conns };
         let control = if again > most { by_dnat() } else { 0 };

@@ -196,6 +196,7 @@ impl World {
             bar,
             synced: process.exchange.members(now_ns).iter().all(|it| it.synced),
             heard_ns: own.heard_ns,
+            socket_ns: own.heard_ns,
             has_carrier: true,
             is_bare: false,
             here: if is_here { VipPresence::Whole } else { VipPresence::Absent },
@@ -233,7 +234,7 @@ impl World {
                     self.take_vip(0, node);
                 }
             }
-            VipOrder::Announce => {}
+            VipOrder::Announce | VipOrder::Rouse => {}
             VipOrder::Note(note) => {
                 self.note(|| format!("    {}: {note:?}", NAMES[node]));
                 if matches!(note, VipNote::Gained(VipGain::Vacant | VipGain::Silent(_) | VipGain::GivenUp(_))) {
@@ -259,7 +260,7 @@ impl World {
                 own.machine.handle_answer(mac(other), now_ns);
             }
             if let Some(own) = self.nodes[other].process.as_mut().and_then(|process| process.vip.as_mut()) {
-                own.machine.handle_rival(mac(node), mac(other));
+                own.machine.handle_rival(mac(node), mac(other), now_ns);
             }
         }
         if let Some(own) = self.nodes[node].process.as_mut().and_then(|process| process.vip.as_mut())

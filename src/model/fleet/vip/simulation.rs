@@ -1,6 +1,6 @@
 //! Two to four hosts with the machine on each, the network between them, their kernels' addresses with their leases, and a gateway go through
 //! random schedules. Hosts die; processes are killed, hang, stop and start in any order, and find the addresses that an earlier process left.
-//! Hosts are cut off, parted or deaf in one direction, or only their peer links are cut; the network loses packets; readiness comes and goes;
+//! Hosts are cut off, parted, deaf in one direction or behind a filter of IP, or only their peer links are cut; the network loses packets; readiness comes and goes;
 //! an operator evacuates hosts; another program removes the address, or adds it.
 //!
 //! These rules must hold:
@@ -10,6 +10,7 @@
 //! - of peers that are alike, the one with the highest priority, then the one with the fewest of the holder's flows takes the VIP; and an
 //!   evacuation's heir before all others;
 //! - an instance that is not ready gives the VIP up at once, and one without a usable backend within a stated time, if a peer could serve;
+//! - a host behind a filter of IP gives the VIP up within a stated time, if a peer could take it;
 //! - without a fault the VIP does not move.
 
 mod world;
@@ -36,6 +37,8 @@ const BOTH_MAX_NS: u64 = 200 * MS;
 const UNREADY_MAX_NS: u64 = 100 * MS;
 /// The same for one without a usable backend.
 const NO_BACKEND_MAX_NS: u64 = NO_BACKEND_NS + UNREADY_MAX_NS;
+/// The same for one behind a filter of IP, while a peer asks for the VIP.
+const FILTERED_MAX_NS: u64 = UNSERVED_MAX_NS;
 const STEADY_NS: u64 = 700 * MS;
 const GRACE_NS: u64 = 250 * MS;
 
@@ -68,6 +71,8 @@ struct Wrongs {
     backends_unseen: bool,
     /// The machine does not learn that its instance is not ready.
     unready_unseen: bool,
+    /// The machine does not learn that it hears nobody by IP.
+    filters_unseen: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +86,7 @@ enum Mishap {
     Part,
     OneWay,
     CutLink,
+    Filter,
     Unready,
     NoBackend,
     Evacuate,
@@ -88,7 +94,7 @@ enum Mishap {
     Lose,
 }
 
-const ALL: [Mishap; 14] = [
+const ALL: [Mishap; 15] = [
     Mishap::Die,
     Mishap::Kill,
     Mishap::Hang,
@@ -98,6 +104,7 @@ const ALL: [Mishap; 14] = [
     Mishap::Part,
     Mishap::OneWay,
     Mishap::CutLink,
+    Mishap::Filter,
     Mishap::Unready,
     Mishap::NoBackend,
     Mishap::Evacuate,
@@ -264,6 +271,15 @@ fn a_lack_of_backends_that_is_not_seen_is_found() {
 #[test]
 fn a_failed_readiness_that_is_not_seen_is_found() {
     is_found(Wrongs { unready_unseen: true, ..Wrongs::default() }, &[Mishap::Unready], "is not ready and keeps");
+}
+
+#[test]
+fn a_filter_that_is_not_seen_is_found() {
+    is_found(
+        Wrongs { filters_unseen: true, ..Wrongs::default() },
+        &[Mishap::Filter],
+        "is behind a filter and keeps it",
+    );
 }
 
 #[test]

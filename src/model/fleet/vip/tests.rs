@@ -3,6 +3,7 @@
 use super::*;
 
 const MS: u64 = 1_000_000;
+const SECOND_NS: u64 = 1000 * MS;
 const START_NS: u64 = 1_000_000 * MS;
 
 struct Bench {
@@ -13,6 +14,7 @@ struct Bench {
     ready: bool,
     has_backend: bool,
     heard_ns: u64,
+    socket_ns: u64,
     has_carrier: bool,
     is_bare: bool,
     here: VipPresence,
@@ -41,6 +43,7 @@ impl Bench {
             ready: true,
             has_backend: true,
             heard_ns: START_NS,
+            socket_ns: 0,
             has_carrier: true,
             is_bare: false,
             here: VipPresence::Absent,
@@ -66,6 +69,7 @@ impl Bench {
             has_backend: self.has_backend,
             synced: true,
             heard_ns: self.heard_ns,
+            socket_ns: self.socket_ns,
             has_carrier: self.has_carrier,
             is_bare: self.is_bare,
             here: self.here,
@@ -594,4 +598,39 @@ fn the_same_addresses_have_the_same_number_in_any_order_and_others_another() {
     let [one, two] = ["10.0.0.100", "fd00::100"].map(|ip| ip.parse().unwrap());
     assert_eq!(address_set(&[one, two]), address_set(&[two, one]));
     assert_ne!(address_set(&[one, two]), address_set(&[one]));
+}
+
+#[test]
+fn a_holder_that_is_asked_for_the_vip_and_hears_nobody_by_ip_gives_it_up_and_waits_for_the_asker() {
+    let deaf = || {
+        let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
+        bench.peers[0].silence_ns = Some(SECOND_NS);
+        bench
+    };
+    let asked = |bench: &mut Bench, ms: u64| {
+        for _ in 0..ms / 100 {
+            bench.machine.handle_rival([2; 6], [3; 6], bench.now_ns);
+            bench.run(100);
+        }
+    };
+    let mut unasked = deaf();
+    unasked.run(10_000);
+    assert!(unasked.machine.holds(), "its peer is dead");
+    let mut serving = deaf();
+    for _ in 0..50 {
+        serving.socket_ns = serving.now_ns;
+        asked(&mut serving, 200);
+    }
+    assert!(serving.machine.holds(), "it serves clients, and its peer is the deaf one");
+    let mut bench = deaf();
+    asked(&mut bench, 1000);
+    assert!(bench.machine.holds(), "a backend may answer yet");
+    assert!(bench.orders.contains(&VipOrder::Rouse));
+    asked(&mut bench, 1000);
+    assert_eq!(bench.lost(), Some(&VipLoss::Deaf));
+    let again_ms = bench.run(10_000);
+    assert!(
+        again_ms.is_some_and(|ms| ms > 2500),
+        "{again_ms:?}: the asker comes first, and if it does not take it, this host does"
+    );
 }

@@ -83,6 +83,8 @@ pub(crate) enum VipLoss {
     NoCarrier,
     /// The interface has lost all its other addresses.
     NoAddress,
+    /// A peer asks for the addresses by ARP, and no IP packet of a peer, a backend or a client comes in.
+    Deaf,
     /// This instance is not ready, and that one is.
     NotReady {
         heir: InstanceName,
@@ -157,6 +159,9 @@ impl fmt::Display for VipLoss {
             Self::Barred(bar) => bar.fmt(f),
             Self::NoCarrier => f.write_str("the interface has no carrier"),
             Self::NoAddress => f.write_str("the interface has lost all its other addresses"),
+            Self::Deaf => {
+                f.write_str("another host asks for it, and no socket of this host hears a peer, a backend or a client")
+            }
             Self::NotReady { heir } => write!(f, "this instance is not ready, and {heir} is"),
             Self::NoBackend { heir } => write!(f, "no backend can be used here, and {heir} can use one"),
             Self::Yielded { to } => write!(f, "{to} took it later"),

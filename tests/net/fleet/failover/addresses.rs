@@ -169,3 +169,39 @@ fn an_address_that_is_kept_is_given_up_by_a_stop_and_by_a_next_process_without_p
         assert!(!kept_on_lo(fleet.owner()), "stopped: {stopped}");
     }
 }
+
+/// Regression: after a process that was killed, the address stayed on `lo` until the next process began. Its kernel dropped what the new owner sent to
+/// the apiserver of this host, and answered the host's own clients of the VIP itself.
+#[test]
+fn an_address_that_a_killed_or_hung_process_kept_goes_by_itself_and_comes_back_with_the_process() {
+    for hangs in [false, true] {
+        let test = "an_address_that_a_killed_or_hung_process_kept";
+        let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config).map(Fleet::with_owner) else { return };
+        let mut conns = fleet.clients(2);
+        fleet.heir().wait_sees("lb-a", "flows", 2);
+        fleet.remove_vip(fleet.owner());
+        fleet.take(fleet.heir());
+        eventually(LONG, "it is kept", || kept_on_lo(fleet.owner()));
+        if hangs {
+            wait::throughout(secs(7), "it is kept as long as the process runs", || kept_on_lo(fleet.owner()));
+        }
+        conns.iter_mut().for_each(|conn| conn.echo(2, 1000));
+        let process = &fleet.owner().baton.process;
+        match hangs {
+            true => process.stop(),
+            false => process.kill(),
+        }
+        eventually(secs(15), "the kernel removes it", || !kept_on_lo(fleet.owner()));
+        for conn in &mut conns {
+            let (end, ..) = conn.read_end(secs(2));
+            assert!(matches!(end, End::Rst | End::Fin), "{end:?}");
+        }
+        fleet.clients(2);
+        if hangs {
+            fleet.owner().baton.process.go_on();
+            eventually(LONG, "no flow needs it any more", || {
+                fleet.owner().baton.flow_count() == 0 && !kept_on_lo(fleet.owner())
+            });
+        }
+    }
+}

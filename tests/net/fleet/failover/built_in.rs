@@ -176,3 +176,41 @@ fn flows_of_both_halves_of_a_parted_network_go_on_when_one_holder_of_the_built_i
     assert!(winner.host.has_address(VIP));
     assert_eq!(fleet.resets(), 0.0);
 }
+
+/// Regression: such a host answered its peer's questions for the VIP, so that the peer did not take it and no new client was served. Its offloaded
+/// flows prove nothing: the program gets their packets before the filter.
+#[test]
+fn a_holder_whose_packet_filter_drops_everything_but_arp_gives_the_built_in_vip_up() {
+    for flows in [Flows::Offload, Flows::Kept] {
+        let test = "a_holder_whose_packet_filter_drops_everything_but_arp";
+        let Some(fleet) = Fleet::with_built_in_vip(test, flows) else { return };
+        let mut conns = fleet.clients(20);
+        (0..5).for_each(|round| conns.iter_mut().for_each(|conn| conn.echo(round, 200)));
+        let offloaded = if flows == Flows::Offload { 20 } else { 0 };
+        fleet.heir().wait_sees(fleet.owner().name, "flows", 20);
+        fleet.heir().wait_sees(fleet.owner().name, "offloaded", offloaded);
+        let has_vip = |instance: &Instance| instance.host.has_address(VIP);
+        let host = fleet.owner().host.clone();
+        host.nft(
+            "table inet closed {\nchain in {\ntype filter hook input priority filter; policy drop;\niif lo accept\n}\n\
+             chain out {\ntype filter hook output priority filter; policy drop;\noif lo accept\n}\n}\n",
+        );
+        let watch = Stopwatch::start();
+        eventually(secs(15), "the other host has the VIP", || has_vip(fleet.heir()) && !has_vip(fleet.owner()));
+        fleet.clients(1);
+        let served = watch.unstalled();
+        println!("{flows:?}: served {served:?} after the filter had closed");
+        assert!(served < secs(8), "{served:?}");
+        let reset = nobody_hangs(&fleet, &mut conns);
+        assert_eq!(reset, 20 - offloaded as usize, "{flows:?}");
+        let lost = fleet.owner().baton.events_of("vip_given_up");
+        let why = "another host asks for it, and no socket of this host hears a peer, a backend or a client";
+        assert!(lost.iter().any(|event| event["why"] == why), "{lost:?}");
+        wait::throughout(secs(4), "the host does not take it", || !has_vip(fleet.owner()) && has_vip(fleet.heir()));
+        host.nft_clear();
+        fleet.heir().wait_synced(fleet.owner().name);
+        wait::throughout(secs(1), "it stays", || !has_vip(fleet.owner()) && has_vip(fleet.heir()));
+        assert_eq!(nobody_hangs(&fleet, &mut conns), 0);
+        fleet.clients(5);
+    }
+}

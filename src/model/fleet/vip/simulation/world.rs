@@ -13,6 +13,8 @@ pub(super) struct HostVip {
     pub(super) lease_ns: Option<u64>,
     has_carrier: bool,
     hears_gateway: bool,
+    /// Only ARP passes to and from it.
+    is_filtered: bool,
     pub(super) process: Option<Process>,
     /// When the next process starts.
     starts_ns: Option<u64>,
@@ -30,6 +32,7 @@ pub(super) struct Process {
     /// One for each peer.
     heard: Vec<Option<(u64, VipStanding)>>,
     heard_ns: u64,
+    socket_ns: u64,
     says: VipStanding,
     beat_ns: u64,
     ready: bool,
@@ -38,6 +41,8 @@ pub(super) struct Process {
     unfit_ns: Option<(u64, bool)>,
     /// When it may give the VIP up for such a reason again.
     again_ns: u64,
+    /// Since when it holds the VIP behind a filter while a peer could take it.
+    filtered_ns: Option<u64>,
     stops_ns: Option<u64>,
     is_evacuated: bool,
     evacuated_to: Option<usize>,
@@ -100,6 +105,7 @@ impl VipWorld {
             lease_ns: None,
             has_carrier: true,
             hears_gateway: true,
+            is_filtered: false,
             process: None,
             starts_ns: Some(now_ns + chance.roll(3000) * MS),
             priority: chance.roll(3) as u8,
@@ -143,7 +149,8 @@ impl VipWorld {
     fn send(&mut self, from: usize, to: usize, packet: Packet) {
         let is_lost = self.one_lost_in != u64::MAX && self.chance.one_in(self.one_lost_in);
         let is_link = matches!(packet, Packet::Says(_) | Packet::Goodbye);
-        let is_cut = self.cut[from][to] || is_link && self.link_cut[from][to];
+        let is_filtered = is_link && (self.hosts[from].is_filtered || self.hosts[to].is_filtered);
+        let is_cut = self.cut[from][to] || is_link && self.link_cut[from][to] || is_filtered;
         if !is_lost && !is_cut && self.hosts[to].is_up {
             let at_ns = self.now_ns + (1 + self.chance.roll(8)) * MS;
             self.packets.push((at_ns, from, to, packet));
@@ -182,12 +189,14 @@ impl VipWorld {
             looked_ns: now_ns,
             heard: vec![None; count],
             heard_ns: 0,
+            socket_ns: 0,
             says: VipStanding { addresses: 7, ..VipStanding::default() },
             beat_ns: now_ns,
             ready: true,
             has_backend: true,
             unfit_ns: None,
             again_ns: 0,
+            filtered_ns: None,
             stops_ns: None,
             is_evacuated: false,
             evacuated_to: None,
@@ -217,7 +226,7 @@ impl VipWorld {
                 _ if now_ns < process.asleep_until_ns => {}
                 Packet::Answers => process.machine.handle_answer(mac(from), now_ns),
                 Packet::Asks if rivals_unheard => {}
-                Packet::Asks => process.machine.handle_rival(mac(from), mac(to)),
+                Packet::Asks => process.machine.handle_rival(mac(from), mac(to), now_ns),
             }
         }
     }
@@ -261,6 +270,7 @@ impl VipWorld {
             has_backend: process.has_backend || wrongs.backends_unseen,
             synced: is_synced,
             heard_ns: process.heard_ns,
+            socket_ns: if wrongs.filters_unseen { now_ns } else { process.socket_ns },
             has_carrier: it.has_carrier,
             is_bare: false,
             here: if seen { VipPresence::Whole } else { VipPresence::Absent },
@@ -271,6 +281,9 @@ impl VipWorld {
         }
         if now_ns % PROBE_NS == 0 && it.hears_gateway && it.has_carrier {
             process.heard_ns = now_ns;
+            if !it.is_filtered {
+                process.socket_ns = now_ns;
+            }
         }
         self.act(host);
         self.speak(host);
@@ -303,6 +316,14 @@ impl VipWorld {
                 VipOrder::Add | VipOrder::Renew => self.hosts[host].lease_ns = Some(lease_ns),
                 VipOrder::Remove { .. } => self.hosts[host].lease_ns = None,
                 VipOrder::Announce => {}
+                VipOrder::Rouse => {
+                    let it = &mut self.hosts[host];
+                    if let Some(process) =
+                        it.process.as_mut().filter(|_| it.has_carrier && it.hears_gateway && !it.is_filtered)
+                    {
+                        process.socket_ns = now_ns;
+                    }
+                }
                 VipOrder::Note(note) => {
                     self.note(format!("{}: {note:?}", named(host)));
                     if let VipNote::Lost(VipLoss::NotReady { .. } | VipLoss::NoBackend { .. }) = note
@@ -433,6 +454,10 @@ impl VipWorld {
             Mishap::CutLink => {
                 (self.link_cut[host][other], self.link_cut[other][host]) = (true, true);
             }
+            Mishap::Filter => {
+                self.hosts[host].is_filtered = true;
+                self.steadiness_ends(host);
+            }
             Mishap::Unready => {
                 if let Some(process) = &mut self.hosts[host].process {
                     process.ready = !process.ready;
@@ -484,6 +509,7 @@ impl VipWorld {
             self.one_lost_in = u64::MAX;
             for one in 0..self.hosts.len() {
                 (self.hosts[one].hears_gateway, self.hosts[one].has_carrier) = (true, true);
+                self.hosts[one].is_filtered = false;
                 for other in 0..self.hosts.len() {
                     if self.cut[one][other] {
                         self.set_cut(one, other, false);

@@ -25,7 +25,7 @@ impl VipWorld {
     pub(super) fn is_whole(&self) -> bool {
         let cuts = self.cut.iter().chain(&self.link_cut).flatten().any(|cut| *cut);
         !cuts
-            && self.hosts.iter().all(|it| it.is_up && it.has_carrier && it.hears_gateway)
+            && self.hosts.iter().all(|it| it.is_up && it.has_carrier && it.hears_gateway && !it.is_filtered)
             && self.one_lost_in == u64::MAX
     }
 
@@ -38,13 +38,13 @@ impl VipWorld {
                 && process.stops_ns.is_none()
                 && !process.is_evacuated
         };
-        it.is_up && it.has_carrier && it.hears_gateway && it.process.as_ref().is_some_and(runs)
+        it.is_up && it.has_carrier && it.hears_gateway && !it.is_filtered && it.process.as_ref().is_some_and(runs)
     }
 
     pub(super) fn serves(&self, host: usize) -> bool {
         let it = &self.hosts[host];
         let runs = |process: &Process| self.now_ns >= process.asleep_until_ns;
-        it.is_up && it.lease_ns.is_some() && it.process.as_ref().is_some_and(runs)
+        it.is_up && !it.is_filtered && it.lease_ns.is_some() && it.process.as_ref().is_some_and(runs)
     }
 
     /// The mishaps that take effect at once.
@@ -86,7 +86,8 @@ impl VipWorld {
             let Some(process) = &mut it.process else { continue };
             let is_awake = now_ns >= process.asleep_until_ns + GRACE_NS;
             let has_heir = able.iter().enumerate().any(|(other, is_able)| other != host && *is_able);
-            let is_unfit = !(process.ready && process.has_backend);
+            // Behind a filter it hears of no heir.
+            let is_unfit = !(process.ready && process.has_backend || it.is_filtered);
             if !(is_quiet && is_awake && has_heir && is_unfit && process.machine.holds()) {
                 process.unfit_ns = None;
                 continue;
@@ -108,9 +109,37 @@ impl VipWorld {
         faults.into_iter().for_each(|fault| self.fail(fault));
     }
 
+    /// A holder that no IP packet reaches while another host could serve.
+    fn judge_filters(&mut self) {
+        let now_ns = self.now_ns;
+        let is_quiet = !self.cut.iter().chain(&self.link_cut).flatten().any(|cut| *cut) && self.one_lost_in == u64::MAX;
+        let able: Vec<_> = (0..self.hosts.len()).map(|host| self.is_able(host)).collect();
+        let mut fault = None;
+        for (host, it) in self.hosts.iter_mut().enumerate() {
+            let Some(process) = &mut it.process else { continue };
+            let is_awake = now_ns >= process.asleep_until_ns + GRACE_NS;
+            let has_heir = able.iter().enumerate().any(|(other, is_able)| other != host && *is_able);
+            let is_wrong = it.is_filtered && is_quiet && is_awake && has_heir && process.machine.holds();
+            let is_damped = process.says.damped;
+            match is_wrong && !is_damped {
+                false => process.filtered_ns = None,
+                true => {
+                    let since_ns = *process.filtered_ns.get_or_insert(now_ns);
+                    if now_ns - since_ns > FILTERED_MAX_NS {
+                        fault = Some(format!("{} is behind a filter and keeps it", named(host)));
+                    }
+                }
+            }
+        }
+        if let Some(fault) = fault {
+            self.fail(fault);
+        }
+    }
+
     pub(super) fn judge(&mut self) {
         self.judge_at_once();
         self.judge_fitness();
+        self.judge_filters();
         let now_ns = self.now_ns;
         let hosts = 0..self.hosts.len();
         let is_cut = self.cut.iter().chain(&self.link_cut).flatten().any(|cut| *cut);
@@ -120,7 +149,12 @@ impl VipWorld {
             self.unserved_ns = None;
         } else {
             let (since_ns, dead) = *self.unserved_ns.get_or_insert((now_ns, false));
-            let most_ns = if dead { DEATH_MAX_NS } else { UNSERVED_MAX_NS };
+            let most_ns = match dead {
+                true => DEATH_MAX_NS,
+                // Its process may have begun anew meanwhile.
+                false if self.hosts.iter().any(|it| it.is_filtered) => 2 * UNSERVED_MAX_NS,
+                false => UNSERVED_MAX_NS,
+            };
             if now_ns - since_ns > most_ns && now_ns - self.mishap_ns > most_ns {
                 self.fail(format!("nobody has it for {} ms", (now_ns - since_ns) / MS));
             }
@@ -133,7 +167,8 @@ impl VipWorld {
         let both = have.iter().enumerate().any(|(index, one)| {
             have[..index].iter().any(|other| {
                 let hear = !self.cut[*one][*other] && !self.cut[*other][*one];
-                let link = !self.link_cut[*one][*other] && !self.link_cut[*other][*one];
+                let is_filtered = self.hosts[*one].is_filtered || self.hosts[*other].is_filtered;
+                let link = !self.link_cut[*one][*other] && !self.link_cut[*other][*one] && !is_filtered;
                 hear && link && awake(*one) && awake(*other)
             })
         });

@@ -1,0 +1,89 @@
+//! The settings of the machine, its looks at the host and the peers, and its orders.
+
+use super::{PeerVip, VipBar, VipGain, VipLoss, VipStanding};
+use crate::addr::Mac;
+use crate::model::fleet::InstanceName;
+
+/// The settings, which do not change while the machine lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct VipTerms {
+    pub me: InstanceName,
+    pub priority: u8,
+    /// The [`address_set`] of the VIP.
+    pub addresses: u32,
+    /// Whether there are other instances to give the VIP to.
+    pub has_peers: bool,
+}
+
+/// How many of the VIP's addresses are on the interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum VipPresence {
+    Absent,
+    Partial,
+    Whole,
+}
+
+/// The state of the host and of the peers at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct VipLook<'a> {
+    pub now_ns: u64,
+    /// `None` while the peer link does not run: then a peer's silence proves nothing.
+    pub peers: Option<&'a [PeerVip]>,
+    pub bar: Option<VipBar>,
+    pub ready: bool,
+    /// This instance could send a new flow to a backend.
+    pub has_backend: bool,
+    /// This instance knows all flows of all peers.
+    pub synced: bool,
+    /// When this host last heard its gateway, a backend or a client; 0: never.
+    pub heard_ns: u64,
+    /// When a socket of this host last received something from a backend or client on another host; 0: never. ARP passes packet filters that no
+    /// socket gets anything through.
+    pub socket_ns: u64,
+    pub has_carrier: bool,
+    /// The interface has lost all its other addresses: this host reaches nobody there, and still answers for the VIP.
+    pub is_bare: bool,
+    pub here: VipPresence,
+}
+
+impl VipLook<'_> {
+    pub(super) fn is_cut_off(&self) -> bool {
+        !self.has_carrier || self.is_bare
+    }
+}
+
+/// The caller carries these out in their order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum VipOrder {
+    /// Send this standing to the peers.
+    Tell(VipStanding),
+    /// Ask the network for the addresses, and make the gateway and the backends answer something; call [`VipMachine::handle_unasked`] if
+    /// the question could not be sent.
+    Ask,
+    /// Make the gateway and the backends answer something.
+    Rouse,
+    /// Add the missing addresses, each for [`LEASE_NS`]; call [`VipMachine::handle_failed`] if that fails.
+    Add,
+    /// Renew the addresses for [`LEASE_NS`] from now on.
+    Renew,
+    /// Announce the addresses to all neighbours.
+    Announce,
+    /// Remove the addresses. With `serves`, flows of this process may need them, so add them to `lo` first.
+    Remove {
+        serves: bool,
+    },
+    Note(VipNote),
+}
+
+/// Events for the journal; the hooks run at the first two.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum VipNote {
+    Gained(VipGain),
+    Lost(VipLoss),
+    /// Another program had removed the addresses, and this instance added them again.
+    Restored,
+    /// Another host has one of the addresses, and no peer says so. The machine notes this once for each vacancy.
+    Answered(Mac),
+    /// Another host claimed an address that this instance holds, and this instance announced it again.
+    Defended(Mac),
+}

@@ -1,0 +1,65 @@
+//! A VIP of this host.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::addresses;
+use super::reachability::VipReachability;
+use crate::config::VipSettings;
+use crate::model::fleet::vip::{VipMachine, VipPresence};
+use crate::model::humane::list;
+use crate::sys::netdev;
+use crate::vips::ears::Ears;
+
+/// A VIP with its settings and its state on this host.
+pub(super) struct BuiltInVip {
+    pub settings: VipSettings,
+    pub has_peers: bool,
+    pub machine: VipMachine,
+    pub ears: Ears,
+    pub reachability: VipReachability,
+    /// The entries of its addresses on the interface.
+    pub here: Vec<IpNet>,
+    pub has_carrier: bool,
+    /// Whether the interface has, or has had, other addresses than the VIP's.
+    pub has_others: bool,
+    pub had_others: bool,
+    pub renewed_ns: u64,
+    /// Why this host could not have the addresses at the last attempt.
+    pub refused: Option<String>,
+    /// When the holder tries again to remove entries with another mask.
+    pub tidy_at_ns: u64,
+    /// The latest failure to remove an entry, until the entry has gone.
+    pub stuck: Option<(IpNet, String)>,
+}
+
+impl BuiltInVip {
+    pub(super) fn presence(&self) -> VipPresence {
+        let count = self.settings.addresses.iter().filter(|ip| self.here.iter().any(|it| it.addr() == **ip)).count();
+        match count {
+            0 => VipPresence::Absent,
+            count if count == self.settings.addresses.len() => VipPresence::Whole,
+            _ => VipPresence::Partial,
+        }
+    }
+
+    pub(super) fn here(&self) -> Vec<IpAddr> {
+        self.here.iter().map(IpNet::addr).collect()
+    }
+
+    pub(super) fn label(&self) -> String {
+        list(&self.settings.addresses)
+    }
+
+    /// Reads the carrier and the addresses of the interface.
+    pub(super) fn see(&mut self) {
+        let interface = &*self.settings.interface;
+        self.has_carrier = netdev::has_carrier(interface).unwrap_or(false);
+        // After an error the last known addresses count.
+        if let Ok((here, has_others)) = addresses::on(interface, &self.settings.addresses) {
+            (self.here, self.has_others) = (here, has_others);
+            self.had_others |= has_others;
+        }
+    }
+}

@@ -73,7 +73,9 @@ pub(crate) use upgrade::{Replacement, Succession, Upgrader};
 
 /// Limit for a stop's wait until the holder has given up the VIP. After the lease the kernel removes the addresses by itself.
 const GIVE_UP_MAX: Duration = Duration::from_secs(1);
-const GIVE_UP_LOOK: Duration = Duration::from_millis(5);
+/// The same for the operator's program that hears of it.
+const HOOKS_MAX: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Limit for the end's wait until the last events are on disk.
 const RECORD_MAX: Duration = Duration::from_secs(1);
@@ -81,9 +83,14 @@ const RECORD_MAX: Duration = Duration::from_secs(1);
 /// How often quiet sources are forgotten.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
+/// Baton keeps 512 descriptors for other things than flows; with fewer than these it would reset nearly every client.
+const FILES_MIN: u64 = 1024;
+
 /// Why an instance cannot start.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
+    #[error("it may open {limit} files, and needs {FILES_MIN} at least: set LimitNOFILE= in its unit, or `ulimit -Hn`")]
+    FewFiles { limit: u64 },
     #[error("cannot make the queues between the threads: {0}")]
     Ports(#[source] io::Error),
     #[error(transparent)]
@@ -239,7 +246,10 @@ fn assemble(
     state: State,
     taking_over: bool,
 ) -> Result<(Parts, Bindings), StartError> {
-    process::raise_file_limit();
+    let limit = process::raise_file_limit();
+    if limit < FILES_MIN {
+        return Err(StartError::FewFiles { limit });
+    }
     let config = file.with_found(&found);
     let discovered = discover::Discoveries::default();
     discovered.begin(&file, found);
@@ -471,6 +481,7 @@ impl Bound {
     pub(crate) async fn stop(self) {
         stop::run(&self.core).await;
         self.core.vip_is_given_up().await;
+        self.core.hooks_have_run().await;
         self.core.peers.leave(Farewell::Stopped).await;
         let has_peers = self.core.config.load().peers.is_some();
         self.end().await;
@@ -545,11 +556,20 @@ impl Core {
 
     /// Waits until the holder has given up the VIP, but no longer than the limit.
     async fn vip_is_given_up(&self) {
-        let is_held = || self.ports.vip.is_held();
-        let until_ns = now_ns() + GIVE_UP_MAX.as_nanos() as u64;
-        while is_held() && now_ns() < until_ns {
-            tokio::time::sleep(GIVE_UP_LOOK).await;
-        }
+        while_it_is(|| self.ports.vip.is_held(), GIVE_UP_MAX).await;
+    }
+
+    /// Waits until the operator's program that gives the VIP up has ended, but no longer than the limit.
+    async fn hooks_have_run(&self) {
+        while_it_is(|| self.ports.vip.do_hooks_run(), HOOKS_MAX).await;
+    }
+}
+
+/// Waits while this is so, but no longer than `limit`.
+async fn while_it_is(is_so: impl Fn() -> bool, limit: Duration) {
+    let until_ns = now_ns() + limit.as_nanos() as u64;
+    while is_so() && now_ns() < until_ns {
+        tokio::time::sleep(LOOK_AGAIN).await;
     }
 }
 

@@ -94,6 +94,7 @@ fn own(report: &VipReport, view: &VipView) -> [Cell; 7] {
 fn row(peer: &VipPeerView) -> [Cell; 7] {
     let note = match peer {
         VipPeerView { heard: false, .. } => "silent",
+        VipPeerView { other_vip: true, .. } => "its [vip] has other addresses",
         VipPeerView { part: None, has_address: true, .. } => "has an address; another program moves its VIP",
         VipPeerView { part: None, .. } => "says nothing about the VIP",
         VipPeerView { damped: true, .. } => "held back: it has moved too often",
@@ -133,6 +134,7 @@ mod tests {
             flows_here: 0,
             heard: true,
             has_address: false,
+            other_vip: false,
         };
         let view = VipView {
             part: VipPart::Holds,

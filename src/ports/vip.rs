@@ -15,6 +15,8 @@ pub struct VipPort {
     talk: Mutex<VipTalk>,
     /// This process has added the VIP to this host.
     held: AtomicBool,
+    /// An operator's program runs, or is about to.
+    hooks_run: AtomicBool,
     /// The failover must add the addresses to `lo`, because they are about to leave the interface.
     leaving: watch::Sender<bool>,
 }
@@ -86,6 +88,14 @@ impl VipPort {
 
     pub(crate) fn set_held(&self, held: bool) {
         self.held.store(held, Release);
+    }
+
+    pub(crate) fn do_hooks_run(&self) -> bool {
+        self.hooks_run.load(Acquire)
+    }
+
+    pub(crate) fn set_hooks_run(&self, run: bool) {
+        self.hooks_run.store(run, Release);
     }
 
     /// Whether the failover must add the frontends' addresses to `lo`.

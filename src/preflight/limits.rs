@@ -10,7 +10,7 @@ use crate::model::finding::Finding;
 use crate::sys::process;
 
 /// Descriptors reserved for other uses than flows: listeners, probes, admin sockets, maps.
-const SPARE_FILES: u64 = 256;
+const SPARE_FILES: u64 = 512;
 /// One for the client's socket, one for the backend's.
 const FILES_PER_FLOW: u64 = 2;
 

@@ -32,8 +32,8 @@ use crate::metrics::{AddressLabels, Metrics};
 use crate::model::balance::Preference;
 use crate::model::fleet::InstanceName;
 use crate::model::fleet::vip::{
-    LEASE_NS, LEASE_SAFE_NS, PeerVip, VipBar, VipLook, VipMachine, VipNote, VipOrder, VipPresence, VipTerms,
-    address_set,
+    LEASE_NS, LEASE_SAFE_NS, PeerVip, VipBar, VipLook, VipLoss, VipMachine, VipNote, VipOrder, VipPresence,
+    VipStanding, VipTerms, address_set,
 };
 use crate::model::humane::list;
 use crate::model::neighbour;
@@ -149,7 +149,7 @@ struct VipHolder {
 impl VipHolder {
     fn new(parts: HolderParts, host: HolderHost) -> Self {
         Self {
-            hooks: Hooks::start(parts.journal.clone(), HOOK_MAX),
+            hooks: Hooks::start(parts.journal.clone(), parts.vip.clone(), HOOK_MAX),
             watch: Watch::open().ok(),
             frames: FrameSender::open().ok(),
             began_ns: now_ns(),
@@ -193,13 +193,21 @@ impl VipHolder {
         if self.built_in.as_ref().is_some_and(is_same) {
             return;
         }
-        if let Some(before) = self.built_in.take() {
+        let before = self.built_in.take();
+        let had_vip = before.is_some();
+        if let Some(before) = before {
             self.end(before, config.vip.as_ref());
         }
         let addresses = config.vip.as_ref().map(|settings| settings.addresses.clone()).unwrap_or_default();
         self.parts.vip.set_addresses(addresses);
         self.parts.fleet_view.show_vip(None);
-        let Some(settings) = config.vip.clone() else { return };
+        let Some(settings) = config.vip.clone() else {
+            if had_vip {
+                // Peers would go on believing the last standing.
+                self.parts.vip.tell(VipStanding::default());
+            }
+            return;
+        };
         let terms = VipTerms {
             me: config.name().cloned().unwrap_or_else(|| InstanceName("this instance".into())),
             priority: settings.priority,
@@ -217,8 +225,8 @@ impl VipHolder {
             reachability: VipReachability::default(),
             here: Vec::new(),
             has_carrier: false,
-            has_others: false,
-            had_others: false,
+            had_others: [false; 2],
+            is_bare: false,
             renewed_ns: 0,
             refused: None,
             tidy_at_ns: 0,
@@ -294,10 +302,22 @@ impl VipHolder {
     fn listen(&self, vip: &mut BuiltInVip) {
         let has = |is_ipv4: bool| vip.settings.addresses.iter().any(|ip| ip.is_ipv4() == is_ipv4);
         let (ipv4, ipv6) = (has(true), has(false));
+        let before = vip.ears.mac();
         let opened = vip.ears.listen(&vip.settings.interface, ipv4, ipv6);
+        if before.is_some() && vip.ears.mac().is_some_and(|mac| before != Some(mac)) {
+            // The kernel tells neighbours only with net.ipv4.conf.*.arp_notify.
+            let own = netdev::networks()
+                .unwrap_or_default()
+                .into_iter()
+                .filter(|(name, _)| **name == *vip.settings.interface);
+            let own: Vec<_> =
+                own.map(|(_, network)| network.addr()).filter(|ip| !vip.settings.addresses.contains(ip)).collect();
+            self.announce(vip, &own);
+        }
         if let Ok(true) = opened {
             let error = format!("{} is new", vip.settings.interface);
             vip.machine.handle_unasked(error, now_ns());
+            vip.machine.handle_new_link(now_ns());
         }
         let opened = opened.and_then(|_| vip.ears.hear_questions(&vip.settings.addresses));
         if let Err(error) = opened
@@ -334,7 +354,7 @@ impl VipHolder {
             heard_ns,
             socket_ns: vip.reachability.socket_ns(),
             has_carrier: vip.has_carrier,
-            is_bare: vip.had_others && !vip.has_others,
+            is_bare: vip.is_bare,
             here: vip.presence(),
         };
         vip.machine.handle_look(&look);
@@ -483,7 +503,7 @@ impl VipHolder {
                 Ok(()) => (vip.renewed_ns, vip.refused) = (now_ns(), None),
                 Err(error) => self.refuse(vip, error),
             },
-            VipOrder::Announce => self.announce(vip),
+            VipOrder::Announce => self.announce(vip, &vip.settings.addresses),
             VipOrder::Remove { serves } => {
                 if serves && vip.has_peers {
                     self.keep(&vip.here());
@@ -511,16 +531,16 @@ impl VipHolder {
         }
     }
 
-    fn announce(&self, vip: &BuiltInVip) {
+    fn announce(&self, vip: &BuiltInVip, addresses: &[IpAddr]) {
         let Some(frames) = &self.frames else { return };
         let interface = &vip.settings.interface;
         let place = netdev::interface(interface).and_then(|it| Ok((it.index, netdev::hardware_address(interface)?)));
         let sent = place.and_then(|(index, mac)| {
-            let all = vip.settings.addresses.iter().flat_map(|ip| neighbour::announcement(*ip, mac));
+            let all = addresses.iter().flat_map(|ip| neighbour::announcement(*ip, mac));
             all.into_iter().try_for_each(|frame| frames.send(index, &frame))
         });
         if let Err(error) = sent {
-            tracing::warn!(%interface, %error, "cannot announce the VIP to neighbours");
+            tracing::warn!(%interface, %error, "cannot announce addresses to neighbours");
         }
     }
 
@@ -540,7 +560,9 @@ impl VipHolder {
             }
             VipNote::Lost(why) => {
                 gauge(0);
-                self.hooks.run(&vip.settings.on_loss, "loss", &vip.settings.addresses);
+                // The program of an earlier event must not end after this one's, when this process can no longer see to it.
+                let is_last = matches!(why, VipLoss::Barred(VipBar::Stopping));
+                self.hooks.run_next(&vip.settings.on_loss, "loss", &vip.settings.addresses, is_last);
                 What::VipGivenUp { vip: label, why: why.to_string() }
             }
             VipNote::Restored => What::VipRestored { vip: label },

@@ -4,6 +4,7 @@ mod built_in;
 mod faults;
 mod host;
 mod ipv6;
+mod moved;
 mod own_clients;
 mod readiness;
 mod stranger;

@@ -65,7 +65,7 @@ impl KeptAddresses {
         let all = Arc::downgrade(&self.all);
         if let Err(error) = essential::thread("kept addresses", move || renew(&all)) {
             self.is_renewed = false;
-            tracing::error!(%error, "cannot start the thread that keeps addresses on lo: the kernel removes them after {LEASE_S} s");
+            tracing::error!(%error, "cannot start the thread that keeps addresses on lo: the kernel removes them within seconds");
         }
     }
 }

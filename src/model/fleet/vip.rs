@@ -110,6 +110,8 @@ pub(crate) struct VipMachine {
     /// Since when this instance knows no holder.
     vacant_ns: Option<u64>,
     last_holder: Option<InstanceName>,
+    /// The last peer that held the VIP, and since when, unless another instance held it meanwhile.
+    holder_since: Option<(InstanceName, u64)>,
     /// The holder's offloaded flows whose backend is on this host, the holder, and when this instance counted them.
     flows_here: u32,
     counted: Option<(InstanceName, u64)>,
@@ -150,6 +152,7 @@ impl VipMachine {
             claim_max: 0,
             vacant_ns: None,
             last_holder: None,
+            holder_since: None,
             flows_here: 0,
             counted: None,
             takers: BTreeMap::new(),
@@ -254,7 +257,11 @@ impl VipMachine {
             let loss = if look.has_carrier { VipLoss::NoAddress } else { VipLoss::NoCarrier };
             return self.give_up(loss, now_ns);
         }
-        if self.is_deaf(look, peers) {
+        let is_deaf = self.deafness.is_certain(look, peers, self.damped);
+        if self.deafness.rouses(now_ns) {
+            self.orders.push_back(VipOrder::Rouse);
+        }
+        if is_deaf && self.settings.has_peers {
             self.give_up(VipLoss::Deaf, now_ns);
             self.again_ns = now_ns + DEAF_AGAIN_NS;
             return;
@@ -360,6 +367,9 @@ impl VipMachine {
         }
         if let Some(peer) = peers.iter().find(|peer| self.holds_too(peer)) {
             (self.vacant_ns, self.answered, self.last_holder) = (None, None, Some(peer.name.clone()));
+            if self.holder_since.as_ref().is_none_or(|(name, _)| *name != peer.name) {
+                self.holder_since = Some((peer.name.clone(), now_ns));
+            }
             return Some(VipWhy::HeldBy(peer.name.clone()));
         }
         if let Some((by, holder)) = self.hearsay(peers) {
@@ -467,7 +477,7 @@ impl VipMachine {
             gain: gain.clone(),
         };
         (self.vacant_ns, self.answered, self.is_contested, self.changed_ns) = (None, None, false, now_ns);
-        self.deafness = Deafness::default();
+        (self.deafness, self.holder_since) = (Deafness::default(), None);
         (self.flows_here, self.counted) = (0, None);
         self.orders.extend([VipOrder::Add, VipOrder::Announce, VipOrder::Note(VipNote::Gained(gain))]);
     }

@@ -13,14 +13,16 @@ use super::LEASE_SECONDS;
 use crate::config::VipSettings;
 use crate::sys::{netdev, netlink};
 
-/// The entries of these addresses on the interface, and whether it has other addresses that hosts behind a router can reach.
-pub(super) fn on(interface: &str, addresses: &[IpAddr]) -> io::Result<(Vec<IpNet>, bool)> {
+/// The entries of these addresses on the interface, and whether it has other addresses of IPv4, and of IPv6, that hosts behind a router can
+/// reach.
+pub(super) fn on(interface: &str, addresses: &[IpAddr]) -> io::Result<(Vec<IpNet>, [bool; 2])> {
     let all = netdev::networks()?.into_iter().filter(|(name, _)| name == interface).map(|(_, network)| network);
     let (mut here, others): (Vec<_>, Vec<_>) = all.partition(|network| addresses.contains(&network.addr()));
     here.sort();
     here.dedup();
     let is_link_local = |ip: IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
-    Ok((here, others.iter().any(|network| !is_link_local(network.addr()))))
+    let has = |is_ipv6: bool| others.iter().map(IpNet::addr).any(|ip| ip.is_ipv6() == is_ipv6 && !is_link_local(ip));
+    Ok((here, [has(false), has(true)]))
 }
 
 pub(super) fn is_alone(network: &IpNet) -> bool {

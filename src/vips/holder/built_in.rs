@@ -22,9 +22,10 @@ pub(super) struct BuiltInVip {
     /// The entries of its addresses on the interface.
     pub here: Vec<IpNet>,
     pub has_carrier: bool,
-    /// Whether the interface has, or has had, other addresses than the VIP's.
-    pub has_others: bool,
-    pub had_others: bool,
+    /// Whether the interface has had other addresses than the VIP's, by family, IPv4 first.
+    pub had_others: [bool; 2],
+    /// It has lost all other addresses, or those of IPv4 if the VIP has any.
+    pub is_bare: bool,
     pub renewed_ns: u64,
     /// Why this host could not have the addresses at the last attempt.
     pub refused: Option<String>,
@@ -58,8 +59,12 @@ impl BuiltInVip {
         self.has_carrier = netdev::has_carrier(interface).unwrap_or(false);
         // After an error the last known addresses count.
         if let Ok((here, has_others)) = addresses::on(interface, &self.settings.addresses) {
-            (self.here, self.has_others) = (here, has_others);
-            self.had_others |= has_others;
+            self.here = here;
+            let has_ipv4 = self.settings.addresses.iter().any(IpAddr::is_ipv4);
+            let has_lost_all = self.had_others.contains(&true) && !has_others.contains(&true);
+            // An address of IPv6 may be missing for long without harm: neighbours use the link-local ones.
+            self.is_bare = has_lost_all || has_ipv4 && self.had_others[0] && !has_others[0];
+            (0..2).for_each(|family| self.had_others[family] |= has_others[family]);
         }
     }
 }

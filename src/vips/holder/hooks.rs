@@ -11,38 +11,70 @@ use tokio::time::timeout;
 
 use crate::essential;
 use crate::model::duration::display;
+use crate::ports::vip::VipPort;
 use crate::table::Part;
 use crate::table::journal::{Journal, What};
 
 /// The program to run next.
 #[derive(Debug)]
 pub(super) struct Hooks {
-    next: watch::Sender<Vec<String>>,
+    next: watch::Sender<NextHook>,
+    vip: Part<VipPort>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct NextHook {
+    words: Vec<String>,
+    /// It ends a program that still runs.
+    is_urgent: bool,
 }
 
 impl Hooks {
     /// Starts the task that runs them, each for no longer than `limit`. Needs a tokio runtime.
-    pub(super) fn start(journal: Part<Journal>, limit: Duration) -> Self {
-        let (next, mut commands) = watch::channel(Vec::new());
+    pub(super) fn start(journal: Part<Journal>, vip: Part<VipPort>, limit: Duration) -> Self {
+        let (next, mut commands) = watch::channel(NextHook::default());
+        let port = vip.clone();
         let run = async move {
             while commands.changed().await.is_ok() {
-                let words: Vec<String> = commands.borrow_and_update().clone();
-                if let Err(error) = run(&words, limit).await {
+                let words = commands.borrow_and_update().words.clone();
+                let mut more = commands.clone();
+                let ended = tokio::select! {
+                    ended = run(&words, limit) => ended,
+                    () = urgent(&mut more) => Err("Baton stopped it, because it stops itself".to_owned()),
+                };
+                if let Err(error) = ended {
                     journal.record(What::VipHookFailed { command: words.join(" "), error });
                 }
+                port.set_hooks_run(commands.has_changed().unwrap_or(false));
             }
         };
         tokio::spawn(essential::task("vip hooks", run));
-        Self { next }
+        Self { next, vip }
     }
 
     /// Runs `command` next, instead of one that still waits; an empty one only takes that one's place. Its own arguments come first, then
     /// the event and the addresses.
     pub(super) fn run(&self, command: &[String], happened: &str, addresses: &[IpAddr]) {
+        self.run_next(command, happened, addresses, false);
+    }
+
+    /// As [`Hooks::run`]; an urgent one also ends a program that runs.
+    pub(super) fn run_next(&self, command: &[String], happened: &str, addresses: &[IpAddr], is_urgent: bool) {
         let more = [happened.to_owned()].into_iter().chain(addresses.iter().map(ToString::to_string));
         let words = if command.is_empty() { Vec::new() } else { command.iter().cloned().chain(more).collect() };
-        self.next.send_replace(words);
+        self.vip.set_hooks_run(true);
+        self.next.send_replace(NextHook { words, is_urgent });
     }
+}
+
+/// Waits for an urgent one that is not there yet.
+async fn urgent(next: &mut watch::Receiver<NextHook>) {
+    while next.changed().await.is_ok() {
+        if next.borrow_and_update().is_urgent {
+            return;
+        }
+    }
+    std::future::pending().await
 }
 
 async fn run(words: &[String], limit: Duration) -> Result<(), String> {
@@ -60,6 +92,7 @@ async fn run(words: &[String], limit: Duration) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ports::AllPorts;
     use crate::table::Table;
 
     #[tokio::test]
@@ -67,7 +100,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let said = directory.path().join("said");
         let table = Table::new(1);
-        let hooks = Hooks::start(table.part(), Duration::from_secs(1));
+        let hooks = Hooks::start(table.part(), AllPorts::new(1).unwrap().part(), Duration::from_secs(1));
         let script = |text: &str| ["/bin/sh", "-c", text, "hook"].map(str::to_owned).to_vec();
         let vip: IpAddr = "10.0.0.100".parse().unwrap();
         let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
@@ -112,7 +145,7 @@ mod tests {
     async fn while_a_program_runs_only_the_newest_event_waits() {
         let directory = tempfile::tempdir().unwrap();
         let [said, gate] = ["said", "gate"].map(|name| directory.path().join(name));
-        let hooks = Hooks::start(Table::new(1).part(), Duration::from_secs(20));
+        let hooks = Hooks::start(Table::new(1).part(), AllPorts::new(1).unwrap().part(), Duration::from_secs(20));
         let text = format!("echo $1 >> {}; while [ ! -e {} ]; do sleep 0.01; done", said.display(), gate.display());
         let command = ["/bin/sh", "-c", &text, "hook"].map(str::to_owned);
         let lines = || std::fs::read_to_string(&said).unwrap_or_default();

@@ -98,7 +98,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-fn vip_of(instance: &Instance) -> Value {
+pub fn vip_of(instance: &Instance) -> Value {
     let output = instance.baton.cli(&["--json", "vip"]);
     serde_json::from_slice(&output.stdout).unwrap_or_default()
 }
@@ -289,60 +289,6 @@ fn hooks_hear_of_a_gain_and_of_a_loss() {
         said.sort();
         said == expected
     });
-}
-
-/// Goes through the procedure of docs/vip.md, host by host.
-#[test]
-fn a_fleet_is_moved_from_keepalived_to_the_built_in_vip_without_a_reset() {
-    let Some(scene) = Scene::new("keepalived to built-in", 2) else { return };
-    let _servers = scene.serve();
-    let own = |number: usize| {
-        let config = scene.config(number).peers("sync_deadline", "2s");
-        config.frontend("listen", vec![format!("{VIP}:6443")])
-    };
-    let all: Vec<_> = (0..2).map(|number| scene.launch(number, &own(number))).collect();
-    let mover = |number: usize, priority: u8| {
-        let (here, there) = (&all[number], &all[1 - number]);
-        keepalived(&here.host, &there.host, &here.directory, &here.baton, (priority, &[]))
-    };
-    let first = mover(0, 100);
-    eventually(LONG, "the first has the VIP", || has_vip(&all[0]));
-    let second = mover(1, 90);
-    all[0].wait_synced("lb-b");
-    all[1].wait_synced("lb-a");
-    let place = places()[0];
-    let mut conns: Vec<_> = (0..20).map(|_| scene.lab.client.connect(place)).collect();
-    let mut seed = 0;
-    let mut all_answer = || {
-        seed += 1;
-        conns.iter_mut().for_each(|conn| conn.echo(seed, 1000));
-    };
-    all_answer();
-    let turn_over = |number: usize| {
-        let config = own(number).vip("addresses", vec![format!("{VIP}/32")]).vip("interface", "eth0");
-        all[number].baton.write_config(&config);
-        all[number].reload();
-    };
-    let part_of = |number: usize| vip_of(&all[number])["view"]["part"].as_str().unwrap_or_default().to_owned();
-
-    second.signal(Signal::TERM);
-    second.wait(LONG);
-    turn_over(1);
-    eventually(LONG, "the second stands by", || part_of(1) == "stands");
-    all_answer();
-    turn_over(0);
-    eventually(LONG, "the first has found it", || part_of(0) == "holds");
-    all_answer();
-    first.signal(Signal::TERM);
-    first.wait(LONG);
-    eventually(LONG, "the first has added it again", || has_vip(&all[0]));
-    wait::throughout(secs(3), "it stays", || has_vip(&all[0]) && !has_vip(&all[1]));
-    all_answer();
-    // Baton alone moves the VIP from here on.
-    all[0].host.link_down();
-    eventually(LONG, "the second has the VIP", || has_vip(&all[1]));
-    let served = || scene.lab.client.try_connect(place, ms(100)).is_ok_and(|mut conn| conn.try_echo(1, 1000).is_ok());
-    eventually(LONG, "the VIP is served", served);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A holder that its network reaches by ARP and not by IP, as behind a packet filter: it answers its peers' questions for the VIP, so that none of
 //! them takes it, and serves nobody.
 
-use super::{PeerVip, VipLook, VipMachine, VipOrder};
+use super::{PeerVip, VipLook};
 
 /// Peers ask at least once a second while nobody holds the VIP that they hear.
 const QUESTION_LASTS_NS: u64 = 2_500_000_000;
@@ -26,28 +26,28 @@ impl Deafness {
     pub(super) fn hear_question(&mut self, now_ns: u64) {
         self.asked_ns = Some(now_ns);
     }
-}
 
-impl VipMachine {
     /// Whether a peer asks for the addresses, and this host has heard no peer, backend or client since then.
-    pub(super) fn is_deaf(&mut self, look: &VipLook<'_>, peers: &[PeerVip]) -> bool {
-        let now_ns = look.now_ns;
-        let deafness = &mut self.deafness;
-        let is_asked = deafness.asked_ns.is_some_and(|at_ns| now_ns.saturating_sub(at_ns) < QUESTION_LASTS_NS);
-        let hears_peers = look.peers.is_none() || peers.iter().any(PeerVip::is_heard);
-        if !is_asked || hears_peers || !self.settings.has_peers {
-            deafness.since_ns = None;
+    pub(super) fn is_certain(&mut self, look: &VipLook<'_>, peers: &[PeerVip], damped: bool) -> bool {
+        let is_asked = self.asked_ns.is_some_and(|at_ns| look.now_ns.saturating_sub(at_ns) < QUESTION_LASTS_NS);
+        if !is_asked || look.peers.is_none() || peers.iter().any(PeerVip::is_heard) {
+            self.since_ns = None;
             return false;
         }
-        let since_ns = *deafness.since_ns.get_or_insert(now_ns);
+        let since_ns = *self.since_ns.get_or_insert(look.now_ns);
         if look.socket_ns >= since_ns {
-            deafness.since_ns = Some(now_ns);
+            self.since_ns = Some(look.now_ns);
             return false;
         }
-        if now_ns.saturating_sub(deafness.roused_ns) >= ROUSE_EVERY_NS {
-            deafness.roused_ns = now_ns;
-            self.orders.push_back(VipOrder::Rouse);
+        look.now_ns - since_ns >= if damped { DEAF_DAMPED_NS } else { DEAF_NS }
+    }
+
+    /// Whether it is time to make backends answer.
+    pub(super) fn rouses(&mut self, now_ns: u64) -> bool {
+        let is_due = self.since_ns.is_some() && now_ns.saturating_sub(self.roused_ns) >= ROUSE_EVERY_NS;
+        if is_due {
+            self.roused_ns = now_ns;
         }
-        now_ns - since_ns >= if self.damped { DEAF_DAMPED_NS } else { DEAF_NS }
+        is_due
     }
 }

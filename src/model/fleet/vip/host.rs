@@ -21,6 +21,13 @@ impl VipMachine {
         }
     }
 
+    /// The interface is new, or has another Ethernet address: neighbours know the old one.
+    pub(crate) fn handle_new_link(&mut self, now_ns: u64) {
+        if let VipStage::Holds { announce_from_ns, announced, .. } = &mut self.stage {
+            (*announce_from_ns, *announced) = (now_ns, 0);
+        }
+    }
+
     /// The question was not sent, or its answers could not be heard: this instance asks anew, from the first question on.
     pub(crate) fn handle_unasked(&mut self, error: String, now_ns: u64) {
         if self.takes() {

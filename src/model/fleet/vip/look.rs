@@ -41,7 +41,8 @@ pub(crate) struct VipLook<'a> {
     /// socket gets anything through.
     pub socket_ns: u64,
     pub has_carrier: bool,
-    /// The interface has lost all its other addresses: this host reaches nobody there, and still answers for the VIP.
+    /// The interface has lost all its other addresses, or those of IPv4 if the VIP has one: this host reaches nobody there, and still answers for
+    /// the VIP.
     pub is_bare: bool,
     pub here: VipPresence,
 }

@@ -288,7 +288,7 @@ fn a_host_that_has_lost_its_own_addresses_gives_it_up_and_takes_nothing_unless_t
     bench.run(300);
     assert_eq!(bench.lost(), Some(&VipLoss::NoAddress));
     assert_eq!(bench.run(5000), None);
-    assert_eq!(bench.view().why, "the interface has lost all its other addresses");
+    assert_eq!(bench.view().why, "the interface has lost all its other addresses, or those of IPv4");
     bench.is_bare = false;
     assert!(bench.run(5000).is_some());
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{PeerVip, VipLook, VipMachine, VipPart, VipPresence, VipStage};
+use super::{PeerVip, VipLook, VipMachine, VipPart, VipPresence, VipStage, VipWhy};
 use crate::model::fleet::InstanceName;
 
 /// The VIP, as this instance sees it.
@@ -45,6 +45,9 @@ pub(crate) struct VipPeerView {
     pub heard: bool,
     /// The peer says that one of the addresses is on its host.
     pub has_address: bool,
+    /// It moves a VIP of other addresses.
+    #[serde(default)]
+    pub other_vip: bool,
 }
 
 impl VipMachine {
@@ -68,6 +71,7 @@ impl VipMachine {
         };
         let views = peers.iter().map(|peer| {
             let its = self.says(peer).copied();
+            let others = peer.standing.filter(|_| its.is_none()).map_or(0, |standing| standing.addresses);
             let said = its.unwrap_or_default();
             VipPeerView {
                 name: peer.name.clone(),
@@ -80,11 +84,12 @@ impl VipMachine {
                 flows_here: said.flows_here,
                 heard: peer.is_heard(),
                 has_address: peer.has_address,
+                other_vip: others != 0,
             }
         });
         VipView {
             part: own.part,
-            for_ms: look.now_ns.saturating_sub(self.changed_ns) / 1_000_000,
+            for_ms: look.now_ns.saturating_sub(self.since_ns()) / 1_000_000,
             why,
             holder,
             claim: if self.holds() { own.claim } else { 0 },
@@ -95,6 +100,14 @@ impl VipMachine {
             priority: own.priority,
             peers: views.collect(),
             would_move: self.would_move(look),
+        }
+    }
+
+    /// Since when what [`VipView::why`] says is so. A peer that was not heard for a moment has held the VIP all the same.
+    fn since_ns(&self) -> u64 {
+        match (&self.why, &self.holder_since) {
+            (VipWhy::HeldBy(name), Some((holder, since_ns))) if !self.holds() && name == holder => *since_ns,
+            _ => self.changed_ns,
         }
     }
 

@@ -33,7 +33,7 @@ pub(crate) enum VipWhy {
     Barred(VipBar),
     /// The interface has no carrier, or is down.
     NoCarrier,
-    /// The interface has lost all its other addresses.
+    /// The interface has lost all its other addresses, or those of IPv4 if the VIP has one.
     NoAddress,
     /// The peer link does not run at the moment.
     Blind,
@@ -81,7 +81,7 @@ pub(crate) enum VipGain {
 pub(crate) enum VipLoss {
     Barred(VipBar),
     NoCarrier,
-    /// The interface has lost all its other addresses.
+    /// The interface has lost all its other addresses, or those of IPv4 if the VIP has one.
     NoAddress,
     /// A peer asks for the addresses by ARP, and no IP packet of a peer, a backend or a client comes in.
     Deaf,
@@ -125,7 +125,7 @@ impl fmt::Display for VipWhy {
             Self::Unseen => f.write_str("this instance has not looked at its host yet"),
             Self::Barred(bar) => bar.fmt(f),
             Self::NoCarrier => f.write_str("the interface has no carrier"),
-            Self::NoAddress => f.write_str("the interface has lost all its other addresses"),
+            Self::NoAddress => f.write_str("the interface has lost all its other addresses, or those of IPv4"),
             Self::Blind => f.write_str("the peer link does not hear its peers at the moment"),
             Self::HeldBy(name) => write!(f, "{name} has it"),
             Self::HeldAsToldBy { by, holder: Some(holder) } => write!(f, "{by} hears that {holder} has it"),
@@ -158,7 +158,7 @@ impl fmt::Display for VipLoss {
         match self {
             Self::Barred(bar) => bar.fmt(f),
             Self::NoCarrier => f.write_str("the interface has no carrier"),
-            Self::NoAddress => f.write_str("the interface has lost all its other addresses"),
+            Self::NoAddress => f.write_str("the interface has lost all its other addresses, or those of IPv4"),
             Self::Deaf => {
                 f.write_str("another host asks for it, and no socket of this host hears a peer, a backend or a client")
             }

@@ -2,6 +2,7 @@
 
 mod backends;
 mod health;
+mod refusal;
 mod sources;
 #[cfg(test)]
 mod tests;
@@ -17,6 +18,8 @@ use super::{ForeignFile, translate};
 use crate::model::fleet::SLOTS;
 use backends::{SetupBackend, addressed, backends, haproxy_port, spelled, with_port};
 use health::HealthSource;
+pub(crate) use refusal::SetupRefusal;
+use refusal::spelled_ips;
 use sources::{K3S_CONFIG, KUBEADM_CONFIG, KUBEADM_MANIFEST, LocalApiserver, RKE2_CONFIG};
 
 /// The options of the command line.
@@ -120,57 +123,6 @@ pub(crate) struct SetupPlan {
     pub peers: Vec<IpAddr>,
     /// Steps that remain.
     pub steps: Vec<String>,
-}
-
-/// Why there is nothing to write.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SetupRefusal {
-    #[error("no file of this host says which address clients know: name it with --vip")]
-    NoVip,
-    #[error("{1} says that clients know {list}: name the one that moves between hosts with --vip", list = spelled_ips(.0))]
-    SeveralVips(Vec<IpAddr>, String),
-    #[error(
-        "--vip {0} is this host's own address: choose one that no host has; if it is the VIP already, let it be a /32 or /128 there"
-    )]
-    OwnVip(IpAddr),
-    #[error("--vip {0} is no address that can move between hosts")]
-    BadVip(IpAddr),
-    #[error(
-        "{0} has {1}, an address of this host: --peers names the other hosts only; --hosts names all, the same on each"
-    )]
-    OwnPeer(&'static str, IpAddr),
-    #[error("--hosts has no address of this host")]
-    NotAmongHosts,
-    #[error("--hosts has {0} and {1}, and both are addresses of this host: name each host once")]
-    TwiceAmongHosts(IpAddr, IpAddr),
-    #[error("{0} is the VIP and a host's own address as well")]
-    VipIsHost(IpAddr),
-    #[error("{0} instances: a fleet has at most {SLOTS}")]
-    TooMany(usize),
-    #[error("no network of this host has {0} in it, and no route leads there: name the interface with --interface")]
-    NoInterface(IpAddr),
-    #[error("this host has no interface {0}")]
-    UnknownInterface(String),
-    #[error("this host has no route to {0}")]
-    NoRoute(IpAddr),
-    #[error("no file of this host names an apiserver: name them with --backends or --inventory")]
-    NoBackends,
-    #[error("backend {0:?}: expected an address, or a host with a port")]
-    BadBackend(String),
-    #[error("{0} has no host in the group kube_control_plane")]
-    EmptyInventory(String),
-    #[error("{0}: host {1} has no address: set ip or ansible_host")]
-    NoHostAddress(String, String),
-    #[error("{0}: {2:?} is no value of {1}")]
-    BadFlag(String, String, String),
-    #[error(
-        "{1} counts for nothing where {0} is imported: leave it out, or name the VIP with --vip, and {0} is not read"
-    )]
-    Imported(&'static str, &'static str),
-    #[error("{0} has no frontend that Baton can write (`baton import {0}` says why): name the VIP with --vip")]
-    NoFrontend(String),
-    #[error("{0} is not YAML: {1}")]
-    NoYaml(String, yaml_rust2::ScanError),
 }
 
 /// Baton's file for this host.
@@ -482,10 +434,6 @@ fn instances(
         facts.add("peers", spelled_ips(&peers), of_peers.to_owned());
     }
     Ok((own, peers))
-}
-
-fn spelled_ips(all: &[IpAddr]) -> String {
-    all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// The facts so far, in the order in which they are told.

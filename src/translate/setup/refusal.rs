@@ -1,0 +1,60 @@
+//! Why `baton init` writes nothing.
+
+use std::net::IpAddr;
+
+use crate::model::fleet::SLOTS;
+
+/// Why there is nothing to write.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SetupRefusal {
+    #[error("no file of this host says which address clients know: name it with --vip")]
+    NoVip,
+    #[error("{1} says that clients know {list}: name the one that moves between hosts with --vip", list = spelled_ips(.0))]
+    SeveralVips(Vec<IpAddr>, String),
+    #[error(
+        "--vip {0} is this host's own address: choose one that no host has; if it is the VIP already, let it be a /32 or /128 there"
+    )]
+    OwnVip(IpAddr),
+    #[error("--vip {0} is no address that can move between hosts")]
+    BadVip(IpAddr),
+    #[error(
+        "{0} has {1}, an address of this host: --peers names the other hosts only; --hosts names all, the same on each"
+    )]
+    OwnPeer(&'static str, IpAddr),
+    #[error("--hosts has no address of this host")]
+    NotAmongHosts,
+    #[error("--hosts has {0} and {1}, and both are addresses of this host: name each host once")]
+    TwiceAmongHosts(IpAddr, IpAddr),
+    #[error("{0} is the VIP and a host's own address as well")]
+    VipIsHost(IpAddr),
+    #[error("{0} instances: a fleet has at most {SLOTS}")]
+    TooMany(usize),
+    #[error("no network of this host has {0} in it, and no route leads there: name the interface with --interface")]
+    NoInterface(IpAddr),
+    #[error("this host has no interface {0}")]
+    UnknownInterface(String),
+    #[error("this host has no route to {0}")]
+    NoRoute(IpAddr),
+    #[error("no file of this host names an apiserver: name them with --backends or --inventory")]
+    NoBackends,
+    #[error("backend {0:?}: expected an address, or a host with a port")]
+    BadBackend(String),
+    #[error("{0} has no host in the group kube_control_plane")]
+    EmptyInventory(String),
+    #[error("{0}: host {1} has no address: set ip or ansible_host")]
+    NoHostAddress(String, String),
+    #[error("{0}: {2:?} is no value of {1}")]
+    BadFlag(String, String, String),
+    #[error(
+        "{1} counts for nothing where {0} is imported: leave it out, or name the VIP with --vip, and {0} is not read"
+    )]
+    Imported(&'static str, &'static str),
+    #[error("{0} has no frontend that Baton can write (`baton import {0}` says why): name the VIP with --vip")]
+    NoFrontend(String),
+    #[error("{0} is not YAML: {1}")]
+    NoYaml(String, yaml_rust2::ScanError),
+}
+
+pub(super) fn spelled_ips(all: &[IpAddr]) -> String {
+    all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}

@@ -19,7 +19,9 @@ mod tests;
 mod toml;
 
 pub(crate) use ledger::{Ledger, LineOutcome, TranslatedLine};
-pub(crate) use setup::{HostRoute, SetupHost, SetupPlan, SetupRefusal, SetupRequest, plan};
+pub(crate) use setup::{
+    HostRoute, SetupFiles, SetupHost, SetupPlan, SetupRefusal, SetupRequest, plan, refuse_rejected,
+};
 use toml::Toml;
 
 /// A file of another program.

@@ -14,9 +14,10 @@ use serde_json::json;
 use super::check::{self, CheckArguments};
 use super::output::{CliError, Output};
 use crate::config::{self, PeerKey};
+use crate::model::fleet::SLOTS;
 use crate::model::humane::printable;
 use crate::sys::{netdev, netlink, random};
-use crate::translate::{ForeignFile, HostRoute, SetupHost, SetupPlan, SetupRequest, plan};
+use crate::translate::{ForeignFile, HostRoute, SetupFiles, SetupHost, SetupPlan, SetupRequest, plan, refuse_rejected};
 use files::{SetupFile, SetupFileError, SetupOutcome};
 
 #[derive(Clone, Debug, Args)]
@@ -33,9 +34,12 @@ pub(super) struct InitArguments {
     /// The other hosts with an instance.
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     peers: Vec<IpAddr>,
-    /// All hosts with an instance, this one among them: the same on each.
+    /// All hosts with an instance, this one among them: the same on each, a new host at the end.
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', conflicts_with = "peers")]
     hosts: Vec<IpAddr>,
+    /// This instance's slot, which no other one has [default: the one that its file has, else the position in --hosts].
+    #[arg(long, value_name = "0-7", value_parser = clap::value_parser!(u8).range(0..i64::from(SLOTS)))]
+    slot: Option<u8>,
     /// The apiservers, each with or without a port [default: those of the files, else one on each host].
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     backends: Vec<String>,
@@ -46,7 +50,7 @@ pub(super) struct InitArguments {
     #[arg(long, value_name = "NAME")]
     interface: Option<String>,
     /// The port that clients connect to [default: the apiservers'].
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
     /// The CA of the apiservers' certificates, for the probes [default: the cluster's, if it is here].
     #[arg(long, value_name = "FILE")]
@@ -55,7 +59,7 @@ pub(super) struct InitArguments {
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Serves the clients of this host alone, on 127.0.0.1, without a VIP and without peers.
-    #[arg(long, conflicts_with_all = ["vip", "hosts", "interface", "key"])]
+    #[arg(long, conflicts_with_all = ["vip", "hosts", "slot", "interface", "key"])]
     node_local: bool,
     /// Writes a static pod for the kubelet instead of a unit for systemd. It works before `kubeadm init`.
     #[arg(long, requires = "image")]
@@ -86,8 +90,12 @@ pub(super) fn run(arguments: &InitArguments, config: &Path, output: &Output) -> 
             return Err(CliError::path(config, error));
         }
     };
-    let request = request(arguments)?;
+    let mut request = request(arguments)?;
+    request.before = place.read(config)?;
     let plan = plan(&request, &host(&place)?)?;
+    let of_host = arguments.root == Path::new("/");
+    let named = if of_host { SetupFiles::OfThisHost } else { SetupFiles::BelowRoot };
+    refuse_rejected(&plan.toml, &place.of(config), named)?;
     let mut all = vec![SetupFile { path: place.of(config), text: plan.toml.clone(), mode: 0o644 }];
     all.push(starter(arguments, &place, config, &plan));
     if arguments.print {
@@ -145,9 +153,9 @@ impl HostFiles<'_> {
     }
 
     /// `None`: there is none.
-    fn read(&self, path: &str) -> Result<Option<ForeignFile>, CliError> {
-        match read(&self.of(Path::new(path))) {
-            Ok(text) => Ok(Some(ForeignFile { name: path.to_owned(), text })),
+    fn read(&self, path: &Path) -> Result<Option<ForeignFile>, CliError> {
+        match read(&self.of(path)) {
+            Ok(text) => Ok(Some(ForeignFile { name: path.display().to_string(), text })),
             Err(CliError::Path { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
@@ -169,13 +177,15 @@ fn request(arguments: &InitArguments) -> Result<SetupRequest, CliError> {
         ca_file: arguments.ca_file.as_ref().map(|path| path.display().to_string()),
         inventory: arguments.inventory.as_ref().map(inventory).transpose()?,
         is_node_local: arguments.node_local,
+        slot: arguments.slot,
+        before: None,
     })
 }
 
 fn host(place: &HostFiles) -> Result<SetupHost, CliError> {
     let mut found = Vec::new();
     for path in SetupHost::FILES {
-        found.extend(place.read(path)?);
+        found.extend(place.read(Path::new(path))?);
     }
     let authorities = SetupHost::AUTHORITIES.iter().filter(|path| place.of(Path::new(path)).exists());
     let route = |to: IpAddr| {

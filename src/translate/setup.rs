@@ -1,8 +1,11 @@
 //! `baton init`: from what the operator asks for and what the host has to Baton's file. Each value says its source.
 
+mod agent;
 mod backends;
 mod health;
+mod loading;
 mod refusal;
+mod slot;
 mod sources;
 #[cfg(test)]
 mod tests;
@@ -16,10 +19,13 @@ use super::keepalived::{KEY_FILE, PEER_PORT, host_name};
 use super::toml::{Toml, array, quoted};
 use super::{ForeignFile, translate};
 use crate::model::fleet::SLOTS;
+use agent::{K3S_AGENT_CA, RKE2_AGENT_CA, RancherAgent};
 use backends::{SetupBackend, addressed, backends, haproxy_port, spelled, with_port};
 use health::HealthSource;
+pub(crate) use loading::{SetupFiles, refuse_rejected};
 pub(crate) use refusal::SetupRefusal;
 use refusal::spelled_ips;
+use slot::slot;
 use sources::{K3S_CONFIG, KUBEADM_CONFIG, KUBEADM_MANIFEST, LocalApiserver, RKE2_CONFIG};
 
 /// The options of the command line.
@@ -36,6 +42,10 @@ pub(crate) struct SetupRequest {
     pub ca_file: Option<String>,
     pub inventory: Option<ForeignFile>,
     pub is_node_local: bool,
+    /// This instance's, which no other one has.
+    pub slot: Option<u8>,
+    /// Baton's file that is on this host already.
+    pub before: Option<ForeignFile>,
 }
 
 impl SetupRequest {
@@ -49,6 +59,7 @@ impl SetupRequest {
             ("--port", self.port.is_some()),
             ("--ca-file", self.ca_file.is_some()),
             ("--inventory", self.inventory.is_some()),
+            ("--slot", self.slot.is_some()),
         ];
         given.into_iter().find(|(_, is_given)| *is_given).map(|(option, _)| option)
     }
@@ -74,7 +85,7 @@ pub(crate) struct SetupHost {
 impl SetupHost {
     pub(crate) const FILES: [&str; 6] =
         [KUBEADM_MANIFEST, KUBEADM_CONFIG, K3S_CONFIG, RKE2_CONFIG, HAPROXY_CONFIG, KEEPALIVED_CONFIG];
-    pub(crate) const AUTHORITIES: [&str; 3] = [KUBEADM_CA, K3S_CA, RKE2_CA];
+    pub(crate) const AUTHORITIES: [&str; 5] = [KUBEADM_CA, K3S_CA, RKE2_CA, K3S_AGENT_CA, RKE2_AGENT_CA];
 
     fn file(&self, path: &str) -> Option<&ForeignFile> {
         self.files.iter().find(|file| file.name == path)
@@ -127,10 +138,17 @@ pub(crate) struct SetupPlan {
 
 /// Baton's file for this host.
 pub(crate) fn plan(request: &SetupRequest, host: &SetupHost) -> Result<SetupPlan, SetupRefusal> {
-    let of_host = Apiserver::find(host)?;
+    let agent = RancherAgent::find(host)?;
     if request.is_node_local {
-        return node_local(request, host, of_host.as_ref());
+        if let Some(agent) = agent {
+            agent.refuse_its_ports(request.port)?;
+            return node_local(request, host, None, Some(agent.kind));
+        }
+        let of_host = Apiserver::find(host)?;
+        return node_local(request, host, of_host.as_ref(), of_host.as_ref().map(|it| it.kind));
     }
+    let agent = agent.filter(|agent| agent.has_joined).map(|agent| agent.kind);
+    let of_host = if agent.is_some() { None } else { Apiserver::find(host)? };
     if request.vips.is_empty()
         && let Some(haproxy) = host.file(HAPROXY_CONFIG)
     {
@@ -139,7 +157,8 @@ pub(crate) fn plan(request: &SetupRequest, host: &SetupHost) -> Result<SetupPlan
         }
         return translated(haproxy, host.file(KEEPALIVED_CONFIG));
     }
-    with_vip(request, host, of_host.as_ref())
+    let kind = agent.or(of_host.as_ref().map(|it| it.kind));
+    with_vip(request, host, of_host.as_ref(), kind)
 }
 
 /// The apiserver of this host, and which distribution's it is.
@@ -153,6 +172,16 @@ enum Distribution {
     Kubeadm,
     K3s,
     Rke2,
+}
+
+impl Distribution {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Kubeadm => "kubeadm",
+            Self::K3s => "k3s",
+            Self::Rke2 => "RKE2",
+        }
+    }
 }
 
 impl Apiserver {
@@ -177,7 +206,13 @@ impl Apiserver {
     }
 }
 
-fn with_vip(request: &SetupRequest, host: &SetupHost, local: Option<&Apiserver>) -> Result<SetupPlan, SetupRefusal> {
+/// `kind`: whose the cluster is.
+fn with_vip(
+    request: &SetupRequest,
+    host: &SetupHost,
+    local: Option<&Apiserver>,
+    kind: Option<Distribution>,
+) -> Result<SetupPlan, SetupRefusal> {
     let mut facts = Facts::default();
     let known = match host.file(KUBEADM_CONFIG) {
         Some(file) => sources::endpoint(file)?,
@@ -190,7 +225,7 @@ fn with_vip(request: &SetupRequest, host: &SetupHost, local: Option<&Apiserver>)
     let (own, peers) = instances(request, host, &vips, &mut facts)?;
     let mut all: Vec<_> = peers.iter().copied().chain([own]).collect();
     all.sort_unstable();
-    let slot = all.iter().position(|ip| *ip == own).unwrap_or_default();
+    let slot = slot(request, own, &all, &mut facts)?;
     let backends = match backends(request, host, local, &mut facts)? {
         Some(backends) => backends,
         None => {
@@ -206,6 +241,10 @@ fn with_vip(request: &SetupRequest, host: &SetupHost, local: Option<&Apiserver>)
             backends
         }
     };
+    let is_vip = |address: &str| address.parse::<SocketAddr>().is_ok_and(|at| vips.contains(&at.ip()));
+    if let Some((_, address)) = backends.iter().find(|(_, address)| is_vip(address)) {
+        return Err(SetupRefusal::BackendIsVip(facts.place("backends"), address.clone()));
+    }
     let known_port = known.filter(|known| vips.contains(&known.ip()));
     let known_port = known_port.map(|known| (known.port(), format!("{KUBEADM_CONFIG}: server")));
     let known_port = known_port.or_else(|| haproxy_port(request, host, local));
@@ -218,9 +257,8 @@ fn with_vip(request: &SetupRequest, host: &SetupHost, local: Option<&Apiserver>)
     let mut toml = head();
     toml.table("[instance]");
     toml.key("name", &quoted(&host_name(own)), &facts.place("own address"));
-    toml.bare_key("slot", &slot.to_string());
+    toml.key("slot", &slot.to_string(), &facts.place("slot"));
     facts.add("name", host_name(own), "the own address".to_owned());
-    facts.add("slot", slot.to_string(), "the position of the own address among those of all instances".to_owned());
     if !peers.is_empty() {
         toml.table("[peers]");
         toml.key("listen", &quoted(&SocketAddr::new(own, PEER_PORT).to_string()), &facts.place("own address"));
@@ -237,10 +275,10 @@ fn with_vip(request: &SetupRequest, host: &SetupHost, local: Option<&Apiserver>)
     toml.key("interface", &quoted(&interface), &facts.place("interface"));
     let listen: Vec<_> = vips.iter().map(|ip| SocketAddr::new(*ip, port).to_string()).collect();
     frontend("apiserver", &listen, &mut toml, &facts);
-    let health = HealthSource::choose(request, host, local);
+    let health = HealthSource::choose(request, host, kind);
     health.write(&mut toml, &mut facts);
     write_backends(&backends, &mut toml, &facts);
-    if local.is_some_and(|it| it.kind == Distribution::Rke2) {
+    if kind == Some(Distribution::Rke2) {
         let listen: Vec<_> = vips.iter().map(|ip| SocketAddr::new(*ip, RKE2_SUPERVISOR).to_string()).collect();
         frontend("rke2-supervisor", &listen, &mut toml, &facts);
         health.write_again(&mut toml);
@@ -260,7 +298,12 @@ fn with_vip(request: &SetupRequest, host: &SetupHost, local: Option<&Apiserver>)
 }
 
 /// The control plane on 127.0.0.1, for the clients of this host alone.
-fn node_local(request: &SetupRequest, host: &SetupHost, local: Option<&Apiserver>) -> Result<SetupPlan, SetupRefusal> {
+fn node_local(
+    request: &SetupRequest,
+    host: &SetupHost,
+    local: Option<&Apiserver>,
+    kind: Option<Distribution>,
+) -> Result<SetupPlan, SetupRefusal> {
     let mut facts = Facts::default();
     let backends = match (backends(request, host, local, &mut facts)?, local) {
         (Some(backends), _) => backends,
@@ -291,7 +334,7 @@ fn node_local(request: &SetupRequest, host: &SetupHost, local: Option<&Apiserver
     toml.key("mode", "\"off\"", "--node-local: no flow of a client on the own host is offloaded");
     let listen = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string()];
     frontend("apiserver", &listen, &mut toml, &facts);
-    let health = HealthSource::choose(request, host, local);
+    let health = HealthSource::choose(request, host, kind);
     health.write(&mut toml, &mut facts);
     write_backends(&backends, &mut toml, &facts);
     let steps = vec![format!("give the clients of this host https://127.0.0.1:{port} as server")];

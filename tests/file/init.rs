@@ -24,3 +24,25 @@ fn a_path_below_the_current_directory_is_written_there_and_named_whole() {
     let why = String::from_utf8(refused.stderr).unwrap();
     assert!(!refused.status.success() && why.contains("my/baton.toml: with --root, the host's own path"), "{why}");
 }
+
+/// Files that Baton rejects were written, and printed as if they were good.
+#[test]
+fn a_value_that_baton_rejects_is_refused_by_its_option_and_nothing_is_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().to_str().unwrap();
+    let refused = |arguments: &[&str]| {
+        let ran = init(directory.path(), &[&["init", "--node-local", "--root", root], arguments].concat());
+        let said = String::from_utf8(ran.stderr).unwrap();
+        assert!(!ran.status.success() && ran.stdout.is_empty(), "{arguments:?}: {said}");
+        said
+    };
+    for print in [&["--print"][..], &[]] {
+        let itself = refused(&[&["--backends", "127.0.0.1:6443"], print].concat());
+        assert!(itself.contains("Baton would reject the file, so none is written:\nport: --node-local: "), "{itself}");
+        let nobody = refused(&[&["--backends", "10.0.0.11,0.0.0.0"], print].concat());
+        assert!(nobody.contains("written:\n--backends: "), "{nobody}");
+        let port = refused(&[&["--port", "0", "--backends", "10.0.0.11"], print].concat());
+        assert!(port.contains("invalid value '0' for '--port <PORT>': 0 is not in 1..=65535"), "{port}");
+    }
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+}

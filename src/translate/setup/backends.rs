@@ -25,7 +25,8 @@ pub(super) fn backends(
                 Ok(ip) => SocketAddr::new(ip, port).to_string(),
                 Err(_) => text.clone(),
             };
-            let parts = address.rsplit_once(':').filter(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+            let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
+            let parts = address.rsplit_once(':').filter(|(host, port)| !host.is_empty() && is_port(port));
             let (of_host, _) = parts.ok_or_else(|| SetupRefusal::BadBackend(text.clone()))?;
             let taken: Vec<_> = all.iter().map(|(name, _)| name.clone()).collect();
             let plain = of_host.trim_matches(['[', ']']);

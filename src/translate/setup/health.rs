@@ -1,6 +1,6 @@
 //! How Baton probes the apiservers.
 
-use super::{Apiserver, Distribution, Facts, K3S_CA, KUBEADM_CA, RKE2_CA, SetupHost, SetupRequest};
+use super::{Distribution, Facts, K3S_AGENT_CA, K3S_CA, KUBEADM_CA, RKE2_AGENT_CA, RKE2_CA, SetupHost, SetupRequest};
 use crate::translate::toml::{Toml, quoted};
 
 /// The kind of probe, and the reason.
@@ -12,18 +12,18 @@ pub(super) struct HealthSource {
 }
 
 impl HealthSource {
-    pub(super) fn choose(request: &SetupRequest, host: &SetupHost, local: Option<&Apiserver>) -> Self {
-        let (kind, path, usual) = match local.map(|it| it.kind) {
-            Some(Distribution::K3s) => ("https", Some("/ping"), K3S_CA),
+    pub(super) fn choose(request: &SetupRequest, host: &SetupHost, of_cluster: Option<Distribution>) -> Self {
+        let (kind, path, usual) = match of_cluster {
+            Some(Distribution::K3s) => ("https", Some("/ping"), &[K3S_CA, K3S_AGENT_CA][..]),
             // It answers 401 to requests without credentials.
-            Some(Distribution::Rke2) => ("tls", None, RKE2_CA),
-            Some(Distribution::Kubeadm) | None => ("https", Some("/readyz"), KUBEADM_CA),
+            Some(Distribution::Rke2) => ("tls", None, &[RKE2_CA, RKE2_AGENT_CA][..]),
+            Some(Distribution::Kubeadm) | None => ("https", Some("/readyz"), &[KUBEADM_CA][..]),
         };
         if let Some(ca) = &request.ca_file {
             return Self { kind, path, ca_file: Some(ca.clone()), place: "--ca-file".to_owned() };
         }
-        if host.has_authority(usual) {
-            return Self { kind, path, ca_file: Some(usual.to_owned()), place: format!("{usual} is there") };
+        if let Some(ca) = usual.iter().find(|ca| host.has_authority(ca)) {
+            return Self { kind, path, ca_file: Some((*ca).to_owned()), place: format!("{ca} is there") };
         }
         let place = "no CA is here yet, so a probe asks the kernel only and misses a hung apiserver; once it is here, run this \
                      again with --force, or name it with --ca-file";

@@ -29,16 +29,31 @@ pub(crate) enum SetupRefusal {
     VipIsHost(IpAddr),
     #[error("{0} instances: a fleet has at most {SLOTS}")]
     TooMany(usize),
+    #[error(
+        "{file} has slot {before}, and {own} has position {position} in --hosts, from 0: add new hosts at the end of --hosts, on each \
+         host in the same order, or give the slot by --slot {before}; instances of the same slot do not link"
+    )]
+    SlotMoved { file: String, before: u8, own: IpAddr, position: u8 },
     #[error("no network of this host has {0} in it, and no route leads there: name the interface with --interface")]
     NoInterface(IpAddr),
     #[error("this host has no interface {0}")]
     UnknownInterface(String),
     #[error("this host has no route to {0}")]
     NoRoute(IpAddr),
+    #[error(
+        "this host is an agent of {program} ({place}). It has no apiserver, and its kubelet always connects to the agent's own balancer \
+         on 127.0.0.1, port {taken}; Baton balances for it at a VIP that `server` of each agent names. For other clients of this host, \
+         give a free port by --port", taken = .taken.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ")
+    )]
+    AgentHasItsOwn { place: String, program: &'static str, taken: Vec<u16> },
     #[error("no file of this host names an apiserver: name them with --backends or --inventory")]
     NoBackends,
-    #[error("backend {0:?}: expected an address, or a host with a port")]
+    #[error("--backends has {0:?}: expected an address, or a host with a port from 1 to 65535")]
     BadBackend(String),
+    #[error("{0} has {1}, which is the VIP: a backend is an apiserver at the address of its own host")]
+    BackendIsVip(String, String),
+    #[error("Baton would reject the file, so none is written:\n{faults}", faults = .0.join("\n"))]
+    Rejected(Vec<String>),
     #[error("{0} has no host in the group kube_control_plane")]
     EmptyInventory(String),
     #[error("{0}: host {1} has no address: set ip or ansible_host")]

@@ -1,6 +1,6 @@
 //! Reads the files of a Kubernetes host: kubeadm's, those of k3s and RKE2, and kubespray's inventory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use yaml_rust2::{Yaml, YamlLoader};
@@ -78,6 +78,19 @@ pub(super) fn rancher(file: &ForeignFile) -> Result<LocalApiserver, SetupRefusal
     Ok(LocalApiserver { ip, port: port.unwrap_or(6443), place, names: addresses("tls-san") })
 }
 
+/// What config.yaml says to an agent of k3s or RKE2.
+pub(super) struct AgentConfig {
+    /// It joins a cluster, as an agent or as a further server.
+    pub joins: bool,
+    pub balancer_port: Option<u16>,
+}
+
+pub(super) fn rancher_agent(file: &ForeignFile) -> Result<AgentConfig, SetupRefusal> {
+    let config = document(file)?.unwrap_or(Yaml::Null);
+    let balancer_port = config["lb-server-port"].as_i64().and_then(|port| port.try_into().ok());
+    Ok(AgentConfig { joins: config["server"].as_str().is_some(), balancer_port })
+}
+
 /// The hosts of the group kube_control_plane, in the order of the file: name and address. Both forms of Ansible's inventories.
 pub(super) fn inventory(file: &ForeignFile) -> Result<Vec<(String, IpAddr)>, SetupRefusal> {
     let is_ini = file.text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with(['#', ';']));
@@ -89,8 +102,11 @@ pub(super) fn inventory(file: &ForeignFile) -> Result<Vec<(String, IpAddr)>, Set
         let mut given = keys.filter_map(|key| of_host?.get(key)).map(String::as_str).chain([&**name]);
         given.find_map(|text| text.parse().ok()).map(|ip| (name.clone(), ip))
     };
+    // A host may be in several of the groups.
+    let mut seen = BTreeSet::new();
     group
         .iter()
+        .filter(|name| seen.insert(*name))
         .map(|name| address(name).ok_or_else(|| SetupRefusal::NoHostAddress(file.name.clone(), name.clone())))
         .collect()
 }

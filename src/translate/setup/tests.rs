@@ -95,11 +95,11 @@ fn each_value_says_its_source() {
             "interface: eth0 (its network, of 10.0.0.11, has 10.0.0.100 in it)",
             "own address: 10.0.0.11 (the route to 10.0.0.12)",
             "peers: 10.0.0.12 (--peers)",
+            "slot: 0 (the position of the own address among those of all instances, from 0)",
             "backends: 10.0.0.11:6443, 10.0.0.12:6443 (/etc/kubernetes/manifests/kube-apiserver.yaml: --advertise-address, --secure-port; \
              the peers alike)",
             "port: 6443 (/etc/kubernetes/manifests/kube-apiserver.yaml: --advertise-address, --secure-port)",
             "name: lb-10-0-0-11 (the own address)",
-            "slot: 0 (the position of the own address among those of all instances)",
             "health: https /readyz (/etc/kubernetes/pki/ca.crt is there)",
         ]
     );
@@ -144,10 +144,56 @@ fn a_wrong_address_is_refused_by_its_name() {
     assert_eq!(refused(&not_own), "--hosts has no address of this host");
     assert_eq!(refused(&request(&[], &[])), "no file of this host says which address clients know: name it with --vip");
     let bad = SetupRequest { backends: vec!["cp1".to_owned()], ..request(&["10.0.0.100"], &[]) };
-    assert_eq!(refused(&bad), "backend \"cp1\": expected an address, or a host with a port");
+    assert_eq!(refused(&bad), "--backends has \"cp1\": expected an address, or a host with a port from 1 to 65535");
     let many: Vec<_> = (20..28).map(|last| format!("10.0.0.{last}")).collect();
     let many: Vec<_> = many.iter().map(String::as_str).collect();
     assert_eq!(refused(&request(&["10.0.0.100"], &many)), "9 instances: a fleet has at most 8");
+}
+
+/// Otherwise hosts with their old files and hosts with new ones have the same slots, and do not link.
+#[test]
+fn a_host_that_joins_the_fleet_takes_no_slot_of_another_one() {
+    let slot = |own: &str, hosts: &[&str], before: Option<u8>, option: Option<u8>| {
+        let networks = [("eth0", format!("{own}/24"))];
+        let networks: Vec<_> = networks.iter().map(|(name, network)| (*name, &**network)).collect();
+        let text = before.map(|slot| format!("[instance]\nslot = {slot}\n"));
+        let before = text.map(|text| ForeignFile { name: "baton.toml".to_owned(), text });
+        let asked = SetupRequest { hosts: ips(hosts), slot: option, before, ..request(&["10.0.0.100"], &[]) };
+        plan(&asked, &host_of(&networks, &[], &[]))
+            .map(|planned| loaded(&planned).instance.slot.unwrap())
+            .map_err(|error| error.to_string())
+    };
+    // 10.0.0.12 joins 10.0.0.11 and 10.0.0.13: each keeps its own, whether its file is new or old.
+    let all = ["10.0.0.11", "10.0.0.13", "10.0.0.12"];
+    let slots = [("10.0.0.11", Some(0)), ("10.0.0.13", Some(1)), ("10.0.0.12", None)];
+    assert_eq!(slots.map(|(own, before)| slot(own, &all, before, None)), [Ok(0), Ok(1), Ok(2)]);
+    let in_the_middle = ["10.0.0.11", "10.0.0.12", "10.0.0.13"];
+    assert_eq!(
+        slot("10.0.0.13", &in_the_middle, Some(1), None).unwrap_err(),
+        "baton.toml has slot 1, and 10.0.0.13 has position 2 in --hosts, from 0: add new hosts at the end of --hosts, on each host in \
+         the same order, or give the slot by --slot 1; instances of the same slot do not link"
+    );
+    assert_eq!(slot("10.0.0.13", &in_the_middle, Some(1), Some(1)), Ok(1));
+    // --peers has no order in common, so the file decides.
+    let before = ForeignFile { name: "baton.toml".to_owned(), text: "[instance]\nslot = 5\n".to_owned() };
+    let by_peers = SetupRequest { before: Some(before), ..request(&["10.0.0.100"], &["10.0.0.9"]) };
+    assert_eq!(loaded(&plan(&by_peers, &host(&[], &[])).unwrap()).instance.slot, Some(5));
+}
+
+/// Baton would connect to itself.
+#[test]
+fn a_backend_that_is_the_vip_is_refused_by_the_option_that_has_it() {
+    let of_options = |backends: &[&str]| SetupRequest {
+        backends: backends.iter().map(|text| (*text).to_owned()).collect(),
+        ..request(&["10.0.0.100"], &[])
+    };
+    let refused = |request: &SetupRequest| plan(request, &host(&[], &[])).unwrap_err().to_string();
+    let why = "which is the VIP: a backend is an apiserver at the address of its own host";
+    assert_eq!(refused(&of_options(&["10.0.0.11", "10.0.0.100"])), format!("--backends has 10.0.0.100:6443, {why}"));
+    let text = "[kube_control_plane]\ncp1 ip=10.0.0.100\n".to_owned();
+    let inventory = Some(ForeignFile { name: "hosts.ini".to_owned(), text });
+    let refused = refused(&SetupRequest { inventory, ..request(&["10.0.0.100"], &[]) });
+    assert_eq!(refused, format!("hosts.ini: group kube_control_plane has 10.0.0.100:6443, {why}"));
 }
 
 /// The file of a host is the same whether it has the VIP or not.
@@ -283,6 +329,10 @@ fn an_inventory_names_the_backends() {
     let planned = plan(&asked, &host(&[], &[])).unwrap();
     let backends: Vec<_> = loaded(&planned).frontends[0].backends.iter().map(|it| it.name.to_string()).collect();
     assert_eq!(backends, ["cp1", "cp2"]);
+    // A host in the group's old name and in its new one is one host.
+    let both = "[kube-master]\ncp1 ip=10.0.0.11\n[kube_control_plane]\ncp1\n";
+    let both = plan(&SetupRequest { inventory: file(both), ..asked.clone() }, &host(&[], &[])).unwrap();
+    assert_eq!(loaded(&both).frontends[0].backends.len(), 1, "{}", both.toml);
     let empty = SetupRequest { inventory: file("[kube_node]\nw1\n"), ..asked };
     let refused = plan(&empty, &host(&[], &[])).unwrap_err().to_string();
     assert_eq!(refused, "hosts.ini has no host in the group kube_control_plane");
@@ -307,4 +357,40 @@ fn a_node_local_instance_listens_on_loopback_beside_an_apiserver_on_another_port
     assert_eq!(local(&[(KUBEADM_MANIFEST, MANIFEST)]), "127.0.0.1:7445");
     let refused = plan(&asked(&[]), &host(&[], &[])).unwrap_err().to_string();
     assert_eq!(refused, "no file of this host names an apiserver: name them with --backends or --inventory");
+}
+
+/// Baton was given 127.0.0.1:7445, which no client there uses, and the agent itself as an apiserver.
+#[test]
+fn an_agent_of_k3s_or_rke2_has_no_apiserver_and_a_balancer_of_its_own() {
+    let asked = |port| SetupRequest {
+        is_node_local: true,
+        backends: vec!["10.0.0.12:6443".to_owned()],
+        port,
+        ..SetupRequest::default()
+    };
+    let refused = |port, host: &SetupHost| plan(&asked(port), host).unwrap_err().to_string();
+    let config = [(RKE2_CONFIG, "server: https://10.0.0.100:9345\n")];
+    assert_eq!(
+        refused(None, &host(&config, &[])),
+        "this host is an agent of RKE2 (/etc/rancher/rke2/config.yaml has \"server\", and /var/lib/rancher/rke2/server/tls/server-ca.crt \
+         is not there). It has no apiserver, and its kubelet always connects to the agent's own balancer on 127.0.0.1, port 6444 and \
+         6443; Baton balances for it at a VIP that `server` of each agent names. For other clients of this host, give a free port by --port"
+    );
+    // k3s' agents need no file of their own.
+    let k3s = host(&[], &[K3S_AGENT_CA]);
+    assert!(refused(None, &k3s).contains("an agent of k3s (") && refused(Some(6444), &k3s).contains("port 6444;"));
+    let moved = host(&[(K3S_CONFIG, "lb-server-port: 6544\n")], &[K3S_AGENT_CA]);
+    assert!(refused(Some(6544), &moved).contains("port 6544;"));
+    let planned = plan(&asked(Some(7443)), &k3s).unwrap();
+    assert_eq!(loaded(&planned).frontends[0].listen[0].socket_addr().to_string(), "127.0.0.1:7443");
+    assert!(said(&planned).contains(&format!("health: https /ping ({K3S_AGENT_CA} is there)")), "{:?}", said(&planned));
+    // A server that has joined another one has the same key.
+    let server = host(&config, &[RKE2_CA, RKE2_AGENT_CA]);
+    assert_eq!(loaded(&plan(&asked(None), &server).unwrap()).frontends[0].listen[0].socket_addr().port(), 7445);
+    let with_vip = plan(&request(&["10.0.0.100"], &["10.0.0.12"]), &host(&config, &[RKE2_AGENT_CA])).unwrap();
+    assert!(
+        said(&with_vip).iter().any(|fact| fact.contains("no file here names an apiserver")),
+        "{:?}",
+        said(&with_vip)
+    );
 }

@@ -39,6 +39,7 @@ mod upgrade;
 mod vip;
 mod what_if;
 mod who;
+mod wrap;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

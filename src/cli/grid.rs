@@ -1,7 +1,9 @@
 //! Tables for terminals: columns as wide as their widest cell, not counting colour codes. In a terminal that is too narrow the least needed columns
-//! are left out, then the last one, which is text, is cut. Files and pipes always get all of it.
+//! are left out, and the last one, which is text, goes on in further lines; a screen cuts it. Where even that does not fit, each cell has a
+//! line of its own. Files and pipes always get all of it.
 
 use super::output::Output;
+use super::wrap::{TEXT_MIN, wrap, wrap_line};
 use crate::model::weight::Weight;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,16 +50,49 @@ impl Grid {
     /// The whole table, newline included; the last column is never padded.
     pub(super) fn render(&self, output: &Output) -> String {
         let all = self.widths();
-        let layout = output.width.map_or_else(|| Layout::whole(&all), |width| self.fit(&all, width));
-        let mut text = self.text(&layout, &self.titles(), |piece| output.faint(&piece.text));
-        for row in &self.rows {
-            text += &self.text(&layout, row, |piece| output.paint(piece.weight, &piece.text));
+        let Some(width) = output.width else { return self.lines(&Layout::whole(&all), output, usize::MAX) };
+        let mut layout = self.fit(&all, width);
+        if !layout.fits {
+            return self.cards(output, width);
         }
+        let last = self.head.len() - 1;
+        layout.widths[last] = all[last];
+        let mut text = self.lines(&layout, output, width);
         if !layout.left_out.is_empty() {
             let note = format!("{}too narrow for {}; --json has all", self.indent, layout.left_out.join(", "));
-            text += &(output.faint(&cut(&note, output.width.unwrap_or(usize::MAX))) + "\n");
+            text += &(output.faint(&wrap(&note, Some(width))) + "\n");
         }
         text
+    }
+
+    /// The last column goes on below itself where `width` ends.
+    fn lines(&self, layout: &Layout, output: &Output, width: usize) -> String {
+        let before = |column: &usize| layout.widths[*column] + GAP.len();
+        let shown = &layout.shown[..layout.shown.len() - 1];
+        let hang = self.indent.len() + shown.iter().map(before).sum::<usize>();
+        let mut text = self.text(layout, &self.titles(), |piece| output.faint(&piece.text));
+        for row in &self.rows {
+            let line = self.text(layout, row, |piece| output.paint(piece.weight, &piece.text));
+            text += &(wrap_line(line.trim_end_matches('\n'), width, hang) + "\n");
+        }
+        text
+    }
+
+    /// A line for each cell that has a text, and an empty one between two rows.
+    fn cards(&self, output: &Output, width: usize) -> String {
+        let titles = self.head.iter().map(|(title, _)| title.chars().count()).max().unwrap_or_default();
+        let hang = self.indent.len() + titles + GAP.len();
+        let card = |row: &Vec<Cell>| -> String {
+            let cells = self.head.iter().zip(row).filter(|(_, cell)| !cell.text.is_empty());
+            cells
+                .map(|((title, _), cell)| {
+                    let title = output.faint(&format!("{title:<titles$}"));
+                    let line = format!("{}{title}{GAP}{}", self.indent, output.paint(cell.weight, &cell.text));
+                    wrap_line(&line, width, hang) + "\n"
+                })
+                .collect()
+        };
+        self.rows.iter().map(card).collect::<Vec<_>>().join("\n")
     }
 
     /// The titles and the rows in pieces, for a screen of `width` columns.
@@ -101,6 +136,7 @@ impl Grid {
             }
             let Some(title) = spare.next() else {
                 layout.widths[last] = last_min;
+                layout.fits = false;
                 return layout;
             };
             layout.shown.retain(|column| self.head[*column].0 != *title);
@@ -156,17 +192,17 @@ struct Layout {
     shown: Vec<usize>,
     widths: Vec<usize>,
     left_out: Vec<&'static str>,
+    /// Whether the terminal is wide enough for all that are shown.
+    fits: bool,
 }
 
 impl Layout {
     fn whole(widths: &[usize]) -> Self {
-        Self { shown: (0..widths.len()).collect(), widths: widths.to_vec(), left_out: Vec::new() }
+        Self { shown: (0..widths.len()).collect(), widths: widths.to_vec(), left_out: Vec::new(), fits: true }
     }
 }
 
 const GAP: &str = "  ";
-/// A text is cut to no less while a spare column is there.
-const TEXT_MIN: usize = 24;
 
 /// At most `width` characters of `text`; the last one tells of a cut.
 fn cut(text: &str, width: usize) -> String {
@@ -206,32 +242,33 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_terminal_goes_without_spare_columns_and_cuts_the_text() {
+    fn a_narrow_terminal_goes_without_spare_columns_and_wraps_the_text() {
         let mut grid =
             Grid::new(&[("NAME", Align::Left), ("A", Align::Right), ("B", Align::Right), ("WHY", Align::Left)]);
         grid.row(["cp1".into(), "11".into(), "22".into(), "connection refused; probe answered 500".into()]);
         let grid = grid.spare(&["A", "B"]);
         let at = |width| grid.render(&Output::new(false).with_width(width));
         assert_eq!(at(80), grid.render(&Output::new(false)));
-        assert_eq!(at(40), "NAME   A   B  WHY\ncp1   11  22  connection refused; probe…\n");
-        assert_eq!(at(36), "NAME   B  WHY\ncp1   22  connection refused; probe…\ntoo narrow for A; --json has all\n");
-        assert_eq!(at(30), "NAME  WHY\ncp1   connection refused; pro…\ntoo narrow for A, B; --json h…\n");
-        // What is needed stays, even if it does not fit.
-        assert_eq!(at(10).lines().nth(1).unwrap(), "cp1   connection refused; pro…");
+        let (text, more) = ("connection refused; probe", "answered 500");
+        assert_eq!(at(40), format!("NAME   A   B  WHY\ncp1   11  22  {text}\n              {more}\n"));
+        let without_one = format!("NAME   B  WHY\ncp1   22  {text}\n          {more}\n");
+        assert_eq!(at(36), without_one + "too narrow for A; --json has all\n");
+        let without_two = "NAME  WHY\ncp1   connection refused;\n      probe answered 500\n";
+        assert_eq!(at(30), without_two.to_owned() + "too narrow for A, B; --json\n  has all\n");
+        // What is needed is there, however narrow the terminal is.
+        assert_eq!(at(20), "NAME  cp1\nA     11\nB     22\nWHY   connection\n    refused; probe\n    answered 500\n");
     }
 
     proptest! {
         #[test]
-        fn no_line_is_wider_than_the_terminal_unless_what_is_needed_is(
-            cells in prop::collection::vec(prop::array::uniform4("[a-zµ→ ]{0,40}"), 0..6), width in 1usize..200,
+        fn no_line_is_wider_than_the_terminal(
+            cells in prop::collection::vec(prop::array::uniform4("[a-zµ→ ]{0,40}"), 0..6), width in 12usize..200,
         ) {
             let mut grid = Grid::new(&[("NAME", Align::Left), ("A", Align::Right), ("B", Align::Left), ("WHY", Align::Left)]);
-            let names = cells.iter().map(|row| row[0].chars().count()).max().unwrap_or(0).max(4);
-            let whys = cells.iter().map(|row| row[3].chars().count()).max().unwrap_or(0).max(3);
             cells.into_iter().for_each(|row| grid.row(row.map(Cell::from)));
             let text = grid.spare(&["B", "A"]).render(&Output::new(false).with_width(width));
-            let widest = text.lines().map(|line| line.chars().count()).max().unwrap();
-            prop_assert!(widest <= width.max(names + GAP.len() + whys.min(TEXT_MIN)), "{text}");
+            let widest = text.lines().map(|line| line.chars().count()).max().unwrap_or_default();
+            prop_assert!(widest <= width, "{text}");
         }
     }
 }

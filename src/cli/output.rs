@@ -84,6 +84,11 @@ fn width() -> Option<usize> {
     said.or_else(asked).filter(|columns| *columns > 0)
 }
 
+/// Columns of the terminal that is standard output, if it is one.
+pub(super) fn columns() -> Option<usize> {
+    if io::stdout().is_terminal() { width() } else { None }
+}
+
 /// Standard output, with the user's choices.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Output {
@@ -98,8 +103,7 @@ pub(super) struct Output {
 impl Output {
     pub(super) fn new(json: bool) -> Self {
         let terminal = io::stdout().is_terminal();
-        let width = if terminal { width() } else { None };
-        Self { json, terminal, width, colour: colours(&io::stdout()) }
+        Self { json, terminal, width: columns(), colour: colours(&io::stdout()) }
     }
 
     /// The same for a terminal of `width` columns.

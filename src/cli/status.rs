@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use super::grid::{Align::*, Cell, Grid};
 use super::output::{CliError, Output};
+use super::wrap::wrap;
 use crate::admin::client::Client;
 use crate::admin::control::LastReload;
 use crate::admin::protocol::{BackendName, Command};
@@ -22,7 +23,7 @@ pub(super) fn status(client: &mut Client, output: &Output) -> Result<ExitCode, C
     if output.json {
         output.document(&status)?;
     } else {
-        output.text(&in_words(&status, output))?;
+        output.text(&wrap(&in_words(&status, output), output.width))?;
     }
     Ok(ExitCode::SUCCESS)
 }

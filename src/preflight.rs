@@ -23,10 +23,15 @@ mod place;
 mod shared_ports;
 pub(crate) mod sysctl_file;
 
+use std::net::IpAddr;
 use std::path::Path;
 
+use ipnet::IpNet;
+
 use crate::config::Config;
+use crate::config::budget::BudgetHost;
 use crate::model::finding::Finding;
+use crate::sys::netdev;
 use keepalived::Keepalived;
 pub(crate) use kernel::Setting;
 use place::HostPlace;
@@ -39,10 +44,22 @@ pub struct Report {
     pub settings: Vec<Setting>,
 }
 
-/// The longest interval between keepalived's adverts in the file at `path`, or in its default file. `None`: there is no such
-/// file, or it moves nothing.
-pub(crate) fn advert_interval(path: Option<&Path>) -> Option<std::time::Duration> {
-    Keepalived::read(path).advert_interval()
+/// What this host adds to the heartbeat budget: the longest interval between keepalived's adverts in the file at `path`, or in its
+/// default file, and the host's own addresses.
+pub(crate) fn budget_host(path: Option<&Path>) -> BudgetHost {
+    let own = netdev::networks().map(|networks| fixed(&networks)).unwrap_or_default();
+    BudgetHost { adverts: Keepalived::read(path).advert_interval(), own }
+}
+
+/// The addresses that stay on their host. A VIP is a /32 or /128, or comes to a network where the interface has an address already.
+fn fixed(networks: &[(String, IpNet)]) -> Vec<IpAddr> {
+    let is_first = |index: usize| {
+        let (name, network) = &networks[index];
+        networks[..index].iter().all(|(other, before)| other != name || before.trunc() != network.trunc())
+    };
+    let is_single = |network: &IpNet| network.prefix_len() == network.max_prefix_len();
+    let all = networks.iter().enumerate().filter(|(index, (_, network))| !is_single(network) && is_first(*index));
+    all.map(|(_, (_, network))| network.addr()).collect()
 }
 
 /// Reads `bytes` as each listing and file that another program writes.
@@ -67,4 +84,18 @@ pub fn look(config: &Config, keepalived: Option<&Path>) -> Report {
     findings.extend(built_in_vip::look(config));
     findings.extend(keepalived.judge(config, &place));
     Report { findings, settings }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vip_that_is_here_now_is_no_address_that_stays() {
+        let networks =
+            ["10.0.0.11/24", "10.0.0.100/24", "10.0.0.101/32", "192.168.1.11/24", "fd00::11/64", "fd00::100/128"];
+        let networks: Vec<_> = networks.iter().map(|text| ("eth0".to_owned(), text.parse().unwrap())).collect();
+        let own = fixed(&networks).iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(own, ["10.0.0.11", "192.168.1.11", "fd00::11"]);
+    }
 }

@@ -1,6 +1,7 @@
 //! The admin servers' requests to the rest of the instance. `app` implements them, so that this part knows neither the
 //! health checker nor the loader of the configuration.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
@@ -57,6 +58,9 @@ pub trait Control: Send + Sync + 'static {
 
     /// keepalived's interval between advertisements, if keepalived is there. It reads a file.
     fn advert_interval(&self) -> Option<Duration>;
+
+    /// This host's addresses that no other host takes.
+    fn own_addresses(&self) -> Vec<IpAddr>;
 }
 
 /// An order under way. It is carried out even if this is dropped.

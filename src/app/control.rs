@@ -1,5 +1,6 @@
 //! The instance's side of the admin servers' requests.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -137,7 +138,11 @@ impl Control for Wiring {
     }
 
     fn advert_interval(&self) -> Option<Duration> {
-        preflight::advert_interval(None)
+        preflight::budget_host(None).adverts
+    }
+
+    fn own_addresses(&self) -> Vec<IpAddr> {
+        preflight::budget_host(None).own
     }
 }
 

@@ -5,10 +5,10 @@ mod host;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
-use super::output::colours;
-use crate::config::budget::{FrontendBudget, LongestGap};
+use super::output::{colours, columns};
+use super::wrap::wrap;
+use crate::config::budget::{BudgetHost, FrontendBudget, LongestGap};
 use crate::config::{self, Cluster, Config};
 use crate::model::budget::{BudgetFault, lasts};
 use crate::model::duration::display;
@@ -42,8 +42,8 @@ pub(crate) fn run(path: &Path, arguments: &CheckArguments, json: bool) -> ExitCo
     let report = if json && !arguments.host {
         document(path, &mut io::stdout().lock())
     } else {
-        let adverts = preflight::advert_interval(arguments.keepalived.as_deref());
-        report(path, adverts, colours(&io::stderr()), &mut io::stdout().lock(), &mut io::stderr().lock())
+        let host = preflight::budget_host(arguments.keepalived.as_deref());
+        report(path, &host, colours(&io::stderr()), columns(), &mut io::stdout().lock(), &mut io::stderr().lock())
     };
     let report = report.and_then(|taken| {
         if !arguments.host {
@@ -68,7 +68,7 @@ pub(crate) fn run(path: &Path, arguments: &CheckArguments, json: bool) -> ExitCo
 pub(super) fn host_in_words(path: &Path) -> io::Result<String> {
     let arguments = CheckArguments::of_host();
     let mut out = Vec::new();
-    report(path, preflight::advert_interval(None), false, &mut out, &mut io::sink())?;
+    report(path, &preflight::budget_host(None), false, None, &mut out, &mut io::sink())?;
     let config = config::load(path).ok().map(|loaded| loaded.config);
     host::report(config.as_ref(), &arguments, false, &mut out, &mut io::sink())?;
     Ok(String::from_utf8_lossy(&out).into_owned())
@@ -85,11 +85,12 @@ fn document(path: &Path, out: &mut impl Write) -> io::Result<bool> {
     Ok(taken)
 }
 
-/// Writes the findings, then the verdict; returns whether the file is valid. `adverts` is what keepalived's file says.
+/// Writes the findings, then the verdict; returns whether the file is valid.
 fn report(
     path: &Path,
-    adverts: Option<Duration>,
+    host: &BudgetHost,
     colour: bool,
+    width: Option<usize>,
     verdict: &mut impl Write,
     findings: &mut impl Write,
 ) -> io::Result<bool> {
@@ -99,7 +100,7 @@ fn report(
                 writeln!(findings, "{}\n", warning.render(colour))?;
             }
             writeln!(verdict, "ok: {}{}", contents(&loaded.config), warned(loaded.warnings.len()))?;
-            write!(verdict, "\n{}", budget(&loaded.config, adverts))?;
+            write!(verdict, "\n{}", wrap(&budget(&loaded.config, host), width))?;
             Ok(true)
         }
         Err(rejected) => {
@@ -113,7 +114,7 @@ fn report(
 
 /// The time that each fault may cost the nodes, by the file's own timers. Without an interval of adverts in the file,
 /// keepalived's own counts.
-fn budget(config: &Config, adverts: Option<Duration>) -> String {
+fn budget(config: &Config, host: &BudgetHost) -> String {
     let Cluster { node_monitor_grace_period: grace, lease_renew, .. } = config.cluster;
     let mut text = format!(
         "Longest time without a heartbeat, if they come every {} and a node is NotReady after {}:\n",
@@ -121,7 +122,7 @@ fn budget(config: &Config, adverts: Option<Duration>) -> String {
         display(grace)
     );
     for frontend in &config.frontends {
-        let budget = FrontendBudget::new(config, frontend, adverts);
+        let budget = FrontendBudget::new(config, frontend, host);
         let is_stacked = budget.is_stacked();
         let title = if config.frontends.len() > 1 { &*frontend.name } else { "" };
         for fault in BudgetFault::ALL {
@@ -132,6 +133,7 @@ fn budget(config: &Config, adverts: Option<Duration>) -> String {
             let gap = match budget.longest(fault) {
                 LongestGap::Parts(parts) => Ok(lasts(&parts)),
                 LongestGap::NoVip => Err(("-", "its clients are on this host: no VIP moves")),
+                LongestGap::OwnAddress => Err(("-", "no VIP: clients wait until this host serves again")),
                 LongestGap::Unknown => {
                     Err(("?", "depends on how the VIP moves: set cluster.vrrp_advert_interval, or [vip]"))
                 }
@@ -173,6 +175,8 @@ fn count(number: usize, what: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const FILE: &str = "[cluster]\nCLUSTER\n[[frontend]]\nname = \"f\"\nlisten = [\"LISTEN\"]\n\
@@ -184,7 +188,7 @@ mod tests {
         let path = directory.path().join("baton.toml");
         std::fs::write(&path, text).unwrap();
         let (mut verdict, mut findings) = (Vec::new(), Vec::new());
-        let taken = report(&path, None, false, &mut verdict, &mut findings).unwrap();
+        let taken = report(&path, &BudgetHost::default(), false, None, &mut verdict, &mut findings).unwrap();
         let findings = String::from_utf8(findings).unwrap().replace(&format!("{}/", directory.path().display()), "");
         (taken, String::from_utf8(verdict).unwrap(), findings)
     }
@@ -230,28 +234,52 @@ warning: frontend \"f\" has one backend only
         let keepalived = tempfile::NamedTempFile::new().unwrap();
         let instance = |name: &str, interval: &str| format!("vrrp_instance {name} {{\n  advert_int {interval}\n}}\n");
         std::fs::write(&keepalived, instance("a", "0.1") + &instance("b", "0.5")).unwrap();
-        let adverts = preflight::advert_interval(Some(keepalived.path()));
+        let adverts = preflight::budget_host(Some(keepalived.path())).adverts;
         assert_eq!(adverts, Some(Duration::from_millis(500)), "the longest");
         let row = |text: &str| {
             let config =
                 config::parse(&FILE.replace("LISTEN", "10.0.0.100:1").replace("CLUSTER", text), Path::new("f"));
-            let budget = budget(&config.unwrap().config, adverts);
+            let host = BudgetHost { adverts, ..BudgetHost::default() };
+            let budget = budget(&config.unwrap().config, &host);
             budget.lines().find(|line| line.contains("Baton's host gone")).unwrap().trim().to_owned()
         };
         assert_eq!(row(""), row("vrrp_advert_interval = \"500ms\""));
         assert_ne!(row(""), row("vrrp_advert_interval = \"100ms\""), "the file's own comes first");
         assert!(!row("").contains('?'), "{}", row(""));
         std::fs::write(&keepalived, "").unwrap();
-        assert_eq!(preflight::advert_interval(Some(keepalived.path())), None);
+        assert_eq!(preflight::budget_host(Some(keepalived.path())).adverts, None);
     }
 
     #[test]
     fn the_budget_does_not_ask_how_a_loopback_address_moves() {
         let config = config::parse(&FILE.replace("LISTEN", "127.0.0.1:1").replace("CLUSTER", ""), Path::new("f"));
-        let budget = budget(&config.unwrap().config, None);
+        let budget = budget(&config.unwrap().config, &BudgetHost::default());
         assert!(!budget.contains('?'), "{budget}");
         let no_vip = budget.lines().filter(|line| line.ends_with("its clients are on this host: no VIP moves"));
         assert_eq!(no_vip.count(), 4, "{budget}");
+    }
+
+    #[test]
+    fn the_budget_asks_for_no_vip_where_the_host_s_own_address_is_served() {
+        let rows = |listen: &str, cluster: &str, adverts| {
+            let text = FILE.replace("LISTEN", listen).replace("CLUSTER", cluster);
+            let config = config::parse(&text, Path::new("f")).unwrap().config;
+            let own = vec!["10.0.0.5".parse().unwrap()];
+            let budget = budget(&config, &BudgetHost { adverts, own });
+            let no_vip = "no VIP: clients wait until this host serves again";
+            (
+                budget.lines().filter(|line| line.ends_with(no_vip)).count(),
+                budget.contains("set cluster.vrrp_advert_interval"),
+            )
+        };
+        assert_eq!(rows("10.0.0.5:1", "", None), (4, false));
+        assert_eq!(rows("10.0.0.6:1", "", None), (0, true));
+        // keepalived's VIP may look like an own address.
+        assert_eq!(rows("10.0.0.5:1", "", Some(Duration::from_secs(1))), (0, false));
+        assert_eq!(rows("10.0.0.5:1", "vrrp_advert_interval = \"1s\"", None), (0, false));
+        let vip = |ip: &str| format!("[vip]\naddresses = [\"{ip}\"]\ninterface = \"eth0\"");
+        assert_eq!(rows("10.0.0.5:1", &vip("10.0.0.5"), None), (0, false));
+        assert_eq!(rows("10.0.0.5:1", &vip("10.0.0.7"), None), (4, false));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The heartbeat budget of a frontend, by the timers of its file.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use super::{Backend, Config, Frontend, ProbeKind, Target, reset_after_silence};
@@ -11,6 +12,17 @@ pub(crate) struct FrontendBudget<'a> {
     config: &'a Config,
     frontend: &'a Frontend,
     timers: BudgetTimers,
+    /// Whether each of its addresses stays on this host.
+    stays: bool,
+}
+
+/// What the host adds to the file.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BudgetHost {
+    /// Of keepalived's file, for a file of Baton's without an interval.
+    pub adverts: Option<Duration>,
+    /// Its own addresses: those that no other host takes.
+    pub own: Vec<IpAddr>,
 }
 
 /// The longest time between two renewals.
@@ -18,17 +30,21 @@ pub(crate) struct FrontendBudget<'a> {
 pub(crate) enum LongestGap {
     /// The fault moves a VIP, and the clients are on this host.
     NoVip,
+    /// The fault moves a VIP, and the clients connect to an address of this host that stays here.
+    OwnAddress,
     /// Baton does not know how the VIP moves.
     Unknown,
     Parts(Vec<GapPart>),
 }
 
 impl<'a> FrontendBudget<'a> {
-    /// `adverts`: what keepalived's file says, for a file of Baton's without an interval.
-    pub(crate) fn new(config: &'a Config, frontend: &'a Frontend, adverts: Option<Duration>) -> Self {
+    pub(crate) fn new(config: &'a Config, frontend: &'a Frontend, host: &BudgetHost) -> Self {
         let track_time = config.cluster.vrrp_track_time;
-        let vrrp =
-            config.cluster.vrrp_advert_interval.or(adverts).map(|advert_interval| Vrrp { advert_interval, track_time });
+        let vrrp = config
+            .cluster
+            .vrrp_advert_interval
+            .or(host.adverts)
+            .map(|advert_interval| Vrrp { advert_interval, track_time });
         let built_in = config.vip.as_ref().map(|_| BudgetMover::BuiltIn);
         let timers = BudgetTimers {
             lease_renew: config.cluster.lease_renew,
@@ -36,13 +52,20 @@ impl<'a> FrontendBudget<'a> {
             probes_ask_the_process: frontend.health.kind != ProbeKind::Tcp,
             mover: built_in.or(vrrp.map(BudgetMover::Keepalived)),
         };
-        Self { config, frontend, timers }
+        let vips = config.vip.as_ref().map_or(&[][..], |vip| &vip.addresses);
+        // keepalived may add its VIP with the prefix of the network, as a host has its own addresses.
+        let may_move = |ip: IpAddr| vrrp.is_some() || vips.contains(&ip);
+        let ips = || frontend.listen.iter().map(|at| at.ip());
+        let stays = ips().all(|ip| ip.is_loopback() || host.own.contains(&ip) && !may_move(ip));
+        Self { config, frontend, timers, stays }
     }
 
     pub(crate) fn longest(&self, fault: BudgetFault) -> LongestGap {
         let has_no_vip = self.frontend.listen.iter().all(|at| at.socket_addr().ip().is_loopback());
         match gap_parts(fault, &self.timers) {
             _ if has_no_vip && fault.needs_the_vip() => LongestGap::NoVip,
+            _ if self.stays && fault.needs_the_vip() => LongestGap::OwnAddress,
+            None if self.stays => LongestGap::OwnAddress,
             None => LongestGap::Unknown,
             Some(parts) => LongestGap::Parts(parts),
         }

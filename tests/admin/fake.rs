@@ -1,6 +1,7 @@
 //! An instance without a data plane: a table filled by hand, a control that records its calls, and one thread that
 //! carries out orders as a worker would.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
@@ -130,6 +131,10 @@ impl Control for FakeControl {
 
     fn check_evacuation(&self, _: &EvacuationRequest) -> EvacuationCheck {
         unreachable!("no test asks for it")
+    }
+
+    fn own_addresses(&self) -> Vec<IpAddr> {
+        Vec::new()
     }
 
     fn advert_interval(&self) -> Option<Duration> {

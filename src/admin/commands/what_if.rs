@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::kill::pace;
 use super::names;
@@ -11,7 +10,7 @@ use crate::admin::Admin;
 use crate::admin::protocol::{BackendName, Refusal};
 use crate::admin::what_if::{ExpectedGap, GapSetting, WhatIfCase, WhatIfFailed, WhatIfReport, WhatIfRequest};
 use crate::config::Config;
-use crate::config::budget::{FrontendBudget, LongestGap};
+use crate::config::budget::{BudgetHost, FrontendBudget, LongestGap};
 use crate::model::budget::{BudgetFault, lasts};
 use crate::model::fleet::{Liveness, MemberView};
 use crate::model::health::HealthState;
@@ -35,7 +34,7 @@ struct WhatIfLook<'a> {
     admin: &'a Admin,
     config: &'a Config,
     /// keepalived's interval, from its file.
-    adverts: Option<Duration>,
+    host: BudgetHost,
     flows: Vec<FlowView>,
 }
 
@@ -44,7 +43,8 @@ pub(super) fn answer(admin: &Admin, asked: &WhatIfRequest) -> Result<WhatIfRepor
     let config = admin.config.load_full();
     let subject = find(admin, &config, &asked.subject)?;
     let flows = admin.table.flows.iter().collect();
-    let look = WhatIfLook { admin, config: &config, adverts: admin.control.advert_interval(), flows };
+    let host = BudgetHost { adverts: admin.control.advert_interval(), own: admin.control.own_addresses() };
+    let look = WhatIfLook { admin, config: &config, host, flows };
     let restarts = asked.happens == Happening::Restarts;
     match subject {
         WhatIfSubject::Backend(entries) => Ok(look.of_backend(&entries, asked.happens)),
@@ -277,9 +277,10 @@ impl WhatIfLook<'_> {
         let frontends = self.config.frontends.iter().filter(|it| only.is_none_or(|only| *it.name == *only));
         let mut longest = None;
         for frontend in frontends {
-            let budget = FrontendBudget::new(self.config, frontend, self.adverts);
+            let budget = FrontendBudget::new(self.config, frontend, &self.host);
             match budget.longest(fault) {
                 LongestGap::NoVip => return ExpectedGap::Unknown(NO_VIP.to_owned()),
+                LongestGap::OwnAddress => return ExpectedGap::Unknown(OWN_ADDRESS.to_owned()),
                 LongestGap::Unknown => return ExpectedGap::Unknown(NO_MOVER.to_owned()),
                 LongestGap::Parts(parts) => {
                     let setting = |part: &_| GapSetting {
@@ -348,5 +349,6 @@ const ALL_BACKENDS: [&str; 7] =
     ["apiservers", "all apiservers", "the apiservers", "backends", "all backends", "the backends", "all"];
 const NO_OTHER: &str = "no other backend serves: Baton resets new connections until one does";
 const NO_VIP: &str = "its clients are on its own host: no VIP moves";
+const OWN_ADDRESS: &str = "its address is this host's own, not a VIP: clients wait until this host serves again";
 const NO_MOVER: &str = "it depends on how the VIP moves: set cluster.vrrp_advert_interval, or [vip]";
 const NOT_CONFIGURED: &str = "its frontend is no longer in the configuration";

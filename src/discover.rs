@@ -36,6 +36,8 @@ pub(crate) struct SourceLook {
     /// The source's name for events.
     pub source: String,
     pub found: Result<AddressSet, String>,
+    /// Why changes of a list that is valid come late: it cannot be watched.
+    pub unwatched: Option<String>,
 }
 
 /// The end of a task's channel.
@@ -54,9 +56,13 @@ pub(crate) fn read_any(bytes: &[u8]) {
 
 impl LookSender {
     async fn send(&self, found: Result<AddressSet, String>) {
+        self.send_unwatched(found, None).await;
+    }
+
+    async fn send_unwatched(&self, found: Result<AddressSet, String>, unwatched: Option<String>) {
         let (frontend, source) = (self.frontend.clone(), self.source.clone());
         // An error means that the instance ends.
-        let _ = self.looks.send(SourceLook { frontend, source, found }).await;
+        let _ = self.looks.send(SourceLook { frontend, source, found, unwatched }).await;
     }
 }
 

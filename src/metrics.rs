@@ -181,7 +181,7 @@ impl Default for Metrics {
 
 impl DiscoveryGauges {
     fn register(&self, registry: &mut Registry) {
-        let help = "1 while the source of the frontend's backends fails, and the last valid list stays in force";
+        let help = "1 while the source of the frontend's backends fails, and the last valid list stays in force, or while it cannot be watched";
         registry.register("discovery_failing", help, self.failing.clone());
         let help = "Addresses in the last valid list of the frontend's source";
         registry.register("discovery_backends", help, self.backends.clone());

@@ -118,14 +118,19 @@ struct LookFollower {
 impl LookFollower {
     /// Returns whether the set has changed.
     async fn take(&mut self, look: SourceLook) -> bool {
-        let SourceLook { frontend, source, found } = look;
+        let SourceLook { frontend, source, found, unwatched } = look;
         let config = self.core.latest.borrow().clone();
         let Some((name, discover)) = discovering(&config).find(|(name, _)| **name == frontend) else { return false };
         let found = found.and_then(|found| without_own(found, &config));
         let (news, set) = {
             let mut all = self.core.discovered.all();
             let set = all.entry(name.clone()).or_default();
-            (set.settle(found), set.clone())
+            let is_valid = found.is_ok();
+            let mut news = set.settle(found);
+            if is_valid {
+                set.settle_watch(unwatched, &mut news);
+            }
+            (news, set.clone())
         };
         let addresses = |all: &[BackendAddr]| all.iter().map(|it| it.socket_addr()).collect::<Vec<_>>();
         let journal = &self.core.table.journal;
@@ -136,6 +141,13 @@ impl LookFollower {
         }
         if news.recovered {
             journal.record(What::DiscoveryRecovered { frontend: frontend.clone(), source: source.clone() });
+        }
+        if let Some(error) = news.unwatched.clone() {
+            let (frontend, source) = (frontend.clone(), source.clone());
+            journal.record(What::DiscoveryUnwatched { frontend, source, error });
+        }
+        if news.watched {
+            journal.record(What::DiscoveryWatched { frontend: frontend.clone(), source: source.clone() });
         }
         let has_changed = !news.added.is_empty() || !news.removed.is_empty();
         if has_changed {
@@ -164,7 +176,7 @@ impl LookFollower {
     fn show(&mut self, name: &Arc<str>, set: &DiscoveredSet) {
         let labels = FrontendLabels { frontend: name.to_string() };
         let metrics = &self.metrics.discovery;
-        metrics.failing.get_or_create(&labels).set(i64::from(set.is_failing()));
+        metrics.failing.get_or_create(&labels).set(i64::from(set.is_failing() || set.is_unwatched()));
         metrics.backends.get_or_create(&labels).set(set.addresses().len() as i64);
         if !self.shown.contains(name) {
             self.shown.push(name.clone());

@@ -3,6 +3,7 @@
 //! ```text
 //!   a backend, the ready ones first ──▶ list ──▶ watch ──▶ ends in time: watch again from the last version
 //!         ▲                              ▲         ├─────▶ 410 Gone: list again
+//!         │                              │         ├─────▶ 403 Forbidden: say so, and list again after a while
 //!         └──────────────────────────────┼─────────┴─────▶ fails, or the backend is no longer ready: the next backend
 //!                                        └── no backend lists: all errors in one, and again after a while
 //! ```
@@ -41,13 +42,19 @@ pub(super) fn read_any(bytes: &[u8]) {
 
 const SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io%2Fservice-name%3Dkubernetes";
 
+/// Between two lists where the apiservers allow no watch.
+const UNWATCHED_LIST: Duration = Duration::from_secs(10);
+/// The right that is missing then (docs/discovery.md).
+const ROLE: &str = "the Role in the namespace default needs the verb watch for endpointslices: verbs: [list, watch]";
+
 /// Limits for a whole list.
 const LIST_MAX: Duration = Duration::from_secs(10);
 const LIST_BYTES_MAX: usize = 1 << 20;
 
 /// Lists and watches until it is dropped.
 pub(super) async fn follow(source: KubernetesSource, registry: Part<Registry>, looks: LookSender) {
-    let client = SliceClient { api: ApiClient { source, registry, frontend: looks.frontend.clone() }, looks };
+    let mut client =
+        SliceClient { unwatched: None, api: ApiClient { source, registry, frontend: looks.frontend.clone() }, looks };
     // The instances of a fleet begin at different backends.
     let mut turn = fastrand::usize(..1 << 16);
     loop {
@@ -87,6 +94,8 @@ pub(super) async fn follow_nodes(
 struct SliceClient {
     api: ApiClient,
     looks: LookSender,
+    /// Why no backend could be watched the last time.
+    unwatched: Option<String>,
 }
 
 impl SliceClient {
@@ -100,12 +109,18 @@ impl SliceClient {
     }
 
     /// Follows `server`, which has just listed `slices`, for as long as it can be watched.
-    async fn follow_at(&self, server: BackendAddr, mut slices: Slices) {
+    async fn follow_at(&mut self, server: BackendAddr, mut slices: Slices) {
         while self.tell(&slices).await {
             match self.watch(server, &mut slices).await {
                 Ok(()) => {}
-                Err(WatchFault::Expired) => {
-                    sleep(RETRY).await;
+                Err(fault @ (WatchFault::Expired | WatchFault::Forbidden(_))) => {
+                    let mut pause = RETRY;
+                    if let WatchFault::Forbidden(error) = fault {
+                        self.unwatched = Some(format!("{error}; {ROLE}"));
+                        self.tell(&slices).await;
+                        pause = UNWATCHED_LIST;
+                    }
+                    sleep(pause).await;
                     match self.list(server).await {
                         Ok(listed) => slices = listed,
                         Err(_) => return,
@@ -123,13 +138,17 @@ impl SliceClient {
     async fn tell(&self, slices: &Slices) -> bool {
         let addresses = slices.addresses();
         let is_some = !addresses.is_empty();
-        self.looks.send(Ok(addresses)).await;
+        self.looks.send_unwatched(Ok(addresses), self.unwatched.clone()).await;
         is_some
     }
 
     /// Returns when the apiserver ends the watch in the ordinary way.
-    async fn watch(&self, server: BackendAddr, slices: &mut Slices) -> Result<(), WatchFault> {
-        let mut watch = self.api.watch(server, SLICES, slices.version()).await?;
+    async fn watch(&mut self, server: BackendAddr, slices: &mut Slices) -> Result<(), WatchFault> {
+        let api = self.api.clone();
+        let mut watch = api.watch(server, SLICES, slices.version()).await?;
+        if self.unwatched.take().is_some() {
+            self.tell(slices).await;
+        }
         while let Some(line) = watch.next_line().await? {
             if slices.apply(&line)? && !self.tell(slices).await {
                 return Err(WatchFault::Broken("no address is left".to_owned()));

@@ -17,6 +17,8 @@ pub(crate) struct DiscoveredSet {
     addresses: AddressSet,
     /// The error of the last look, if that failed.
     fault: Option<String>,
+    /// Why the source cannot be watched.
+    unwatched: Option<String>,
 }
 
 /// What a look has changed.
@@ -28,11 +30,15 @@ pub(crate) struct LookNews {
     pub failed: Option<String>,
     /// The look before this one failed.
     pub recovered: bool,
+    /// The source cannot be watched, for another reason than at the look before it.
+    pub unwatched: Option<String>,
+    /// It could not be watched until now.
+    pub watched: bool,
 }
 
 impl DiscoveredSet {
     pub(crate) fn new(addresses: AddressSet) -> Self {
-        Self { addresses, fault: None }
+        Self { addresses, ..Self::default() }
     }
 
     pub(crate) fn addresses(&self) -> &AddressSet {
@@ -41,6 +47,20 @@ impl DiscoveredSet {
 
     pub(crate) fn is_failing(&self) -> bool {
         self.fault.is_some()
+    }
+
+    /// Whether a valid list may be an old one.
+    pub(crate) fn is_unwatched(&self) -> bool {
+        self.unwatched.is_some()
+    }
+
+    /// Takes what a valid look says of the watch.
+    pub(crate) fn settle_watch(&mut self, unwatched: Option<String>, news: &mut LookNews) {
+        if unwatched != self.unwatched {
+            news.watched = unwatched.is_none();
+            news.unwatched.clone_from(&unwatched);
+            self.unwatched = unwatched;
+        }
     }
 
     /// Takes the result of a look. Only a valid list of at least one address changes the set: an error, an empty list and a list that
@@ -53,6 +73,7 @@ impl DiscoveredSet {
                     removed: self.addresses.difference(&found).copied().collect(),
                     failed: None,
                     recovered: self.fault.take().is_some(),
+                    ..LookNews::default()
                 };
                 self.addresses = found;
                 news
@@ -158,8 +179,23 @@ mod tests {
             assert_eq!(it.settle(bad), LookNews::default(), "it is said once");
         }
         let news = it.settle(Ok(set(&[b, c])));
-        assert_eq!(news, LookNews { added: list(&[c]), removed: list(&[a]), failed: None, recovered: true });
+        let expected = LookNews { added: list(&[c]), removed: list(&[a]), recovered: true, ..LookNews::default() };
+        assert_eq!(news, expected);
         assert_eq!(it.settle(Ok(set(&[c, b]))), LookNews::default());
+    }
+
+    #[test]
+    fn that_a_source_cannot_be_watched_is_said_once_and_changes_no_address() {
+        let mut it = DiscoveredSet::new(set(&["10.0.0.1:6443"]));
+        let mut settle = |unwatched: Option<&str>| {
+            let mut news = LookNews::default();
+            it.settle_watch(unwatched.map(str::to_owned), &mut news);
+            (news.unwatched, news.watched, it.is_unwatched(), it.is_failing())
+        };
+        assert_eq!(settle(Some("403")), (Some("403".to_owned()), false, true, false));
+        assert_eq!(settle(Some("403")), (None, false, true, false));
+        assert_eq!(settle(None), (None, true, false, false));
+        assert_eq!(settle(None), (None, false, false, false));
     }
 
     #[test]

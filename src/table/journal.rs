@@ -83,6 +83,17 @@ pub enum What {
         frontend: String,
         source: String,
     },
+    /// The source lists its backends, and cannot be watched: Baton lists it at intervals.
+    DiscoveryUnwatched {
+        frontend: String,
+        source: String,
+        error: String,
+    },
+    /// The source can be watched again.
+    DiscoveryWatched {
+        frontend: String,
+        source: String,
+    },
     Reloaded {
         changes: Vec<String>,
     },

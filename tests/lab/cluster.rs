@@ -47,6 +47,8 @@ struct ClusterState {
     garbage: Option<String>,
     token: Option<String>,
     wants_certificate: bool,
+    /// The slices can be listed, and not watched.
+    forbids_watch: bool,
     /// Name and address. `None`: nobody may list them.
     nodes: Option<Vec<(String, Ipv4Addr)>>,
     node_log: Vec<(u64, Value)>,
@@ -142,6 +144,11 @@ impl Cluster {
         state.version += 1;
         state.oldest = state.version;
         state.log.clear();
+    }
+
+    /// Whether the Role lacks the verb watch.
+    pub fn forbid_watch(&self, forbids: bool) {
+        self.state().forbids_watch = forbids;
     }
 
     /// Ends all watches in the ordinary way.
@@ -265,6 +272,9 @@ impl Cluster {
             return refuse(stream, 403, "Forbidden", "endpointslices.discovery.k8s.io is forbidden").await;
         }
         match query.get("watch") {
+            Some(_) if self.state().forbids_watch => {
+                refuse(stream, 403, "Forbidden", "cannot watch resource endpointslices").await
+            }
             Some(_) => {
                 *self.state().watches.entry(ip).or_default() += 1;
                 let done = self.watch(stream, &query, |state| &state.log).await;

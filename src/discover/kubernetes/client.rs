@@ -69,6 +69,8 @@ pub(super) struct Answered {
 pub(super) enum WatchFault {
     /// The version is too old: list again.
     Expired,
+    /// The apiserver refuses it (403), and lists all the same.
+    Forbidden(String),
     Broken(String),
 }
 
@@ -129,9 +131,10 @@ impl ApiClient {
         let path =
             format!("{path}&watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_S}&resourceVersion={version}");
         let began = Instant::now();
-        let answered = self.get(server, &path).await.map_err(|error| match error.starts_with("410 ") {
-            true => WatchFault::Expired,
-            false => WatchFault::Broken(error),
+        let answered = self.get(server, &path).await.map_err(|error| match error.split(' ').next() {
+            Some("410") => WatchFault::Expired,
+            Some("403") => WatchFault::Forbidden(error),
+            _ => WatchFault::Broken(error),
         })?;
         Ok(ApiWatch { client: self, server, answered, unread: Vec::new(), checks: interval(READY_CHECK), began })
     }

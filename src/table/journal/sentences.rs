@@ -113,6 +113,16 @@ impl What {
             Self::DiscoveryRecovered { frontend, source } => {
                 say!(Good, { frontend, source }, "{frontend}: {source} gives a valid list of backends again")
             }
+            Self::DiscoveryUnwatched { frontend, source, error } => {
+                say!(
+                    Notice,
+                    { frontend, source },
+                    "{frontend}: Baton lists {source} every 10 seconds, because it may not watch it: {error}"
+                )
+            }
+            Self::DiscoveryWatched { frontend, source } => {
+                say!(Good, { frontend, source }, "{frontend}: Baton watches {source} again")
+            }
             Self::Reloaded { changes } if changes.is_empty() => {
                 say!(Plain, {}, "Baton reloaded the configuration: nothing changed")
             }

@@ -69,6 +69,28 @@ fn apiservers_come_and_go_by_a_watch() {
     assert!(baton.events_of("discovery_failed").is_empty());
 }
 
+/// Changes came late, and nothing said why.
+#[test]
+fn a_role_without_the_verb_watch_is_named_and_lists_go_on() {
+    let Some(it) = start("a watch that is forbidden") else { return };
+    let (lab, cluster) = (&it.lab, &it.cluster);
+    cluster.forbid_watch(true);
+    let baton = lab.baton(&it.config);
+    eventually(LONG, "an event says so", || !baton.events_of("discovery_unwatched").is_empty());
+    let error = baton.events_of("discovery_unwatched")[0]["error"].to_string();
+    assert!(error.contains("403 Forbidden: cannot watch resource endpointslices"), "{error}");
+    assert!(error.contains("needs the verb watch for endpointslices: verbs: [list, watch]"), "{error}");
+    let failing = |baton: &Baton| baton.metrics().contains("baton_discovery_failing{frontend=\"apiserver\"} 1\n");
+    assert!(failing(&baton), "{}", baton.metrics());
+    // Lists go on, and the event is said once.
+    cluster.set(&[&lab.b1, &lab.b2, &lab.b3]);
+    wait_for_also(&baton, &[&lab.b2, &lab.b3]);
+    assert_eq!(baton.events_of("discovery_unwatched").len(), 1);
+    cluster.forbid_watch(false);
+    eventually(LONG, "it watches again", || baton.events_of("discovery_watched").len() == 1);
+    assert!(!failing(&baton) && baton.events_of("discovery_failed").is_empty());
+}
+
 #[test]
 fn an_empty_or_senseless_list_changes_nothing() {
     let Some(it) = start("a cluster's bogus list") else { return };

@@ -32,6 +32,14 @@ pub(crate) struct ForeignFile {
     pub text: String,
 }
 
+impl ForeignFile {
+    /// `bytes` need not be UTF-8, and may begin with a byte order mark.
+    pub(crate) fn new(name: String, bytes: &[u8]) -> Self {
+        let bytes = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes);
+        Self { name, text: String::from_utf8_lossy(bytes).into_owned() }
+    }
+}
+
 /// Baton's file, and what became of each line of the others.
 #[derive(Clone, Debug)]
 pub(crate) struct ForeignTranslation {

@@ -93,7 +93,7 @@ fn read(path: &Path) -> Result<ForeignFile, CliError> {
         return Err(fault(io::Error::new(io::ErrorKind::InvalidData, why)));
     }
     let name = printable(&path.display().to_string()).into_owned();
-    Ok(ForeignFile { name, text: String::from_utf8_lossy(&bytes).into_owned() })
+    Ok(ForeignFile::new(name, &bytes))
 }
 
 /// Fails if `text` is not of `wanted`, so far as its first lines tell: the two files may have changed places.

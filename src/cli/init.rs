@@ -245,7 +245,7 @@ fn read(path: &Path) -> Result<String, CliError> {
     let mut bytes = Vec::new();
     let fault = |source| CliError::path(path, source);
     std::fs::File::open(path).and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes)).map_err(fault)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(ForeignFile::new(String::new(), &bytes).text)
 }
 
 fn print(plan: &SetupPlan, all: &[SetupFile], output: &Output) -> Result<ExitCode, CliError> {

@@ -139,6 +139,11 @@ fn note(section: &CfgSection, all: &[CfgSection], is_used: bool, ledger: &mut Le
     for directive in &section.directives {
         let line = directive.line;
         if is_backend && !is_used {
+            if directive.word(0) == "server-template"
+                && let Some(meaning) = meaning(directive, kind)
+            {
+                say(line, meaning, ledger);
+            }
             if !ledger.has_note(line) {
                 ledger.no_equal(line, "its section is not written");
             }

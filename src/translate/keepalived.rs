@@ -264,7 +264,8 @@ fn instance(item: &KeepalivedLine, keyword: &str, vrrp: &mut VrrpSettings, ledge
                 Some(seconds) => vrrp.advert = Some((line, Duration::from_millis((seconds * 1000.0).round() as u64))),
                 None => ledger.missing(line, format!("{value:?} is no number of seconds")),
             },
-            "unicast_src_ip" | "mcast_src_ip" => match value.parse() {
+            // keepalived reads an address with the length of its prefix, too.
+            "unicast_src_ip" | "mcast_src_ip" => match value.split('/').next().unwrap_or_default().parse() {
                 Ok(ip) => vrrp.own = Some((line, ip)),
                 Err(_) => ledger.missing(line, format!("{value} is no address: write it in place of the variable")),
             },

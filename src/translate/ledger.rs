@@ -35,6 +35,8 @@ pub(crate) struct TranslatedLine {
     /// Without secrets.
     pub text: String,
     pub notes: Vec<LineNote>,
+    /// The words of its secret, which no note may quote.
+    hidden: Vec<String>,
 }
 
 impl TranslatedLine {
@@ -70,6 +72,7 @@ impl Ledger {
             number: index + 1,
             text: without_secret(text.trim()),
             notes: Vec::new(),
+            hidden: hidden(text),
         };
         Self { name: file.name.clone(), lines: file.text.lines().enumerate().map(line).collect() }
     }
@@ -116,6 +119,8 @@ impl Ledger {
     }
 
     fn note(&mut self, line: usize, outcome: LineOutcome, words: String, changes_behaviour: bool) {
+        let hidden = &self.lines[line].hidden;
+        let words = hidden.iter().fold(words, |words, secret| words.replace(secret, "…"));
         let note = LineNote { outcome, words, changes_behaviour };
         let notes = &mut self.lines[line].notes;
         // Several sections inherit one line of `defaults`.
@@ -125,13 +130,46 @@ impl Ledger {
     }
 }
 
-/// The line, without the password that it has: terminals and logs have other readers.
+/// The line, without the password or token that it has: terminals and logs have other readers.
 fn without_secret(line: &str) -> String {
-    const SECRET: [&str; 6] = ["auth_pass", "password", "insecure-password", "stats auth", "setenv", "presetenv"];
-    match SECRET.iter().filter_map(|word| line.find(word).map(|at| at + word.len())).min() {
-        Some(end) if end < line.len() => format!("{} …", &line[..end]),
+    match secret_begins(line) {
+        Some(end) if end < line.len() => format!("{} …", line[..end].trim_end()),
         _ => line.to_owned(),
     }
+}
+
+/// Words of the secret that are long enough to be one.
+fn hidden(line: &str) -> Vec<String> {
+    let secret = secret_begins(line).map_or("", |at| &line[at..]);
+    let words = secret.split(|letter: char| letter.is_whitespace() || "\\\"':@".contains(letter));
+    words.filter(|word| word.len() >= 6).map(str::to_owned).collect()
+}
+
+/// Where the rest of the line may be a secret, in bytes.
+fn secret_begins(line: &str) -> Option<usize> {
+    const SECRET: [&str; 12] = [
+        "auth_pass",
+        "passwd",
+        "password",
+        "passphrase",
+        "stats auth",
+        "setenv",
+        "presetenv",
+        "authorization",
+        "bearer",
+        "basic ",
+        "token",
+        "api-key",
+    ];
+    // Of the same length, also in other letters.
+    let plain = line.to_ascii_lowercase();
+    let words = SECRET.iter().filter_map(|word| plain.find(word).map(|at| at + word.len()));
+    // user:password@host
+    let in_url = plain
+        .find("://")
+        .map(|at| at + 3)
+        .filter(|at| plain[*at..].split(['/', ' ']).next().is_some_and(|it| it.contains('@')));
+    words.chain(in_url).min()
 }
 
 #[cfg(test)]
@@ -144,6 +182,16 @@ mod tests {
         assert_eq!(without_secret("stats auth admin:pw"), "stats auth …");
         assert_eq!(without_secret("user a insecure-password pw"), "user a insecure-password …");
         assert_eq!(without_secret("bind :6443"), "bind :6443");
+        let header = "http-check send hdr Authorization \"Bearer eyJhbGciOi\"";
+        assert_eq!(without_secret(header), "http-check send hdr Authorization …");
+        assert_eq!(
+            without_secret("option httpchk GET / HTTP/1.1\\r\\nX-Token:\\ abc"),
+            "option httpchk GET / HTTP/1.1\\r\\nX-Token …"
+        );
+        assert_eq!(without_secret("log http://me:hunter22@10.0.0.1/"), "log http:// …");
+        let mut ledger = Ledger::new(&ForeignFile { name: "f".to_owned(), text: header.to_owned() });
+        ledger.missing(0, "the header \"Bearer eyJhbGciOi\" has no equal");
+        assert!(!ledger.lines()[0].notes[0].words.contains("eyJ"), "{:?}", ledger.lines()[0]);
     }
 
     #[test]

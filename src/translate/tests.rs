@@ -327,3 +327,26 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_byte_order_mark_before_the_first_section_hides_nothing() {
+    let file =
+        ForeignFile::new("h".to_owned(), "\u{feff}listen a\nmode tcp\nbind :1\nserver b 10.0.0.2:1\n".as_bytes());
+    assert!(translate(&file, None).toml.contains("[[frontend.backend]]"), "{}", translate(&file, None).toml);
+}
+
+#[test]
+fn an_own_address_with_the_length_of_its_prefix_is_one() {
+    let text = |own: &str| {
+        format!(
+            "vrrp_instance a {{\ninterface eth0\nunicast_src_ip {own}\nunicast_peer {{\n10.0.0.2\n}}\nvirtual_ipaddress {{\n10.0.0.100/32\n}}\n}}\n"
+        )
+    };
+    let haproxy = ForeignFile { name: "h".to_owned(), text: String::new() };
+    let peers = |own: &str| {
+        let keepalived = ForeignFile { name: "k".to_owned(), text: text(own) };
+        translate(&haproxy, Some(&keepalived)).toml
+    };
+    assert!(peers("10.0.0.1").contains("[peers]"), "{}", peers("10.0.0.1"));
+    assert_eq!(peers("10.0.0.1/24"), peers("10.0.0.1"));
+}

@@ -132,7 +132,7 @@ impl Judged {
             let fix = "name the other host in unicast_peer";
             self.fault(format!("{name}: {own} in unicast_peer is this host's"), why, fix);
         }
-        let source = node.value("unicast_src_ip").and_then(|text| text.parse::<IpAddr>().ok());
+        let source = node.value("unicast_src_ip").and_then(|text| text.split('/').next()?.parse::<IpAddr>().ok());
         if let Some(source) = source.filter(|source| !place.holds(*source)) {
             let why = "keepalived cannot send its adverts, and the other host takes the VIP too";
             self.fault(
@@ -332,6 +332,7 @@ mod tests {
             ("vrrp_version 3", "", Fault, "with VRRP version 2"),
             ("10.0.0.22 ", "10.0.0.21 ", Fault, "10.0.0.21 in unicast_peer is this host's"),
             ("unicast_src_ip 10.0.0.21", "unicast_src_ip 10.0.0.29", Fault, "10.0.0.29 is not on this host"),
+            ("unicast_src_ip 10.0.0.21", "unicast_src_ip 10.0.0.28/24", Fault, "10.0.0.28 is not on this host"),
             ("unicast_peer {", "other {", Advice, "no unicast_peer"),
             ("vrrp_higher_prio_send_advert true", "", Advice, "no vrrp_higher_prio_send_advert"),
             ("vrrp_garp_lower_prio_repeat 5", "", Advice, "no vrrp_garp_lower_prio_repeat"),

@@ -48,23 +48,52 @@ pub(super) fn backends(
     }
     match (local, host.file(HAPROXY_CONFIG)) {
         (None, Some(file)) => {
-            let all = haproxy_servers(file);
-            if all.is_empty() {
-                return Ok(None);
+            let Some(frontend) = haproxy_frontend(file)? else { return Ok(None) };
+            let mut place = format!("{}: server", file.name);
+            if !frontend.left_out.is_empty() {
+                place += &format!("; backup or disabled, so left out: {}", frontend.left_out.join(", "));
             }
-            facts.add("backends", spelled(&all), format!("{}: server", file.name));
-            Ok(Some(all))
+            facts.add("backends", spelled(&frontend.servers), place);
+            Ok(Some(frontend.servers))
         }
         _ => Ok(None),
     }
 }
 
-/// The servers of the first frontend that has some.
-fn haproxy_servers(file: &ForeignFile) -> Vec<SetupBackend> {
-    let first = haproxy_frontend(file).unwrap_or_default();
-    let text = |backend: &toml::Value, key: &str| Some(backend.get(key)?.as_str()?.to_owned());
-    let all = first.get("backend").and_then(toml::Value::as_array).into_iter().flatten();
-    all.filter_map(|backend| Some((text(backend, "name")?, text(backend, "address")?))).collect()
+/// A frontend of haproxy.cfg.
+struct HaproxyFrontend {
+    name: String,
+    /// The port that clients connect to.
+    port: u16,
+    servers: Vec<SetupBackend>,
+    /// Names of the servers that get no connection.
+    left_out: Vec<String>,
+}
+
+impl HaproxyFrontend {
+    fn read(table: &toml::Value) -> Option<Self> {
+        let text = |value: &toml::Value, key: &str| Some(value.get(key)?.as_str()?.to_owned());
+        let (_, port) = table.get("listen")?.as_array()?.first()?.as_str()?.rsplit_once(':')?;
+        let mut read =
+            Self { name: text(table, "name")?, port: port.parse().ok()?, servers: Vec::new(), left_out: Vec::new() };
+        for backend in table.get("backend")?.as_array()? {
+            let (name, address) = (text(backend, "name")?, text(backend, "address")?);
+            match backend.get("weight").and_then(toml::Value::as_integer) {
+                Some(0) => read.left_out.push(name),
+                _ => read.servers.push((name, address)),
+            }
+        }
+        Some(read).filter(|it| !it.servers.is_empty())
+    }
+
+    /// Whether its servers are apiservers, as far as their port tells.
+    fn is_of_apiservers(&self) -> bool {
+        self.servers.iter().all(|(_, address)| address.ends_with(&format!(":{PORT}")))
+    }
+
+    fn is_of_web(&self) -> bool {
+        [80, 443].contains(&self.port)
+    }
 }
 
 /// The port that its clients connect to, if the backends are HAProxy's servers.
@@ -77,16 +106,30 @@ pub(super) fn haproxy_port(
         return None;
     }
     let file = host.file(HAPROXY_CONFIG)?;
-    let frontend = haproxy_frontend(file)?;
-    let (_, port) = frontend.get("listen")?.as_array()?.first()?.as_str()?.rsplit_once(':')?;
-    Some((port.parse().ok()?, format!("{}: bind", file.name)))
+    let frontend = haproxy_frontend(file).ok()??;
+    Some((frontend.port, format!("{}: bind", file.name)))
 }
 
-/// The first frontend that has servers.
-fn haproxy_frontend(file: &ForeignFile) -> Option<toml::Table> {
-    let document = translate(file, None).toml.parse::<toml::Table>().ok()?;
-    let all = document.get("frontend")?.as_array()?;
-    all.iter().find(|it| it.get("backend").is_some())?.as_table().cloned()
+/// The frontend of the apiservers. `None`: the file has none with servers.
+fn haproxy_frontend(file: &ForeignFile) -> Result<Option<HaproxyFrontend>, SetupRefusal> {
+    let document = translate(file, None).toml.parse::<toml::Table>().unwrap_or_default();
+    let tables = document.get("frontend").and_then(toml::Value::as_array).into_iter().flatten();
+    let mut all: Vec<_> = tables.filter_map(HaproxyFrontend::read).collect();
+    if all.is_empty() {
+        let has_template = file.text.lines().any(|line| line.split_whitespace().next() == Some("server-template"));
+        return if has_template { Err(SetupRefusal::ServerTemplate(file.name.clone())) } else { Ok(None) };
+    }
+    let spelled = |it: &HaproxyFrontend| format!("{} (port {}: {})", it.name, it.port, spelled(&it.servers));
+    let candidates = all.iter().map(spelled).collect::<Vec<_>>().join("; ");
+    let which = |why| SetupRefusal::WhichFrontend { file: file.name.clone(), why, candidates };
+    let apiservers = all.iter().filter(|it| it.is_of_apiservers()).count();
+    match (apiservers, all.len()) {
+        (1, _) => all.retain(HaproxyFrontend::is_of_apiservers),
+        (0, 1) if !all[0].is_of_web() => {}
+        (0, _) => return Err(which("has no frontend whose servers are apiservers, by their port 6443")),
+        _ => return Err(which("has several frontends whose servers are apiservers, by their port 6443")),
+    }
+    Ok(all.pop())
 }
 
 pub(super) fn addressed(all: impl Iterator<Item = IpAddr>, port: u16) -> Vec<SetupBackend> {

@@ -66,6 +66,14 @@ pub(crate) enum SetupRefusal {
     Imported(&'static str, &'static str),
     #[error("{0} has no frontend that Baton can write (`baton import {0}` says why): name the VIP with --vip")]
     NoFrontend(String),
+    #[error("{0} has aliases that stand for more than 256 MiB: write the hosts out")]
+    TooManyAliases(String),
+    #[error("{file} {why}: name the apiservers by --backends; its frontends with servers are {candidates}")]
+    WhichFrontend { file: String, why: &'static str, candidates: String },
+    #[error(
+        "{0} names its servers by server-template, so nothing here says their addresses: name the apiservers by --backends"
+    )]
+    ServerTemplate(String),
     #[error("{0} is not YAML: {1}")]
     NoYaml(String, yaml_rust2::ScanError),
 }

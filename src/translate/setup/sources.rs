@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
-use yaml_rust2::{Yaml, YamlLoader};
+use yaml_rust2::parser::{EventReceiver, Parser};
+use yaml_rust2::{Event, Yaml, YamlLoader};
 
 use super::{SetupFact, SetupRefusal};
 use crate::translate::ForeignFile;
@@ -93,9 +94,16 @@ pub(super) fn rancher_agent(file: &ForeignFile) -> Result<AgentConfig, SetupRefu
 
 /// The hosts of the group kube_control_plane, in the order of the file: name and address. Both forms of Ansible's inventories.
 pub(super) fn inventory(file: &ForeignFile) -> Result<Vec<(String, IpAddr)>, SetupRefusal> {
-    let is_ini = file.text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with(['#', ';']));
-    let is_ini = is_ini.is_some_and(|line| line.starts_with('[') || line.contains("ansible_host="));
-    let (group, hosts) = if is_ini { inventory_ini(&file.text) } else { inventory_yaml(file)? };
+    let Inventory { members, children, hosts } =
+        if is_ini(&file.text) { inventory_ini(&file.text) } else { inventory_yaml(file)? };
+    let (mut group, mut seen) = (Vec::new(), BTreeSet::new());
+    let mut pending: Vec<String> = GROUPS.iter().rev().map(|name| (*name).to_owned()).collect();
+    while let Some(name) = pending.pop() {
+        group.extend(members.get(&name).into_iter().flatten().cloned());
+        if let Some(of_group) = children.get(&name).filter(|_| seen.insert(name.clone())) {
+            pending.extend(of_group.iter().rev().cloned());
+        }
+    }
     let address = |name: &String| {
         let of_host = hosts.get(name);
         let keys = ["access_ip", "ip", "ansible_host"].into_iter();
@@ -111,52 +119,71 @@ pub(super) fn inventory(file: &ForeignFile) -> Result<Vec<(String, IpAddr)>, Set
         .collect()
 }
 
-/// The control plane's names, and the variables of each host.
-type InventoryHosts = (Vec<String>, BTreeMap<String, BTreeMap<String, String>>);
+/// Groups with their hosts and their groups, and the variables of each host.
+#[derive(Default)]
+struct Inventory {
+    members: BTreeMap<String, Vec<String>>,
+    children: BTreeMap<String, Vec<String>>,
+    hosts: BTreeMap<String, BTreeMap<String, String>>,
+}
 
 /// Former names of the group stand in older inventories.
 const GROUPS: [&str; 3] = ["kube_control_plane", "kube-master", "kube_master"];
 
-fn inventory_ini(text: &str) -> InventoryHosts {
-    let (mut group, mut hosts) = (Vec::new(), BTreeMap::<String, BTreeMap<String, String>>::new());
+/// A file of the other form begins with a key and a colon. An INI file may begin with hosts that are in no group.
+fn is_ini(text: &str) -> bool {
+    let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with(['#', ';']));
+    let is_header =
+        |line: &str| line.starts_with('[') && line.split('#').next().is_some_and(|it| it.trim().ends_with(']'));
+    let is_host = |line: &str| {
+        let name = line.split_whitespace().next().unwrap_or_default();
+        line.contains('=') && !name.ends_with(':') || !line.contains(':') && !line.starts_with(['-', '{'])
+    };
+    lines().any(is_header) || lines().next().is_some_and(is_host)
+}
+
+fn inventory_ini(text: &str) -> Inventory {
+    let mut all = Inventory::default();
     let mut section = "";
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with(['#', ';'])) {
         if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.split(']').next()) {
             section = name;
             continue;
         }
-        // [group:vars] and [group:children] list no hosts.
-        if section.contains(':') {
-            continue;
-        }
         let mut words = line.split_whitespace();
         let name = words.next().unwrap_or_default().to_owned();
-        let variables = words.take_while(|word| !word.starts_with('#')).filter_map(|word| word.split_once('='));
-        let variables = variables.map(|(key, value)| (key.to_owned(), value.trim_matches(['"', '\'']).to_owned()));
-        hosts.entry(name.clone()).or_default().extend(variables);
-        if GROUPS.contains(&section) {
-            group.push(name);
+        match section.split_once(':') {
+            Some((group, "children")) => all.children.entry(group.to_owned()).or_default().push(name),
+            // [group:vars] lists no hosts.
+            Some(_) => {}
+            None => {
+                let variables = words.take_while(|word| !word.starts_with('#')).filter_map(|word| word.split_once('='));
+                let variables =
+                    variables.map(|(key, value)| (key.to_owned(), value.trim_matches(['"', '\'']).to_owned()));
+                all.hosts.entry(name.clone()).or_default().extend(variables);
+                all.members.entry(section.to_owned()).or_default().push(name);
+            }
         }
     }
-    (group, hosts)
+    all
 }
 
-fn inventory_yaml(file: &ForeignFile) -> Result<InventoryHosts, SetupRefusal> {
-    let (mut group, mut hosts) = (Vec::new(), BTreeMap::<String, BTreeMap<String, String>>::new());
+fn inventory_yaml(file: &ForeignFile) -> Result<Inventory, SetupRefusal> {
+    let mut all = Inventory::default();
     let document = document(file)?.unwrap_or(Yaml::Null);
     let mut pending: Vec<(String, &Yaml)> = named(&document);
     while let Some((name, content)) = pending.pop() {
         for (host, variables) in named(&content["hosts"]) {
             let variables = named(variables).into_iter();
             let variables = variables.filter_map(|(key, value)| Some((key, value.as_str()?.to_owned())));
-            hosts.entry(host.clone()).or_default().extend(variables);
-            if GROUPS.contains(&&*name) {
-                group.push(host);
-            }
+            all.hosts.entry(host.clone()).or_default().extend(variables);
+            all.members.entry(name.clone()).or_default().push(host);
         }
-        pending.extend(named(&content["children"]));
+        let children = named(&content["children"]);
+        all.children.entry(name).or_default().extend(children.iter().map(|(child, _)| child.clone()));
+        pending.extend(children);
     }
-    Ok((group, hosts))
+    Ok(all)
 }
 
 /// The keys of a table, in its order.
@@ -177,10 +204,56 @@ const HTTPS: u16 = 443;
 
 /// The first document of the file.
 fn document(file: &ForeignFile) -> Result<Option<Yaml>, SetupRefusal> {
+    // The loader copies what an alias stands for; a file of a few lines may stand for more than any memory has.
+    let mut size = YamlSize::default();
+    let read = Parser::new_from_str(&file.text).load(&mut size, true);
+    read.map_err(|error| SetupRefusal::NoYaml(file.name.clone(), error))?;
+    if size.total > YAML_BYTES_MAX {
+        return Err(SetupRefusal::TooManyAliases(file.name.clone()));
+    }
     let documents =
         YamlLoader::load_from_str(&file.text).map_err(|error| SetupRefusal::NoYaml(file.name.clone(), error))?;
     Ok(documents.into_iter().next())
 }
+
+/// The memory that a document needs with each alias written out, roughly.
+#[derive(Default)]
+struct YamlSize {
+    total: u64,
+    /// Of each anchor, by its number.
+    anchors: BTreeMap<usize, u64>,
+    /// Anchors of the tables and lists around, and the total before each.
+    around: Vec<(usize, u64)>,
+}
+
+impl EventReceiver for YamlSize {
+    fn on_event(&mut self, event: Event) {
+        match event {
+            Event::Scalar(text, _, anchor, _) => {
+                let size = NODE_BYTES + text.len() as u64;
+                self.anchors.insert(anchor, size);
+                self.total = self.total.saturating_add(size);
+            }
+            Event::Alias(anchor) => {
+                let size = self.anchors.get(&anchor).copied().unwrap_or(NODE_BYTES);
+                self.total = self.total.saturating_add(size);
+            }
+            Event::SequenceStart(anchor, _) | Event::MappingStart(anchor, _) => {
+                self.around.push((anchor, self.total));
+                self.total = self.total.saturating_add(NODE_BYTES);
+            }
+            Event::SequenceEnd | Event::MappingEnd => {
+                if let Some((anchor, before)) = self.around.pop() {
+                    self.anchors.insert(anchor, self.total - before);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+const NODE_BYTES: u64 = 64;
+const YAML_BYTES_MAX: u64 = 256 << 20;
 
 /// Backends of the inventory, and where they are from.
 pub(super) fn inventory_fact(file: &ForeignFile, all: &[(String, IpAddr)]) -> SetupFact {
@@ -239,6 +312,40 @@ mod tests {
         assert_eq!(rancher(&file("c", "https-listen-port: \"7443\"\n")).unwrap().port, 7443);
         let none = rancher(&file("c", "https-listen-port: 99999\n")).unwrap_err().to_string();
         assert_eq!(none, "c: \"99999\" is no value of https-listen-port");
+    }
+
+    /// Each line stands for ten times the one before it.
+    #[test]
+    fn an_inventory_that_stands_for_more_than_the_memory_is_refused() {
+        let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+        for line in 1..12 {
+            let before = format!("*a{}, ", line - 1).repeat(10);
+            text += &format!("a{line}: &a{line} [{}]\n", before.trim_end_matches(", "));
+        }
+        let error = inventory(&file("hosts.yaml", &text)).unwrap_err().to_string();
+        assert_eq!(error, "hosts.yaml has aliases that stand for more than 256 MiB: write the hosts out");
+        let few = "all:\n  vars: &v {a: b}\n  more: *v\n";
+        assert_eq!(inventory(&file("hosts.yaml", few)).unwrap(), []);
+    }
+
+    #[test]
+    fn a_group_of_groups_has_their_hosts_and_hosts_may_stand_before_the_first_header() {
+        let names = |text: &str| {
+            let all = inventory(&file("hosts", text)).unwrap_or_else(|error| panic!("{error}: {text}"));
+            all.into_iter().map(|(name, _)| name).collect::<Vec<_>>()
+        };
+        let children = "[masters]\ncp1 ip=10.0.0.11\ncp2 ip=10.0.0.12\n[kube_control_plane:children]\nmasters\nagain\n[again:children]\n\
+                        kube_control_plane\n";
+        assert_eq!(names(children), ["cp1", "cp2"]);
+        assert_eq!(
+            names("cp1 ip=10.0.0.11\n10.0.0.12\n[kube_control_plane]\ncp1\n10.0.0.12 # cp2\n"),
+            ["cp1", "10.0.0.12"]
+        );
+        let yaml = "all:\n  children:\n    kube_control_plane:\n      children:\n        masters:\n          hosts:\n            cp1: {ip: 10.0.0.11}\n";
+        assert_eq!(names(yaml), ["cp1"]);
+        for text in ["cp1 ip=10.0.0.11\n", "10.0.0.11\n10.0.0.12\n"] {
+            assert_eq!(names(text), [""; 0], "no host is in the group");
+        }
     }
 
     #[test]

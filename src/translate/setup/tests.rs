@@ -394,3 +394,32 @@ fn an_agent_of_k3s_or_rke2_has_no_apiserver_and_a_balancer_of_its_own() {
         said(&with_vip)
     );
 }
+
+/// The first frontend was taken, be it that of an ingress, and backup servers got as many clients as the others.
+#[test]
+fn the_apiservers_of_an_haproxy_cfg_are_those_of_port_6443_without_backup_and_disabled_ones() {
+    let of = |text: &str| {
+        let planned = plan(&request(&["10.0.0.100"], &["10.0.0.12"]), &host(&[(HAPROXY_CONFIG, text)], &[]));
+        planned.map_err(|error| error.to_string())
+    };
+    let web = "listen web\nmode tcp\nbind *:443\nserver w1 10.0.0.31:443\n";
+    let api = "listen api\nmode tcp\nbind *:8443\nserver cp1 10.0.0.21:6443\nserver cp2 10.0.0.22:6443 backup\n\
+               server cp3 10.0.0.23:6443 disabled\n";
+    let planned = of(&format!("{web}{api}")).unwrap();
+    let told = said(&planned);
+    let place = "(/etc/haproxy/haproxy.cfg: server; backup or disabled, so left out: cp2, cp3)";
+    assert!(told.contains(&format!("backends: 10.0.0.21:6443 {place}")), "{told:?}");
+    assert!(told.contains(&"port: 8443 (/etc/haproxy/haproxy.cfg: bind)".to_owned()), "{told:?}");
+    let candidates = "name the apiservers by --backends; its frontends with servers are web (port 443: 10.0.0.31:443)";
+    assert!(of(web).unwrap_err().ends_with(candidates), "{:?}", of(web));
+    assert!(
+        of(&format!("{api}{}", api.replace("api", "other").replace("8443", "9443")))
+            .unwrap_err()
+            .contains("several frontends")
+    );
+    let template = "listen api\nmode tcp\nbind *:8443\nserver-template cp 3 api.example.com:6443 check\n";
+    assert!(of(template).unwrap_err().contains("names its servers by server-template"), "{:?}", of(template));
+    let file = ForeignFile { name: "h".to_owned(), text: template.to_owned() };
+    let lines = translate(&file, None).ledgers[0].lines().to_vec();
+    assert!(lines[3].changes_behaviour() && lines[3].notes[0].words.contains("[frontend.discover]"), "{:?}", lines[3]);
+}

@@ -19,6 +19,7 @@ mod kill;
 mod lab;
 pub(crate) mod logging;
 mod network;
+mod new_file;
 mod offload;
 mod orders;
 mod output;

@@ -2,13 +2,13 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
 
+use super::new_file::NewFile;
 use super::output::{CliError, Output};
 use crate::config::PeerKey;
 use crate::sys::random;
@@ -78,19 +78,18 @@ fn next(file: &Path, key: &PeerKey) -> Result<PathBuf, NextError> {
     if previous.exists() {
         return Err(NextError::Unfinished(previous));
     }
-    replace(&previous, &current).map_err(failed(&previous))?;
-    replace(file, key).map_err(failed(file))?;
+    // A full disk is found before either has its place.
+    let write = |path: &Path, key: &PeerKey| {
+        NewFile::write(path, format!("{}\n", key.spell()).as_bytes(), 0o600).map_err(failed(path))
+    };
+    let (old, new) = (write(&previous, &current)?, write(file, key)?);
+    old.place().map_err(failed(&previous))?;
+    new.place().map_err(|source| {
+        // Otherwise the next attempt would be refused.
+        let _ = fs::remove_file(&previous);
+        failed(file)(source)
+    })?;
     Ok(previous)
-}
-
-/// Writes the whole key or nothing.
-fn replace(path: &Path, key: &PeerKey) -> io::Result<()> {
-    let new = beside(path, ".new");
-    let _ = fs::remove_file(&new);
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-    file.write_all(format!("{}\n", key.spell()).as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&new, path)
 }
 
 fn beside(path: &Path, suffix: &str) -> PathBuf {

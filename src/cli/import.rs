@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
+use super::new_file::NewFile;
 use super::output::{CliError, Output, colours};
 use crate::config;
 use crate::model::humane::{plural, printable};
@@ -127,16 +128,9 @@ fn write(path: &Path, force: bool, text: &str) -> Result<(), CliError> {
         return opened.and_then(|mut file| file.write_all(text.as_bytes())).map_err(fault);
     }
     let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let new = target.with_file_name(format!(".baton-import-{}", std::process::id()));
-    let made = File::create_new(&new).and_then(|mut file| {
-        there.map_or(Ok(()), |there| file.set_permissions(there.permissions()))?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()
-    });
-    made.and_then(|()| std::fs::rename(&new, &target)).map_err(|error| {
-        let _ = std::fs::remove_file(&new);
-        fault(error)
-    })
+    let new = NewFile::write(&target, text.as_bytes(), 0o666).map_err(fault)?;
+    there.map_or(Ok(()), |there| new.set_permissions(there.permissions())).map_err(fault)?;
+    new.place().map_err(fault)
 }
 
 fn document(translation: &ForeignTranslation, errors: Option<&config::Rejected>) -> serde_json::Value {

@@ -46,3 +46,19 @@ fn a_value_that_baton_rejects_is_refused_by_its_option_and_nothing_is_written() 
     }
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
 }
+
+/// Half a key was left, and the next attempt was refused.
+#[test]
+fn a_full_disk_leaves_the_key_as_it_was_and_no_other_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let key = format!("{}\n", "5".repeat(64));
+    std::fs::write(directory.path().join("peers.key"), &key).unwrap();
+    let full = r#"trap "" XFSZ; ulimit -f 0; exec "$0" genkey --next peers.key"#;
+    let baton = env!("CARGO_BIN_EXE_baton");
+    let ran = Command::new("sh").args(["-c", full, baton]).current_dir(directory.path()).output().unwrap();
+    let said = String::from_utf8(ran.stderr).unwrap();
+    assert!(!ran.status.success() && said.contains("File too large"), "{said}");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    assert_eq!(std::fs::read_to_string(directory.path().join("peers.key")).unwrap(), key);
+    assert!(init(directory.path(), &["genkey", "--next", "peers.key"]).status.success());
+}

@@ -2,9 +2,10 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
+
+use crate::cli::new_file::NewFile;
 
 /// A file to write.
 #[derive(Clone, Debug)]
@@ -56,24 +57,10 @@ pub(super) fn write(file: &SetupFile) -> Result<SetupOutcome, SetupFileError> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory).map_err(fault)?;
     }
-    // The kubelet ignores a file that begins with a dot, and systemd one without its suffix.
-    let new = path.with_file_name(format!(".baton-init-{}", std::process::id()));
-    let made = fs::File::options().write(true).create_new(true).mode(file.mode).open(&new).and_then(|mut handle| {
-        handle.write_all(file.text.as_bytes())?;
-        handle.sync_all()
-    });
-    let placed = made.and_then(|()| {
-        let copy = before.is_some().then(|| backup(path)).transpose()?;
-        fs::rename(&new, path).map(|()| copy)
-    });
-    match placed {
-        Ok(None) => Ok(SetupOutcome::New),
-        Ok(Some(copy)) => Ok(SetupOutcome::Replaced(copy)),
-        Err(error) => {
-            let _ = fs::remove_file(&new);
-            Err(fault(error))
-        }
-    }
+    let new = NewFile::write(path, file.text.as_bytes(), file.mode).map_err(fault)?;
+    let copy = before.is_some().then(|| backup(path)).transpose().map_err(fault)?;
+    new.place().map_err(fault)?;
+    Ok(copy.map_or(SetupOutcome::New, SetupOutcome::Replaced))
 }
 
 fn present(path: &Path) -> Result<Option<Vec<u8>>, SetupFileError> {

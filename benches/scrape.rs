@@ -62,6 +62,7 @@ fn scrape(c: &mut Criterion) {
         workers: table.part(),
         flow_log: table.part(),
         recorder: table.part(),
+        nodes: table.part(),
     };
     collect::register(&metrics, parts, config, Arc::default());
     let mut group = c.benchmark_group("scrape_at_10000_flows");

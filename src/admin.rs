@@ -17,6 +17,7 @@ pub mod doors;
 pub mod evacuate;
 pub(crate) mod flow_log;
 pub mod http;
+pub(crate) mod nodes;
 pub(crate) mod page;
 pub mod protocol;
 pub(crate) mod rates;
@@ -38,6 +39,7 @@ use crate::config::Config;
 use crate::drain::{DrainWatch, LifePhase};
 use crate::essential;
 use crate::metrics::Metrics;
+use crate::model::nodes::NodeWatch;
 use crate::ports::fleet::Fleet;
 use crate::ports::orders::Orders;
 use crate::sys::clock::now_ns;
@@ -69,6 +71,7 @@ pub struct Admin {
     started_at_ns: u64,
     census: Arc<Census>,
     samples: Mutex<Samples>,
+    nodes: Mutex<NodeWatch>,
 }
 
 impl Admin {
@@ -93,9 +96,11 @@ impl Admin {
             workers: table.part(),
             flow_log: table.part(),
             recorder: table.part(),
+            nodes: table.part(),
         };
         collect::register(&metrics, parts, config.clone(), census.clone());
-        Arc::new(Self { table, ports, config, metrics, control, phase, started_at_ns, census, samples })
+        let nodes = Mutex::default();
+        Arc::new(Self { table, ports, config, metrics, control, phase, started_at_ns, census, samples, nodes })
     }
 
     /// Gathers the status on a blocking thread, where a walk over the table delays nothing.
@@ -147,6 +152,10 @@ impl Admin {
 
     fn census(&self) -> &Census {
         &self.census
+    }
+
+    fn nodes(&self) -> MutexGuard<'_, NodeWatch> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn samples(&self) -> MutexGuard<'_, Samples> {

@@ -36,6 +36,7 @@ use tokio::sync::{Notify, mpsc, watch as latest};
 use crate::addr::VipAddr;
 use crate::admin::doors::{Doors, OpenDoorError};
 use crate::admin::flow_log::{self, FlowLogParts};
+use crate::admin::nodes;
 use crate::admin::watchdog;
 use crate::admin::{Admin, AdminPorts};
 use crate::config::{Config, OffloadMode};
@@ -359,6 +360,7 @@ impl Bound {
         let config = core.config.clone();
         flow_log.spawn_with("flow log", |ended| flow_log::run(parts, config, ended.cancelled_owned()));
         let tasks = Tasks::default();
+        tasks.spawn("nodes", once_serving(core.drain.watch(), nodes::watch(admin.clone())));
         tasks.spawn("rates", admin.sample_rates());
         tasks.spawn("watchdog", watchdog::run(table.part(), table.part()));
         tasks.spawn("late resets", late_resets::run(ports.part(), ports.part()));

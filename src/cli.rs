@@ -20,6 +20,7 @@ mod lab;
 pub(crate) mod logging;
 mod network;
 mod new_file;
+mod nodes;
 mod offload;
 mod orders;
 mod output;
@@ -101,6 +102,8 @@ enum Verb {
         #[arg(add = shell::backend_names())]
         backend: Option<String>,
     },
+    /// Lists the cluster's nodes: their connections, their last byte, and the time that is left until they are NotReady.
+    Nodes(nodes::NodesArguments),
     /// Lists the other instances of the fleet, their links, and the number of their flows that this instance knows.
     Peers(peers::PeersArguments),
     /// Shows which instance has the VIP that Baton itself moves, and which could take it.
@@ -263,6 +266,7 @@ fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &O
         Verb::Status => status::status(&mut client, output),
         Verb::Flows(arguments) => flows::list(&mut client, arguments, output),
         Verb::Backends { backend } => status::backends(&mut client, backend.map(BackendName), output),
+        Verb::Nodes(arguments) => nodes::nodes(&mut client, &arguments, output),
         Verb::Peers(arguments) => peers::peers(&mut client, &arguments, output),
         Verb::Vip(arguments) => vip::vip(&mut client, &arguments, output),
         Verb::Drain { backend, wait } => orders::drain(&mut client, BackendName(backend), wait, output),

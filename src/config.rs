@@ -141,7 +141,7 @@ pub struct Process {
     pub reset_rate: u32,
 }
 
-/// `[cluster]`: the timers of the clients' cluster. Only the budgets of `baton check` and `baton what-if` use them.
+/// `[cluster]`: the timers of the clients' cluster. The budgets of `baton check`, `baton what-if` and `baton nodes` use them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cluster {
     /// A node whose lease was not renewed for this long is NotReady.

@@ -23,6 +23,7 @@ pub mod leg;
 pub(crate) mod moment;
 pub mod names;
 pub mod neighbour;
+pub mod nodes;
 pub(crate) mod offload;
 pub(crate) mod pacing;
 pub mod proxy_protocol;

@@ -12,6 +12,7 @@ pub mod flow_transfer;
 pub mod flows;
 pub mod journal;
 pub mod names;
+pub mod nodes;
 pub mod offload;
 pub(crate) mod other_process;
 pub mod recorder;
@@ -34,6 +35,7 @@ use fleet::{FleetCensus, FleetView};
 use flows::FlowTable;
 use journal::Journal;
 use names::ClientNames;
+use nodes::NodeBoard;
 use offload::OffloadCensus;
 use recorder::RecorderCensus;
 use worker::WorkerState;
@@ -50,6 +52,7 @@ pub struct Table {
     pub journal: Journal,
     /// For lists and events.
     pub names: ClientNames,
+    pub nodes: NodeBoard,
     pub beats: LoopBeats,
     pub flow_log: FlowLogCensus,
     pub recorder: RecorderCensus,
@@ -74,6 +77,7 @@ impl Table {
             fleet: FleetView::default(),
             journal: Journal::default(),
             names: ClientNames::default(),
+            nodes: NodeBoard::default(),
             beats: LoopBeats::default(),
             flow_log: FlowLogCensus::default(),
             recorder: RecorderCensus::default(),
@@ -106,6 +110,7 @@ parts! {
     FleetCensus => table.fleet.census;
     Journal => table.journal;
     ClientNames => table.names;
+    NodeBoard => table.nodes;
     LoopBeats => table.beats;
     FlowLogCensus => table.flow_log;
     RecorderCensus => table.recorder;

@@ -26,10 +26,14 @@ use crate::sys::netlink::conntrack;
 use crate::table::backend::{BackendEntry, BackendLane, FrontendEntry, Registry, Service};
 use crate::table::fleet::{FleetView, MemberView};
 use crate::table::flows::{FlowState, FlowTable};
+use crate::table::nodes::NodeBoard;
 use crate::table::offload::OffloadCensus;
 use crate::table::recorder::RecorderCensus;
 use crate::table::worker::WorkerState;
 use crate::table::{FlowLogCensus, Part};
+
+/// Nodes with a series of their own: those that have been silent for the longest time.
+const NODES_MAX: usize = 50;
 
 /// The sources of the metrics.
 #[derive(Debug)]
@@ -42,6 +46,7 @@ pub struct CollectorParts {
     pub workers: Part<[WorkerState]>,
     pub flow_log: Part<FlowLogCensus>,
     pub recorder: Part<RecorderCensus>,
+    pub nodes: Part<NodeBoard>,
 }
 
 /// Adds the counters of `table` and the limits of `config` to `metrics`. Call it once for each pair.
@@ -67,6 +72,7 @@ impl Collector for TableCollector {
         self.encode_offload(&mut families)?;
         self.encode_failover(&mut families)?;
         self.encode_peers(&mut families)?;
+        self.encode_nodes(&mut families)?;
         self.encode_workers(&mut families)
     }
 }
@@ -323,6 +329,23 @@ impl TableCollector {
         let help = "Challenges: segments to idle clients of reset flows, so that the answer shows the sequence number \
                     for the RST";
         counter("failover_challenged", help, census.challenged.value())
+    }
+
+    /// Only where a source lists the nodes, and this instance knows all connections.
+    fn encode_nodes(&self, families: &mut Families<'_>) -> fmt::Result {
+        let Some(silent) = self.table.nodes.silent() else { return Ok(()) };
+        let help = "Nodes that once had a connection, and have had none, or have sent nothing, for longer than a kubelet \
+                    that lives";
+        families.gauge("nodes_silent", help)?.encode_gauge(&(silent.len() as i64))?;
+        let help = format!("Time for which a node has been silent, for at most {NODES_MAX} nodes");
+        let now = now_ns();
+        let mut family = families.gauge("node_silent_seconds", &help)?;
+        for node in silent.iter().take(NODES_MAX) {
+            let labels = [("node", &*node.name), ("reason", node.kind.label())];
+            let silent_s = now.saturating_sub(node.since_ns) as f64 / 1e9;
+            family.encode_family(&labels)?.encode_gauge(&silent_s)?;
+        }
+        Ok(())
     }
 
     fn encode_workers(&self, families: &mut Families<'_>) -> fmt::Result {

@@ -56,6 +56,7 @@ pub(super) async fn execute(
         Command::Upgrade(asked) => upgrade::upgrade(admin, asked, replies).await?,
         Command::Peers {} => Ok(json(&peers_report(admin))),
         Command::Vip {} => Ok(json(&vip_report(admin))),
+        Command::Nodes {} => Ok(json(&admin.aside(super::nodes::report).await)),
         Command::Evacuate(asked) => evacuate::evacuate(admin, asked, replies).await?,
         Command::CancelEvacuation {} => evacuate::take_back(admin).await,
         Command::CheckEvacuation(asked) => {

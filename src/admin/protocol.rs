@@ -76,6 +76,8 @@ pub enum Command {
     Peers {},
     /// [`super::status::VipReport`].
     Vip {},
+    /// [`super::nodes::NodesReport`].
+    Nodes {},
     /// [`super::upgrade::UpgradeCheck`].
     CheckUpgrade(UpgradeRequest),
     /// Items: [`super::evacuate::EvacuationProgress`]; ok: [`super::evacuate::EvacuationReport`].
@@ -321,6 +323,7 @@ impl Command {
             | Self::Events(_)
             | Self::Peers {}
             | Self::Vip {}
+            | Self::Nodes {}
             | Self::CheckEvacuation(_)
             | Self::CheckKill { .. }
             | Self::WhatIf(_)

@@ -20,6 +20,7 @@ use crate::table::flows::{FlowState, FlowView};
 use crate::table::journal::Event;
 
 pub(crate) use build::{backend_status, peers_report, vip_report};
+pub(super) use build::{is_fixed, vips};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {

@@ -16,6 +16,7 @@ const GROUPS: [(&str, &[(&str, &str)]); 5] = [
             ("explain", "baton explain last"),
             ("who", "baton who 10.0.0.100:51234 --at 03:12:07"),
             ("bundle", "baton bundle"),
+            ("nodes", "baton nodes --silent"),
             ("peers", "baton peers"),
             ("vip", "baton vip --why"),
             ("what-if", "baton what-if cp2 dies"),

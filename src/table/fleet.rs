@@ -9,6 +9,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use super::count::Tally;
 pub(crate) use crate::model::fleet::MemberView;
 use crate::model::fleet::evacuate::Places;
+use crate::model::fleet::failover::ClientsAtPeers;
 use crate::model::fleet::vip::VipView;
 
 /// The fleet for status and metrics, in cache lines of its own. Unused without peers.
@@ -24,6 +25,8 @@ pub struct FleetView {
     places: ArcSwap<Places>,
     /// The VIP as this instance sees it. `None`: Baton does not move it.
     vip: ArcSwapOption<VipView>,
+    /// The clients of the others' flows. `None`: no failover runs, which keeps count of them.
+    clients: ArcSwapOption<ClientsAtPeers>,
     pub census: FleetCensus,
 }
 
@@ -102,6 +105,15 @@ impl FleetView {
 
     pub(crate) fn show_vip(&self, view: Option<VipView>) {
         self.vip.store(view.map(Arc::new));
+    }
+
+    /// The clients of the others' flows, perhaps a second ago.
+    pub(crate) fn clients(&self) -> Option<Arc<ClientsAtPeers>> {
+        self.clients.load_full()
+    }
+
+    pub(crate) fn show_clients(&self, clients: Arc<ClientsAtPeers>) {
+        self.clients.store(Some(clients));
     }
 
     pub(crate) fn show_places(&self, places: Places) {

@@ -16,6 +16,7 @@ use crate::model::fleet::InstanceName;
 use crate::model::fleet::Liveness;
 use crate::model::health::{Cause, HealthState};
 use crate::model::ids::FlowId;
+use crate::model::nodes::SilenceKind;
 use crate::ports::unrecorded::Unrecorded;
 
 /// Limit for each kind of event: ended flows are too many to share a ring with the others.
@@ -331,6 +332,22 @@ pub enum What {
     NamesRecovered {
         source: String,
         names: usize,
+    },
+    /// The controller-manager will soon take these nodes for dead.
+    NodesSilent {
+        /// The first of them.
+        nodes: Vec<String>,
+        /// Number of further ones.
+        more: usize,
+        why: SilenceKind,
+        /// The longest.
+        for_ms: u64,
+    },
+    /// They have a connection and send again.
+    NodesBack {
+        nodes: Vec<String>,
+        more: usize,
+        for_ms: u64,
     },
     /// The recorder writes nothing until this is over.
     RecorderFailed {

@@ -8,6 +8,7 @@ use std::fmt::Write;
 use baton::metrics::{AddressLabels, FrontendLabels, ProbeLabels};
 use baton::model::fleet::{Epoch, InstanceName, Liveness, MemberView};
 use baton::sys::clock::now_ns;
+use baton::table::nodes::{SilenceKind, SilentNode};
 use baton::table::offload::OffloadView;
 
 use crate::fake::FakeInstance;
@@ -94,6 +95,8 @@ fn everything() -> FakeInstance {
     };
     instance.ports.fleet.set_enabled(true);
     instance.table.fleet.show_members(vec![member], now_ns());
+    let node = SilentNode { name: "worker-17".into(), since_ns: now_ns(), kind: SilenceKind::NoConnection };
+    instance.table.nodes.show(Some(vec![node]));
     instance
 }
 

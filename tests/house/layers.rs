@@ -180,6 +180,7 @@ fn is_file(source: &Source, file: &str) -> bool {
 const ASKING: &[(&str, &str)] = &[
     ("admin/commands/flows.rs", "the walk lets other tasks have their turn"),
     ("admin/commands/kill.rs", "the same"),
+    ("admin/nodes.rs", "on a thread for blocking work"),
     ("app/diff.rs", "on a thread for blocking work"),
     ("app/evacuate.rs", "on a thread for blocking work"),
     ("fleet/failover/control.rs", "on a thread of its own"),

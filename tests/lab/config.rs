@@ -20,6 +20,7 @@ pub struct Config {
     failover: Table,
     vip: Table,
     names: Table,
+    cluster: Table,
     frontend: Table,
     health: Table,
     backends: Vec<Table>,
@@ -41,6 +42,7 @@ impl Config {
             failover: Table::new(),
             vip: Table::new(),
             names: Table::new(),
+            cluster: Table::new(),
             frontend: Table::new(),
             health: Table::new(),
             backends: Vec::new(),
@@ -73,6 +75,10 @@ impl Config {
     pub fn names(self, file: &Path) -> Self {
         let file = file.to_str().expect("UTF-8");
         Self { names: with(self.names, "file", file), ..self }
+    }
+
+    pub fn cluster(self, key: &str, value: impl Into<Value>) -> Self {
+        Self { cluster: with(self.cluster, key, value), ..self }
     }
 
     pub fn offload(self, key: &str, value: impl Into<Value>) -> Self {
@@ -195,6 +201,7 @@ impl Config {
             ("failover", &self.failover),
             ("vip", &self.vip),
             ("names", &self.names),
+            ("cluster", &self.cluster),
         ];
         for (name, table) in tables {
             if !table.is_empty() {

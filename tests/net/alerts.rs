@@ -115,6 +115,9 @@ fn the_alerts_ask_for_nothing_that_the_metrics_page_of_a_fleet_lacks() {
         scene.config(0).offloading(&pinned.directory).frontend("max_connections", 500).frontend("listen", listen);
     let config = config.vip("addresses", vec!["10.77.0.101/32"]).vip("interface", "eth0");
     let config = config.process("max_connections", 1000).of_backend("b1", "max_connections", 400);
+    let nodes = scene.lab.directory().join("nodes");
+    std::fs::write(&nodes, format!("{} worker-17\n", scene.lab.client.v4)).unwrap();
+    let config = config.names(&nodes).cluster("lease_renew", "1s");
     ::baton::offload::program::remove(&pinned.directory).unwrap();
     let instances = [scene.launch(0, &config), scene.launch(1, &scene.config(1))];
     instances.iter().for_each(|it| it.baton.wait_until_ready());
@@ -129,6 +132,12 @@ fn the_alerts_ask_for_nothing_that_the_metrics_page_of_a_fleet_lacks() {
     eventually(LONG, "its addresses are looked after", || {
         let page = baton.metrics();
         ["duplicate", "left_behind"].iter().all(|it| page.contains(&format!("baton_vip_{it}{{address=\"{vip}\"}} 0")))
+    });
+    let node = scene.lab.client.connect(format!("{vip}:6443").parse().unwrap());
+    eventually(LONG, "the node is seen", || baton.order(&["nodes"]).contains("worker-17  connected"));
+    drop(node);
+    eventually(LONG, "a node whose connection has ended is silent", || {
+        baton.metrics().contains("baton_node_silent_seconds{node=\"worker-17\",reason=\"no_connection\"}")
     });
     let page = baton.metrics();
     let has = |name: &str, labels: &[String]| {

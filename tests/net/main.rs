@@ -24,6 +24,7 @@ mod kubelets;
 mod laboratory;
 mod late_resets;
 mod names;
+mod nodes;
 mod offloaded;
 mod operator;
 mod preflight;

@@ -157,17 +157,21 @@ fn recorder(admin: &Admin, config: &config::Config) -> RecorderStatus {
 }
 
 /// The frontends' addresses that bring packets to this host: all but those that stay here for good.
-pub(super) fn vips(config: &config::Config, admin: &Admin) -> Vec<IpAddr> {
-    let own = config.peers.as_ref().map(|peers| peers.listen.ip());
+pub(in crate::admin) fn vips(config: &config::Config, admin: &Admin) -> Vec<IpAddr> {
     let kept = &admin.table.fleet.places().kept;
     let networks = netdev::networks().unwrap_or_default();
     let here = |ip: &IpAddr| networks.iter().any(|(_, network)| network.addr() == *ip) && !kept.contains(ip);
     let listens = config.frontends.iter().flat_map(|frontend| &frontend.listen).map(|vip| vip.ip());
-    let fixed = |ip: &IpAddr| ip.is_unspecified() || ip.is_loopback() || Some(*ip) == own;
-    let mut vips: Vec<_> = listens.filter(|ip| !fixed(ip)).filter(here).collect();
+    let mut vips: Vec<_> = listens.filter(|ip| !is_fixed(config, *ip)).filter(here).collect();
     vips.sort();
     vips.dedup();
     vips
+}
+
+/// Whether a frontend's address stays on this host for good.
+pub(in crate::admin) fn is_fixed(config: &config::Config, ip: IpAddr) -> bool {
+    let own = config.peers.as_ref().map(|peers| peers.listen.ip());
+    ip.is_unspecified() || ip.is_loopback() || Some(ip) == own
 }
 
 fn offload(admin: &Admin) -> OffloadStatus {

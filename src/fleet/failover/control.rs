@@ -33,6 +33,9 @@ const TICK: Duration = Duration::from_millis(200);
 /// Events of the link that the task takes in one turn.
 const BURST: usize = 512;
 
+/// How often the task publishes the clients of the peers' flows: the next change after that copies the whole list.
+const CLIENTS_EVERY: Duration = Duration::from_secs(1);
+
 /// The task waits this long after a change of routes, because many routes change at a time.
 const ROUTES_SETTLE: Duration = Duration::from_millis(50);
 
@@ -66,6 +69,8 @@ pub(super) struct FailoverControl {
     unseen: bool,
     /// When the task looks again at what sends no notifications, in monotonic ns.
     look_at_ns: u64,
+    /// When the task publishes the clients of the peers' flows again.
+    clients_at_ns: u64,
 }
 
 enum ControlHeard {
@@ -109,6 +114,7 @@ impl FailoverControl {
             told_ready: false,
             unseen: false,
             look_at_ns: 0,
+            clients_at_ns: 0,
             settings,
             table,
         })
@@ -120,6 +126,7 @@ impl FailoverControl {
         // seen.
         self.look_at_addresses();
         self.firewall.raise(&self.settings.vips, self.settings.carries);
+        self.table.fleet_view.show_clients(Arc::default());
         let mut remotes = Vec::with_capacity(BURST);
         let beat = self.table.beats.begin("failover");
         loop {
@@ -210,10 +217,16 @@ impl FailoverControl {
         if std::mem::take(&mut self.routes_moved) && self.settings.carries {
             self.table.offload.ask_standby(StandbyRequest::RoutesMoved);
         }
+        if now_ns >= self.clients_at_ns
+            && let Some(clients) = self.machine.take_clients()
+        {
+            self.table.fleet_view.show_clients(clients);
+            self.clients_at_ns = now_ns + CLIENTS_EVERY.as_nanos() as u64;
+        }
         self.renew_routes();
         self.handed.take_due(now_ns).into_iter().for_each(|what| self.table.journal.record(what));
         let vips: Vec<_> = self.settings.vips.iter().map(|vip| vip.ip()).collect();
-        let untold = self.untold.take_own(&self.table.late_resets, &vips, self.machine.hears_all(), now_ns);
+        let untold = self.untold.take_own(&self.table.late_resets, &vips, self.machine.members().hears_all(), now_ns);
         if !untold.is_empty() {
             self.backlog.push_back(PeerCommand::Untold(untold));
         }

@@ -19,6 +19,7 @@
 
 mod agenda;
 mod claims;
+mod clients;
 mod flows;
 mod hands;
 mod lives;
@@ -36,6 +37,7 @@ mod untold;
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 
@@ -44,6 +46,7 @@ use crate::addr::VipAddr;
 
 use agenda::Agenda;
 use claims::FlowClaims;
+pub(crate) use clients::ClientsAtPeers;
 use flows::KnownFlows;
 pub(crate) use members::Members;
 use port_ranges::PortRanges;
@@ -314,9 +317,9 @@ impl Failover {
         self.flows.len()
     }
 
-    /// Whether each peer is alive and linked.
-    pub(crate) fn hears_all(&self) -> bool {
-        self.members.peers().all(|(_, peer)| peer.is_heard())
+    /// Number of other instances' flows of each client, if that has changed since the last call.
+    pub(crate) fn take_clients(&mut self) -> Option<Arc<ClientsAtPeers>> {
+        self.flows.take_clients()
     }
 
     /// The fleet as this instance sees it.

@@ -391,6 +391,17 @@ impl What {
                 let number = plural(*names as u64, "name");
                 say!(Good, { source, names }, "{source} gives names of clients again: {number}")
             }
+            Self::NodesSilent { nodes, more, why, for_ms } => {
+                let (who, for_how_long) = (named_nodes(nodes, *more), duration_ms(*for_ms));
+                let (why, done) = (why.label(), why.in_words());
+                let have = if nodes.len() + more == 1 { "has" } else { "have" };
+                say!(Notice, { why, for_ms }, "{who} {have} {done} for {for_how_long}")
+            }
+            Self::NodesBack { nodes, more, for_ms } => {
+                let (who, lasted) = (named_nodes(nodes, *more), duration_ms(*for_ms));
+                let are = if nodes.len() + more == 1 { "is" } else { "are" };
+                say!(Good, { for_ms }, "{who} {are} heard again after {lasted}")
+            }
             Self::RecorderFailed { directory, error } => {
                 say!(Notice, { directory, error }, "the recorder cannot write to {directory}: {error}; it tries again each second")
             }
@@ -466,6 +477,15 @@ fn ordered_because(reason: EndReason) -> &'static str {
     }
 }
 
+/// `worker-17`, `3 nodes (worker-17, worker-18, worker-19)`.
+fn named_nodes(nodes: &[String], more: usize) -> String {
+    let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
+    match nodes {
+        [node] if more == 0 => node.clone(),
+        nodes => format!("{} ({}{rest})", plural((nodes.len() + more) as u64, "node"), nodes.join(", ")),
+    }
+}
+
 fn in_words(liveness: Liveness) -> &'static str {
     match liveness {
         Liveness::Unheard => "not heard of yet",
@@ -486,6 +506,7 @@ mod tests {
     use crate::model::fleet::InstanceName;
     use crate::model::health::{Cause, HealthState};
     use crate::model::ids::FlowId;
+    use crate::model::nodes::SilenceKind;
     use crate::table::journal::Journal;
     use crate::table::journal::testing::logged;
 
@@ -560,6 +581,18 @@ mod tests {
         let words = "flow 7 192.0.2.7:1234 (worker-7) → apiserver/cp1: backend_reset after 5 ms, 10 B to the backend, \
                      2.0 kB to the client, connected in 300 µs (reset)";
         assert_eq!(ended().sentence(), words);
+    }
+
+    #[test]
+    fn silent_nodes_are_named_up_to_a_number() {
+        let nodes = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let one =
+            What::NodesSilent { nodes: nodes(&["worker-17"]), more: 0, why: SilenceKind::NoConnection, for_ms: 38_000 };
+        assert_eq!(one.sentence(), "worker-17 has had no connection for 38 s");
+        let many = What::NodesSilent { nodes: nodes(&["a", "b"]), more: 40, why: SilenceKind::NoByte, for_ms: 20_000 };
+        assert_eq!(many.sentence(), "42 nodes (a, b and 40 more) have sent no byte for 20 s");
+        let back = What::NodesBack { nodes: nodes(&["a", "b"]), more: 0, for_ms: 61_000 };
+        assert_eq!(back.sentence(), "2 nodes (a, b) are heard again after 1 m 01 s");
     }
 
     #[test]

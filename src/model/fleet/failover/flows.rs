@@ -1,8 +1,11 @@
 //! Flows of other instances, as their owners report them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::agenda::Agenda;
+use super::clients::{ClientsAtPeers, PeerClients};
 use super::members::Members;
 use super::timer::Timer;
 use crate::model::ends::{Ends, Key};
@@ -13,6 +16,8 @@ use crate::model::fleet::{AcceptedFlow, FleetId, FlowRecord, InstanceName, Keepi
 pub(super) struct Known {
     pub(super) owner: InstanceName,
     pub(super) ends: Ends,
+    /// As in its record: another than that of `ends` if a PROXY header said so.
+    client: IpAddr,
     /// As in its record; 0: no owner has told of it yet.
     accepted_unix_ms: u64,
     pub(super) state: KnownState,
@@ -45,6 +50,7 @@ pub(super) struct KnownFlows {
     /// Flows that the map had no room for, until they are held after all or forgotten.
     no_room: HashSet<FleetId>,
     lists: BTreeMap<InstanceName, PeerList>,
+    clients: PeerClients,
 }
 
 /// The flows of one other instance.
@@ -92,6 +98,11 @@ impl KnownFlows {
         self.flows.len()
     }
 
+    /// Number of flows of each client, if that has changed since the last call.
+    pub(super) fn take_clients(&mut self) -> Option<Arc<ClientsAtPeers>> {
+        self.clients.take_changed()
+    }
+
     pub(super) fn get(&self, id: &FleetId) -> Option<&Known> {
         self.flows.get(id)
     }
@@ -133,6 +144,7 @@ impl KnownFlows {
     /// `owner` tells of a flow.
     pub(super) fn told(&mut self, owner: InstanceName, record: FlowRecord, members: &Members, agenda: &mut Agenda) {
         let (id, ends, accepted_unix_ms) = (record.fleet_id(), record.ends, record.accepted_unix_ms);
+        let client = record.client.ip();
         let Some(list) = self.lists.get_mut(&owner) else { return };
         list.stale.remove(&id);
         if members.is_lost(&ends, matches!(record.keeping, Keeping::Passage(_))) {
@@ -161,7 +173,7 @@ impl KnownFlows {
                 (keeping, KnownState::Held) => {
                     let is_all = *keeping == Keeping::Sockets;
                     self.take_out(id);
-                    self.held_for(&owner, id, ends);
+                    self.hold_for(&owner, id, ends, client);
                     self.flows.entry(id).and_modify(|known| known.also.clone_from(&also));
                     if is_all {
                         return;
@@ -187,7 +199,7 @@ impl KnownFlows {
         if state != KnownState::Held {
             self.index(id, &ends);
         }
-        self.enter(id, Known { owner, ends, accepted_unix_ms, state, also, told: true });
+        self.enter(id, Known { owner, ends, client, accepted_unix_ms, state, also, told: true });
     }
 
     /// `owner` tells of a flow after this instance took it for dead. Many may come at once.
@@ -241,9 +253,9 @@ impl KnownFlows {
     fn goes_on_at_other(&mut self, id: FleetId) -> bool {
         let Some(known) = self.flows.get_mut(&id).filter(|known| known.state == KnownState::Held) else { return false };
         let Some(other) = known.also.pop() else { return false };
-        let (ends, also) = (known.ends, std::mem::take(&mut known.also));
+        let (ends, client, also) = (known.ends, known.client, std::mem::take(&mut known.also));
         self.take_out(id);
-        self.held_for(&other, id, ends);
+        self.hold_for(&other, id, ends, client);
         self.flows.entry(id).and_modify(|known| known.also = also);
         true
     }
@@ -286,10 +298,14 @@ impl KnownFlows {
 
     /// The offload engine now holds the flow for `owner`.
     pub(super) fn held_for(&mut self, owner: &InstanceName, id: FleetId, ends: Ends) {
+        self.hold_for(owner, id, ends, ends.client.ip());
+    }
+
+    fn hold_for(&mut self, owner: &InstanceName, id: FleetId, ends: Ends, client: IpAddr) {
         if self.lists.contains_key(owner) {
             let state = KnownState::Held;
             let (owner, also) = (owner.clone(), Vec::new());
-            self.enter(id, Known { owner, ends, accepted_unix_ms: 0, state, also, told: true });
+            self.enter(id, Known { owner, ends, client, accepted_unix_ms: 0, state, also, told: true });
         }
     }
 
@@ -308,8 +324,8 @@ impl KnownFlows {
         self.remove(id, agenda);
         agenda.carry(StandbyRequest::Refuse(ends.keys().to_vec()));
         self.index(id, &ends);
-        let (state, also) = (KnownState::Refused, Vec::new());
-        self.enter(id, Known { owner, ends, accepted_unix_ms: 0, state, also, told: true });
+        let (client, state, also) = (ends.client.ip(), KnownState::Refused, Vec::new());
+        self.enter(id, Known { owner, ends, client, accepted_unix_ms: 0, state, also, told: true });
     }
 
     /// Removes a flow if it is still refused, because its owner lives after all. Returns whether it was.
@@ -430,6 +446,7 @@ impl KnownFlows {
         if let Some(list) = self.lists.get_mut(&known.owner) {
             list.flows.remove(&id);
         }
+        self.clients.remove(known.client, &known.owner);
         self.unindex(id, &known.ends);
         Some(known)
     }
@@ -441,7 +458,10 @@ impl KnownFlows {
         self.by_ends.insert(id.ends, id);
         // The engine is asked again, and answers again if it still has no room.
         self.no_room.remove(&id);
-        self.flows.insert(id, known);
+        self.clients.add(known.client, &known.owner);
+        if let Some(before) = self.flows.insert(id, known) {
+            self.clients.remove(before.client, &before.owner);
+        }
     }
 
     fn index(&mut self, id: FleetId, ends: &Ends) {
@@ -482,6 +502,7 @@ impl KnownFlows {
         }
         let owned: usize = self.lists.values().map(|list| list.flows.len()).sum();
         debug_assert_eq!(owned, self.flows.len());
+        debug_assert_eq!(self.clients.flows(), self.flows.len());
         debug_assert_eq!(self.by_ends.len(), self.flows.len());
         debug_assert!(self.no_room.iter().all(|id| self.flows.contains_key(id)));
         for (id, known) in &self.flows {

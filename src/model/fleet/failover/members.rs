@@ -89,6 +89,11 @@ impl Members {
         self.peers.iter()
     }
 
+    /// Whether each peer is alive and linked.
+    pub(crate) fn hears_all(&self) -> bool {
+        self.peers().all(|(_, peer)| peer.is_heard())
+    }
+
     pub(super) fn peer(&self, owner: &InstanceName) -> Option<&PeerState> {
         self.peers.get(owner)
     }

@@ -1,0 +1,212 @@
+//! `baton nodes`.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use super::grid::{Align::*, Cell, Grid};
+use super::output::{CliError, Output};
+use crate::admin::client::Client;
+use crate::admin::nodes::{NodeRow, NodeRowState, NodesReport};
+use crate::admin::protocol::Command;
+use crate::model::humane::{count, duration_ms, plural};
+use crate::model::weight::Weight;
+use crate::table::names::NodeListSource;
+
+/// Between two looks.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
+
+/// Default limit for lines in the human-readable list.
+const LIMIT: usize = 100;
+
+/// How an instance gets to know the nodes.
+const HOW: &str = "this instance knows no nodes. Have it list the cluster's nodes:
+
+[frontend.discover]
+kind = \"kubernetes\"
+token_file = \"/etc/baton/discovery.token\"
+
+(docs/discovery.md has the rights that it needs), or name them in a file, an address and a name on each line:
+
+[names]
+file = \"/etc/baton/nodes\"
+";
+
+#[derive(clap::Args, Clone, Debug)]
+pub(super) struct NodesArguments {
+    /// Only nodes that are silent: they had a connection, and have had none, or have sent nothing, for too long.
+    #[arg(long)]
+    silent: bool,
+    /// Maximum number of nodes in the list, those with the least time left first; 0: all [default: 100, all with --json].
+    #[arg(long, value_name = "N")]
+    limit: Option<usize>,
+    /// Shows the list again every second.
+    #[arg(long, short)]
+    watch: bool,
+}
+
+pub(super) fn nodes(client: &mut Client, arguments: &NodesArguments, output: &Output) -> Result<ExitCode, CliError> {
+    let limit = match arguments.limit {
+        Some(0) => usize::MAX,
+        None if output.json => usize::MAX,
+        limit => limit.unwrap_or(LIMIT),
+    };
+    loop {
+        let mut report: NodesReport = client.ask(&Command::Nodes {})?;
+        if arguments.silent {
+            report.nodes.retain(|row| matches!(row.state, NodeRowState::Silent { .. }));
+        }
+        let more = report.nodes.len().saturating_sub(limit);
+        let all = report.nodes.len();
+        report.nodes.truncate(limit);
+        match output.json {
+            true if arguments.watch => output.json_line(&report)?,
+            true => output.document(&report)?,
+            false => output.text(&in_words(&report, all, more, output))?,
+        }
+        if !arguments.watch {
+            return Ok(ExitCode::SUCCESS);
+        }
+        std::thread::sleep(WATCH_EVERY);
+    }
+}
+
+fn in_words(report: &NodesReport, all: usize, more: usize, output: &Output) -> String {
+    let Some(source) = report.source else { return HOW.to_owned() };
+    let mut text = String::new();
+    if !report.nodes.is_empty() {
+        let mut grid = Grid::new(&[
+            ("NODE", Left),
+            ("STATE", Left),
+            ("CONNS", Right),
+            ("BACKEND", Left),
+            ("AGE", Right),
+            ("LAST BYTE", Right),
+            ("BUDGET", Right),
+        ])
+        .spare(&["AGE", "BACKEND", "CONNS"]);
+        report.nodes.iter().for_each(|node| grid.row(row(node, report)));
+        text += &grid.render(output);
+    }
+    if more > 0 {
+        text += &output.faint(&format!("… and {} more; --limit 0 lists all\n", count(more as u64)));
+    }
+    let source = match source {
+        NodeListSource::Cluster => "the cluster's list",
+        NodeListSource::File => "the file of [names]",
+    };
+    let weight = if report.silent > 0 { Weight::Bad } else { Weight::Plain };
+    let silent = output.paint(weight, &format!("{} silent", count(report.silent)));
+    text += &format!("{} by {source}, {silent}\n", plural(all as u64, "node"));
+    if let Some(why) = &report.sees_not_all {
+        let why = format!("no node without a connection counts as silent: {why}");
+        text += &format!("{}\n", output.paint(Weight::Notice, &why));
+    }
+    text
+}
+
+fn row(node: &NodeRow, report: &NodesReport) -> [Cell; 7] {
+    let state = match node.state {
+        NodeRowState::Connected => match node.peers.as_slice() {
+            [] => "connected".into(),
+            peers => {
+                let peers: Vec<_> = peers.iter().map(ToString::to_string).collect();
+                format!("at {}", peers.join(", ")).into()
+            }
+        },
+        NodeRowState::Lost { for_ms } => {
+            Cell::painted(Weight::Notice, format!("no connection for {}", duration_ms(for_ms)))
+        }
+        NodeRowState::Silent { why, for_ms } => {
+            Cell::painted(Weight::Bad, format!("{} for {}", why.label().replace('_', " "), duration_ms(for_ms)))
+        }
+        NodeRowState::Unknown => Cell::painted(Weight::Notice, "unknown"),
+        NodeRowState::NeverSeen => "never seen".into(),
+    };
+    let time = |ms: Option<u64>| ms.map_or_else(|| "-".to_owned(), duration_ms);
+    let budget = match node.budget_ms {
+        // The next renewal would be too late, or nearly.
+        Some(left_ms) if left_ms < report.lease_renew_ms => Weight::Bad,
+        _ => Weight::Plain,
+    };
+    [
+        node.node.as_str().into(),
+        state,
+        count(node.connections.into()).into(),
+        node.backend.as_deref().unwrap_or("-").into(),
+        time(node.age_ms).into(),
+        time(node.last_byte_ms).into(),
+        Cell::painted(budget, time(node.budget_ms)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::samples;
+    use crate::model::fleet::InstanceName;
+    use crate::table::nodes::SilenceKind;
+
+    fn node(name: &str, state: NodeRowState) -> NodeRow {
+        NodeRow {
+            node: name.to_owned(),
+            state,
+            connections: 0,
+            peers: Vec::new(),
+            backend: None,
+            age_ms: None,
+            last_byte_ms: None,
+            budget_ms: None,
+        }
+    }
+
+    fn report() -> NodesReport {
+        let lost = NodeRowState::Silent { why: SilenceKind::NoConnection, for_ms: 38_000 };
+        let connected = NodeRow {
+            connections: 3,
+            backend: Some("cp2".to_owned()),
+            age_ms: Some(273_600_000),
+            last_byte_ms: Some(4_100),
+            budget_ms: Some(35_900),
+            ..node("worker-16", NodeRowState::Connected)
+        };
+        let at_peer =
+            NodeRow { connections: 2, peers: vec![InstanceName("lb-b".into())], ..node("worker-18", connected.state) };
+        NodesReport {
+            source: Some(NodeListSource::Cluster),
+            sees_not_all: None,
+            lease_renew_ms: 10_000,
+            grace_period_ms: 40_000,
+            silent: 1,
+            nodes: vec![
+                NodeRow { last_byte_ms: Some(39_200), budget_ms: Some(800), ..node("worker-17", lost) },
+                connected,
+                at_peer,
+                node("cp1", NodeRowState::NeverSeen),
+            ],
+        }
+    }
+
+    #[test]
+    fn the_documents_show_what_is_printed_of_nodes_and_it_fits_a_terminal() {
+        let shown = in_words(&report(), 4, 0, &Output::new(false));
+        assert_eq!(samples::shown("docs/operate.md", "baton nodes"), shown);
+        let widest = shown.lines().map(|line| line.chars().count()).max();
+        assert!(widest <= Some(80), "{widest:?}:\n{shown}");
+    }
+
+    #[test]
+    fn what_is_missing_is_said_and_how_to_get_it() {
+        let output = Output::new(false);
+        let without = NodesReport { source: None, nodes: Vec::new(), ..report() };
+        let how = in_words(&without, 0, 0, &output);
+        assert!(
+            how.contains("[frontend.discover]\nkind = \"kubernetes\"") && how.contains("[names]\nfile = "),
+            "{how}"
+        );
+        let blind = NodesReport { sees_not_all: Some("lb-b is silent".to_owned()), ..report() };
+        let said = in_words(&blind, 4, 0, &output);
+        assert!(said.ends_with("no node without a connection counts as silent: lb-b is silent\n"), "{said}");
+        let few = in_words(&report(), 1_204, 1_200, &output);
+        assert!(few.contains("… and 1,200 more; --limit 0 lists all\n1,204 nodes by the cluster's list, 1 silent\n"));
+    }
+}

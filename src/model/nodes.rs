@@ -1,0 +1,303 @@
+//! The cluster's nodes as their connections show them: whether each of them still reaches an apiserver, and how long it has until the
+//! controller-manager takes it for dead.
+//!
+//! ```text
+//!              a connection                 no connection at any instance
+//!   NeverSeen ─────────────▶ Connected ◀───────────────────────────────▶ Lost
+//!                                ▲                                         │ an instance that may have one is not heard
+//!                                └──────────────── Unknown ◀───────────────┘ (and back)
+//! ```
+//! A lost node is silent once a renewal of its lease was due: a kubelet whose connection ended connects again at once, and tries
+//! again at its next renewal at the latest. A connected node is silent once it has sent nothing for two renewals, but only if it has
+//! sent something in each renewal before: of a node without a kubelet here (kube-proxy alone) no rhythm is known.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::fleet::InstanceName;
+use super::ids::BackendId;
+
+/// The cluster's timers, in ns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NodeTimers {
+    /// Between two renewals of a node's lease.
+    pub lease_renew_ns: u64,
+    /// A node without a renewal for longer is NotReady.
+    pub grace_ns: u64,
+}
+
+/// One connection of a node at this instance. Times are monotonic ns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NodeConnection {
+    pub accepted_at_ns: u64,
+    /// Of the last byte from the client, or of the accept.
+    pub last_byte_ns: u64,
+    pub backend: Option<BackendId>,
+}
+
+/// The connections of a node at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NodeFlows {
+    /// Those at this instance.
+    pub here: Option<NodeFlowsHere>,
+    /// Number of those that other instances have told of.
+    pub at_peers: BTreeMap<InstanceName, u32>,
+}
+
+/// The connections of a node at this instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NodeFlowsHere {
+    pub connections: u32,
+    pub oldest_ns: u64,
+    /// The connection with the last byte from the node.
+    pub latest: NodeConnection,
+}
+
+/// What is known of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NodeState {
+    /// It has had no connection since the process began. Its kubelet may have another way to the apiservers.
+    NeverSeen,
+    Connected(NodeFlows),
+    /// It has no connection at any instance.
+    Lost {
+        since_ns: u64,
+        /// `None`: its last connection was at another instance.
+        last_byte_ns: Option<u64>,
+    },
+    /// It has no connection here, and perhaps one at an instance that this one does not hear.
+    Unknown,
+}
+
+/// A node that is silent for too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NodeSilence {
+    pub since_ns: u64,
+    pub kind: SilenceKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SilenceKind {
+    NoConnection,
+    /// It sent nothing while it had a connection.
+    NoByte,
+}
+
+/// Whether a connected node has sent something in each renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NodeRhythm {
+    Unproven,
+    Steady { since_ns: u64 },
+    Proven,
+}
+
+#[derive(Clone, Debug)]
+struct NodeMemory {
+    state: NodeState,
+    rhythm: NodeRhythm,
+    /// The beginning of the silence that was told last, until its end.
+    told: Option<NodeSilence>,
+}
+
+/// What a look has changed, by node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NodeNews {
+    pub silent: Vec<(Arc<str>, NodeSilence)>,
+    /// Nodes that are no longer silent, with their silence.
+    pub back: Vec<(Arc<str>, NodeSilence)>,
+}
+
+/// All nodes of the cluster.
+#[derive(Debug, Default)]
+pub(crate) struct NodeWatch {
+    nodes: BTreeMap<Arc<str>, NodeMemory>,
+}
+
+/// One node at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NodeView<'a> {
+    pub name: &'a Arc<str>,
+    pub state: &'a NodeState,
+    pub silence: Option<NodeSilence>,
+    /// Time until the node is NotReady, if it renews nothing from now on. `None`: this instance does not see its bytes.
+    pub budget_ns: Option<u64>,
+}
+
+/// A node has a rhythm once it has kept it for so many renewals.
+const RHYTHM_RENEWALS: u64 = 6;
+
+impl NodeTimers {
+    fn lost_max_ns(&self) -> u64 {
+        self.lease_renew_ns
+    }
+
+    fn mute_max_ns(&self) -> u64 {
+        2 * self.lease_renew_ns
+    }
+
+    /// The longest time between two bytes of a node that renews its lease, jitter and a retry included.
+    fn steady_max_ns(&self) -> u64 {
+        self.lease_renew_ns + self.lease_renew_ns / 2
+    }
+}
+
+impl NodeFlows {
+    pub(crate) fn add(&mut self, connection: NodeConnection) {
+        let first = NodeFlowsHere { connections: 0, oldest_ns: connection.accepted_at_ns, latest: connection };
+        let here = self.here.get_or_insert(first);
+        here.connections += 1;
+        here.oldest_ns = here.oldest_ns.min(connection.accepted_at_ns);
+        if connection.last_byte_ns > here.latest.last_byte_ns {
+            here.latest = connection;
+        }
+    }
+
+    fn is_connected(&self) -> bool {
+        self.here.is_some() || !self.at_peers.is_empty()
+    }
+
+    /// When the node sent its last byte. `None`: it may have sent another one to another instance.
+    pub(crate) fn last_byte_ns(&self) -> Option<u64> {
+        self.here.filter(|_| self.at_peers.is_empty()).map(|here| here.latest.last_byte_ns)
+    }
+}
+
+impl NodeWatch {
+    /// Takes the connections of each node of the cluster, and forgets all other nodes. `sees_all`: no instance has a connection that
+    /// this one does not know.
+    pub(crate) fn handle_look(
+        &mut self,
+        now_ns: u64,
+        timers: &NodeTimers,
+        sees_all: bool,
+        mut found: HashMap<Arc<str>, NodeFlows>,
+    ) -> NodeNews {
+        self.nodes.retain(|name, _| found.contains_key(name));
+        let mut news = NodeNews::default();
+        for (name, memory) in &mut self.nodes {
+            let flows = found.remove(name).unwrap_or_default();
+            memory.take(now_ns, timers, sees_all, flows);
+            memory.tell(now_ns, timers, name, &mut news);
+        }
+        for (name, flows) in found {
+            let mut memory = NodeMemory { state: NodeState::NeverSeen, rhythm: NodeRhythm::Unproven, told: None };
+            memory.take(now_ns, timers, sees_all, flows);
+            self.nodes.insert(name, memory);
+        }
+        news
+    }
+
+    /// All nodes, by name.
+    pub(crate) fn views(&self, now_ns: u64, timers: &NodeTimers) -> impl Iterator<Item = NodeView<'_>> {
+        self.nodes.iter().map(move |(name, memory)| NodeView {
+            name,
+            state: &memory.state,
+            silence: memory.silence(now_ns, timers),
+            budget_ns: memory.heard_ns().map(|at_ns| (at_ns + timers.grace_ns).saturating_sub(now_ns)),
+        })
+    }
+}
+
+impl NodeMemory {
+    fn take(&mut self, now_ns: u64, timers: &NodeTimers, sees_all: bool, flows: NodeFlows) {
+        if flows.is_connected() {
+            let was_mute = matches!(self.silence(now_ns, timers), Some(NodeSilence { kind: SilenceKind::NoByte, .. }));
+            self.state = NodeState::Connected(flows);
+            self.keep_rhythm(now_ns, timers, was_mute);
+            return;
+        }
+        self.state = match &self.state {
+            NodeState::NeverSeen => NodeState::NeverSeen,
+            _ if !sees_all => NodeState::Unknown,
+            NodeState::Lost { since_ns, last_byte_ns } => {
+                NodeState::Lost { since_ns: *since_ns, last_byte_ns: *last_byte_ns }
+            }
+            NodeState::Connected(flows) => NodeState::Lost { since_ns: now_ns, last_byte_ns: flows.last_byte_ns() },
+            NodeState::Unknown => NodeState::Lost { since_ns: now_ns, last_byte_ns: None },
+        };
+        if let NodeRhythm::Steady { .. } = self.rhythm {
+            self.rhythm = NodeRhythm::Unproven;
+        }
+    }
+
+    /// A node that speaks again after such a silence may have no rhythm, so it has to prove it again.
+    fn keep_rhythm(&mut self, now_ns: u64, timers: &NodeTimers, was_mute: bool) {
+        let NodeState::Connected(flows) = &self.state else { return };
+        let age_ns = flows.last_byte_ns().map(|at_ns| now_ns.saturating_sub(at_ns));
+        let is_mute = age_ns.is_some_and(|age_ns| age_ns >= timers.mute_max_ns());
+        let is_steady = age_ns.is_some_and(|age_ns| age_ns <= timers.steady_max_ns());
+        self.rhythm = match self.rhythm {
+            NodeRhythm::Proven if was_mute && !is_mute => NodeRhythm::Unproven,
+            NodeRhythm::Proven => NodeRhythm::Proven,
+            _ if !is_steady => NodeRhythm::Unproven,
+            NodeRhythm::Unproven => NodeRhythm::Steady { since_ns: now_ns },
+            NodeRhythm::Steady { since_ns } if now_ns - since_ns >= RHYTHM_RENEWALS * timers.lease_renew_ns => {
+                NodeRhythm::Proven
+            }
+            steady => steady,
+        };
+    }
+
+    fn silence(&self, now_ns: u64, timers: &NodeTimers) -> Option<NodeSilence> {
+        let lasts = |since_ns: u64, max_ns: u64| now_ns.saturating_sub(since_ns) >= max_ns;
+        match &self.state {
+            // Its connection ended after all: the silence began before that.
+            NodeState::Lost { .. } if self.told.is_some_and(|told| told.kind == SilenceKind::NoByte) => self.told,
+            NodeState::Lost { since_ns, .. } if lasts(*since_ns, timers.lost_max_ns()) => {
+                Some(NodeSilence { since_ns: *since_ns, kind: SilenceKind::NoConnection })
+            }
+            NodeState::Connected(flows) if self.rhythm == NodeRhythm::Proven => {
+                let since_ns = flows.last_byte_ns().filter(|at_ns| lasts(*at_ns, timers.mute_max_ns()))?;
+                Some(NodeSilence { since_ns, kind: SilenceKind::NoByte })
+            }
+            _ => None,
+        }
+    }
+
+    /// A silence ends with a connection or a byte, and not while nothing is known.
+    fn tell(&mut self, now_ns: u64, timers: &NodeTimers, name: &Arc<str>, news: &mut NodeNews) {
+        match (self.silence(now_ns, timers), self.told) {
+            (Some(silence), None) => {
+                self.told = Some(silence);
+                news.silent.push((name.clone(), silence));
+            }
+            (None, Some(silence)) if matches!(self.state, NodeState::Connected(_)) => {
+                self.told = None;
+                news.back.push((name.clone(), silence));
+            }
+            _ => {}
+        }
+    }
+
+    /// When the node may have renewed its lease last.
+    fn heard_ns(&self) -> Option<u64> {
+        match &self.state {
+            NodeState::Connected(flows) => flows.last_byte_ns(),
+            NodeState::Lost { since_ns, last_byte_ns } => Some(last_byte_ns.unwrap_or(*since_ns)),
+            NodeState::NeverSeen | NodeState::Unknown => None,
+        }
+    }
+}
+
+impl SilenceKind {
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::NoConnection => "no_connection",
+            Self::NoByte => "no_byte",
+        }
+    }
+
+    /// What a node has, as in "worker-17 has had no connection for 38 s".
+    pub(crate) fn in_words(self) -> &'static str {
+        match self {
+            Self::NoConnection => "had no connection",
+            Self::NoByte => "sent no byte",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

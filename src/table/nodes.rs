@@ -1,0 +1,34 @@
+//! The cluster's nodes that are silent, as of the last look at all connections.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwapOption;
+
+pub use crate::model::nodes::SilenceKind;
+
+/// Written once a second, read for each scrape.
+#[derive(Debug, Default)]
+pub struct NodeBoard {
+    silent: ArcSwapOption<Vec<SilentNode>>,
+}
+
+/// A node that has had no connection, or has sent nothing, for too long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SilentNode {
+    pub name: Arc<str>,
+    /// Monotonic.
+    pub since_ns: u64,
+    pub kind: SilenceKind,
+}
+
+impl NodeBoard {
+    /// The one that has been silent for the longest time first. `None`: no source lists the nodes, or this instance does not know
+    /// all connections.
+    pub(crate) fn silent(&self) -> Option<Arc<Vec<SilentNode>>> {
+        self.silent.load_full()
+    }
+
+    pub fn show(&self, silent: Option<Vec<SilentNode>>) {
+        self.silent.store(silent.map(Arc::new));
+    }
+}

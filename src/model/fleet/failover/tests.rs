@@ -1,6 +1,6 @@
 mod random;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::*;
@@ -420,6 +420,24 @@ fn an_owner_that_lives_after_all_has_its_packets_forwarded_again() {
     let to = ip("10.0.0.21");
     let again = Action::Standby(StandbyRequest::Forward { flows: vec![forwarded(&flow)], to });
     place(&scene.take(), |action| *action == again);
+}
+
+#[test]
+fn clients_of_peers_flows_are_counted_by_the_address_that_a_proxy_header_gave() {
+    let mut scene = Scene::new();
+    let told = |offloaded| FlowRecord {
+        client: ClientAddr::new("192.0.2.7:1234".parse().unwrap()),
+        ..record(1, "10.0.1.7", offloaded)
+    };
+    let one = HashMap::from([(ip("192.0.2.7"), BTreeMap::from([(name("a"), 1)]))]);
+    let counts = |scene: &mut Scene| scene.machine.take_clients().map(|counts| (*counts).clone());
+    scene.told(&told(false));
+    assert_eq!(counts(&mut scene), Some(one.clone()));
+    assert_eq!(counts(&mut scene), None, "nothing has changed");
+    scene.told(&told(true));
+    assert_eq!(counts(&mut scene), Some(one));
+    scene.remote(Remote::Ended { owner: name("a"), id: told(true).fleet_id() });
+    assert_eq!(counts(&mut scene), Some(HashMap::new()));
 }
 
 #[test]

@@ -39,7 +39,6 @@ use crate::config::Config;
 use crate::drain::{DrainWatch, LifePhase};
 use crate::essential;
 use crate::metrics::Metrics;
-use crate::model::nodes::NodeWatch;
 use crate::ports::fleet::Fleet;
 use crate::ports::orders::Orders;
 use crate::sys::clock::now_ns;
@@ -71,7 +70,6 @@ pub struct Admin {
     started_at_ns: u64,
     census: Arc<Census>,
     samples: Mutex<Samples>,
-    nodes: Mutex<NodeWatch>,
 }
 
 impl Admin {
@@ -99,8 +97,7 @@ impl Admin {
             nodes: table.part(),
         };
         collect::register(&metrics, parts, config.clone(), census.clone());
-        let nodes = Mutex::default();
-        Arc::new(Self { table, ports, config, metrics, control, phase, started_at_ns, census, samples, nodes })
+        Arc::new(Self { table, ports, config, metrics, control, phase, started_at_ns, census, samples })
     }
 
     /// Gathers the status on a blocking thread, where a walk over the table delays nothing.
@@ -152,10 +149,6 @@ impl Admin {
 
     fn census(&self) -> &Census {
         &self.census
-    }
-
-    fn nodes(&self) -> MutexGuard<'_, NodeWatch> {
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn samples(&self) -> MutexGuard<'_, Samples> {

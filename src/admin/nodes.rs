@@ -93,9 +93,11 @@ pub(super) fn report(admin: &Admin) -> NodesReport {
     let (timers, now_ns) = (timers(&config), now_ns());
     let backends = admin.table.registry.backends();
     let backends: HashMap<_, _> = backends.iter().map(|entry| (entry.id, entry.label())).collect();
-    let watch = admin.nodes();
+    let watch = admin.table.nodes.watch();
     let row = |view: NodeView<'_>| NodeRow::of(&view, now_ns, |id| Some(backends.get(&id)?.clone().into_owned()));
-    let mut nodes: Vec<_> = watch.views(now_ns, &timers).map(row).collect();
+    // Those of an earlier process are not listed until a source does.
+    let listed = watch.views(now_ns, &timers).filter(|_| list.source.is_some());
+    let mut nodes: Vec<_> = listed.map(row).collect();
     nodes.sort_by_key(|row| (row.rank(), row.budget_ms));
     NodesReport {
         source: list.source,
@@ -115,10 +117,14 @@ fn timers(config: &Config) -> NodeTimers {
 
 /// Tells of nodes that are silent now, or no longer.
 fn look(admin: &Admin) {
-    let mut watch = admin.nodes();
+    let mut watch = admin.table.nodes.watch();
     let list = admin.table.names.nodes();
+    if list.source.is_none() {
+        watch.handle_no_list();
+        return admin.table.nodes.show(None);
+    }
     let config = admin.config.load();
-    let sees_all = list.source.is_some() && sees_not_all(admin, &config).is_none();
+    let sees_all = sees_not_all(admin, &config).is_none();
     let found = find(admin, &list);
     let (timers, now_ns) = (timers(&config), now_ns());
     let news = watch.handle_look(now_ns, &timers, sees_all, found);
@@ -156,9 +162,6 @@ fn tell(admin: &Admin, news: NodeNews, now_ns: u64) {
 /// The connections of each node of the list.
 fn find(admin: &Admin, list: &ListedNodes) -> HashMap<Arc<str>, NodeFlows> {
     let mut found: HashMap<_, _> = list.by_address.values().map(|name| (name.clone(), NodeFlows::default())).collect();
-    if found.is_empty() {
-        return found;
-    }
     let mut flows_of = |ip: IpAddr, take: &mut dyn FnMut(&mut NodeFlows)| {
         if let Some(flows) = list.by_address.get(&ip.to_canonical()).and_then(|name| found.get_mut(name)) {
             take(flows);

@@ -72,7 +72,7 @@ pub(crate) enum NodeState {
 }
 
 /// A node that is silent for too long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NodeSilence {
     pub since_ns: u64,
     pub kind: SilenceKind,
@@ -114,6 +114,25 @@ pub(crate) struct NodeNews {
 #[derive(Debug, Default)]
 pub(crate) struct NodeWatch {
     nodes: BTreeMap<Arc<str>, NodeMemory>,
+    /// The nodes are those of an earlier process, and the cluster's list has not come yet.
+    awaits_list: bool,
+}
+
+/// What another process of the same host needs to know of a node that has had a connection. Times are monotonic ns.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedNode {
+    name: String,
+    /// `None`: it has a connection, or may have one.
+    lost: Option<SavedLoss>,
+    told: Option<NodeSilence>,
+    /// Whether it has a kubelet's rhythm.
+    proven: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct SavedLoss {
+    since_ns: u64,
+    last_byte_ns: Option<u64>,
 }
 
 /// One node at one moment.
@@ -175,6 +194,7 @@ impl NodeWatch {
         sees_all: bool,
         mut found: HashMap<Arc<str>, NodeFlows>,
     ) -> NodeNews {
+        self.awaits_list = false;
         self.nodes.retain(|name, _| found.contains_key(name));
         let mut news = NodeNews::default();
         for (name, memory) in &mut self.nodes {
@@ -188,6 +208,37 @@ impl NodeWatch {
             self.nodes.insert(name, memory);
         }
         news
+    }
+
+    /// No source lists nodes.
+    pub(crate) fn handle_no_list(&mut self) {
+        if !self.awaits_list {
+            self.nodes.clear();
+        }
+    }
+
+    pub(crate) fn save(&self) -> Vec<SavedNode> {
+        let seen = self.nodes.iter().filter(|(_, memory)| memory.state != NodeState::NeverSeen);
+        let saved = seen.map(|(name, memory)| SavedNode {
+            name: name.to_string(),
+            lost: match memory.state {
+                NodeState::Lost { since_ns, last_byte_ns } => Some(SavedLoss { since_ns, last_byte_ns }),
+                _ => None,
+            },
+            told: memory.told,
+            proven: memory.rhythm == NodeRhythm::Proven,
+        });
+        saved.collect()
+    }
+
+    /// Begins with the nodes of another process, until the next look.
+    pub(crate) fn restore(&mut self, saved: Vec<SavedNode>) {
+        self.awaits_list = true;
+        self.nodes.extend(saved.into_iter().map(|SavedNode { name, lost, told, proven }| {
+            let lost = lost.map(|SavedLoss { since_ns, last_byte_ns }| NodeState::Lost { since_ns, last_byte_ns });
+            let rhythm = if proven { NodeRhythm::Proven } else { NodeRhythm::Unproven };
+            (name.into(), NodeMemory { state: lost.unwrap_or(NodeState::Unknown), rhythm, told })
+        }));
     }
 
     /// All nodes, by name.

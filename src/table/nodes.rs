@@ -1,14 +1,16 @@
-//! The cluster's nodes that are silent, as of the last look at all connections.
+//! The cluster's nodes, as of the last look at all connections.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwapOption;
 
+use crate::model::nodes::NodeWatch;
 pub use crate::model::nodes::SilenceKind;
 
 /// Written once a second, read for each scrape.
 #[derive(Debug, Default)]
 pub struct NodeBoard {
+    watch: Mutex<NodeWatch>,
     silent: ArcSwapOption<Vec<SilentNode>>,
 }
 
@@ -22,6 +24,11 @@ pub struct SilentNode {
 }
 
 impl NodeBoard {
+    /// All that is known of the nodes.
+    pub(crate) fn watch(&self) -> MutexGuard<'_, NodeWatch> {
+        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The one that has been silent for the longest time first. `None`: no source lists the nodes, or this instance does not know
     /// all connections.
     pub(crate) fn silent(&self) -> Option<Arc<Vec<SilentNode>>> {

@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use crate::addr::VipAddr;
 use crate::model::health::SavedBackend;
 use crate::model::ids::FlowId;
+use crate::model::nodes::SavedNode;
 use crate::table::flow_transfer::FlowTransfer;
 use crate::table::saved::{SavedCounters, SavedSource};
 use crate::table::totals::Totals;
@@ -114,6 +115,8 @@ pub struct State {
     pub totals: Totals,
     #[serde(rename = "carried")]
     pub counters: SavedCounters,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<SavedNode>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

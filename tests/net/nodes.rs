@@ -11,11 +11,11 @@ fn nodes(baton: &Baton) -> Value {
     serde_json::from_str(&baton.order(&["--json", "nodes"])).expect("JSON")
 }
 
-#[track_caller]
+/// Null: it is not listed.
 fn node(baton: &Baton, name: &str) -> Value {
     let report = nodes(baton);
     let all = report["nodes"].as_array().expect("a list");
-    all.iter().find(|it| it["node"] == name).unwrap_or_else(|| panic!("no {name}: {report}")).clone()
+    all.iter().find(|it| it["node"] == name).cloned().unwrap_or_default()
 }
 
 fn state(baton: &Baton, name: &str) -> Value {
@@ -69,6 +69,14 @@ fn a_node_whose_connection_is_cut_is_silent_until_it_returns_and_the_others_are_
     assert_eq!((state(&baton, "worker-2"), state(&baton, "cp1")), ("connected".into(), "never_seen".into()));
     let told = baton.events_of("nodes_silent");
     assert_eq!((told.len(), &told[0]["nodes"]), (1, &Value::from(["worker-1"])));
+
+    let silent_ms = || node(&baton, "worker-1")["state"]["for_ms"].as_u64().unwrap_or(0);
+    let before_ms = silent_ms();
+    baton.order(&["upgrade"]);
+    eventually(LONG, "the next process says so", || state(&baton, "worker-1") == "silent");
+    assert!(silent_ms() >= before_ms, "{before_ms} ms before the upgrade, {} ms after it", silent_ms());
+    assert_eq!((state(&baton, "worker-2"), state(&baton, "cp1")), ("connected".into(), "never_seen".into()));
+    assert_eq!(baton.events_of("nodes_silent").len(), 0, "it is not told again");
 
     let _conn = lab.client.connect(lab.lb.v4(6443));
     eventually(LONG, "it is back", || state(&baton, "worker-1") == "connected");

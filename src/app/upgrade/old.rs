@@ -98,6 +98,7 @@ impl OldProcess for RunningInstance {
             backends: self.runtime.block_on(self.core.checker.save()),
             totals: Totals::of_table(table),
             counters: self.core.proxy.save().map_err(|stuck| stuck.to_string())?,
+            nodes: table.nodes.watch().save(),
         })
     }
 

@@ -145,6 +145,33 @@ fn nothing_is_said_of_a_node_that_may_be_at_an_instance_which_is_not_heard() {
 }
 
 #[test]
+fn another_process_knows_which_nodes_were_seen_and_since_when_they_are_silent() {
+    let mut scene = Scene::new();
+    scene.pass(90, beats(10));
+    let moved = |scene: &mut Scene| {
+        let saved = serde_json::to_string(&scene.watch.save()).unwrap();
+        scene.watch = NodeWatch::default();
+        scene.watch.restore(serde_json::from_str(&saved).unwrap());
+        // Its list comes later.
+        scene.watch.handle_no_list();
+    };
+    moved(&mut scene);
+    let last_ns = scene.now_ns / (10 * S) * 10 * S;
+    assert_eq!(scene.pass(25, |_| speaks_at(last_ns)).silent.len(), 1, "its rhythm is known");
+    scene.pass(90, beats(10));
+    scene.pass(30, none);
+    moved(&mut scene);
+    assert_eq!(scene.pass(9, none), NodeNews::default(), "it is not told again");
+    assert_eq!(scene.silent_s(), Some(38));
+    scene.watch.handle_no_list();
+    assert_eq!(scene.watch.save(), [], "no source lists it any more");
+    // One that was never seen is still that.
+    scene.pass(30, none);
+    moved(&mut scene);
+    assert_eq!(scene.pass(30, none), NodeNews::default());
+}
+
+#[test]
 fn a_node_that_the_cluster_no_longer_lists_is_forgotten() {
     let mut scene = Scene::new();
     scene.pass(30, beats(10));

@@ -484,7 +484,6 @@ impl Bound {
     pub(crate) async fn stop(self) {
         stop::run(&self.core).await;
         self.core.vip_is_given_up().await;
-        self.core.hooks_have_run().await;
         self.core.peers.leave(Farewell::Stopped).await;
         let has_peers = self.core.config.load().peers.is_some();
         self.end().await;
@@ -557,13 +556,9 @@ impl Core {
         }
     }
 
-    /// Waits until the holder has given up the VIP, but no longer than the limit.
+    /// Waits until the holder has given up the VIP and the operator's program that hears of it has ended, but no longer than the limits.
     async fn vip_is_given_up(&self) {
         while_it_is(|| self.ports.vip.is_held(), GIVE_UP_MAX).await;
-    }
-
-    /// Waits until the operator's program that gives the VIP up has ended, but no longer than the limit.
-    async fn hooks_have_run(&self) {
         while_it_is(|| self.ports.vip.do_hooks_run(), HOOKS_MAX).await;
     }
 }

@@ -1,17 +1,19 @@
 //! The words of each event, in one place: its level, the fields of its log line and its sentence. The log, `baton
 //! events`, the status and the page all use them.
 
+mod words;
+
 use std::net::SocketAddr;
 
 use tracing::Level;
 
 use super::What;
-use crate::model::end_reason::{EndReason, EndedBy};
-use crate::model::fleet::{Farewell, Liveness};
+use crate::model::end_reason::EndedBy;
 use crate::model::humane::{bytes, duration_ms, duration_us, plural};
 use crate::model::names::named;
 use crate::model::weight::Weight;
 use crate::table::offload::OFF;
+use words::{in_words, named_nodes, ordered_because};
 
 impl What {
     /// One sentence without a full stop.
@@ -465,45 +467,13 @@ impl What {
     }
 }
 
-/// Why Baton ends flows of a backend.
-fn ordered_because(reason: EndReason) -> &'static str {
-    match reason {
-        EndReason::Killed => "an operator gave the order",
-        EndReason::EjectedByOperator => "an operator ejected this backend",
-        EndReason::BackendEjected => "Baton found this backend dead",
-        EndReason::DrainDeadline => "this backend was draining and drain_timeout has passed",
-        EndReason::FrontendRemoved => "a reload removed this frontend and drain_timeout has passed",
-        other => other.label(),
-    }
-}
-
-/// `worker-17`, `3 nodes (worker-17, worker-18, worker-19)`.
-fn named_nodes(nodes: &[String], more: usize) -> String {
-    let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
-    match nodes {
-        [node] if more == 0 => node.clone(),
-        nodes => format!("{} ({}{rest})", plural((nodes.len() + more) as u64, "node"), nodes.join(", ")),
-    }
-}
-
-fn in_words(liveness: Liveness) -> &'static str {
-    match liveness {
-        Liveness::Unheard => "not heard of yet",
-        Liveness::Alive => "alive",
-        Liveness::Unlinked => "alive, but the link to it is down: this instance does not learn of its new flows",
-        Liveness::Silent => "silent",
-        Liveness::Dead => "considered dead: this instance has not heard of it for a second",
-        Liveness::Left(Farewell::Succeeded) => "being replaced by another process",
-        Liveness::Left(Farewell::Stopped) => "stopped",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::model::fleet::InstanceName;
+    use crate::model::end_reason::EndReason;
+    use crate::model::fleet::{InstanceName, Liveness};
     use crate::model::health::{Cause, HealthState};
     use crate::model::ids::FlowId;
     use crate::model::nodes::SilenceKind;

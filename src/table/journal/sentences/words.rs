@@ -1,0 +1,38 @@
+//! Parts of the sentences.
+
+use crate::model::end_reason::EndReason;
+use crate::model::fleet::{Farewell, Liveness};
+use crate::model::humane::plural;
+
+/// Why Baton ends flows of a backend.
+pub(super) fn ordered_because(reason: EndReason) -> &'static str {
+    match reason {
+        EndReason::Killed => "an operator gave the order",
+        EndReason::EjectedByOperator => "an operator ejected this backend",
+        EndReason::BackendEjected => "Baton found this backend dead",
+        EndReason::DrainDeadline => "this backend was draining and drain_timeout has passed",
+        EndReason::FrontendRemoved => "a reload removed this frontend and drain_timeout has passed",
+        other => other.label(),
+    }
+}
+
+/// `worker-17`, `3 nodes (worker-17, worker-18, worker-19)`.
+pub(super) fn named_nodes(nodes: &[String], more: usize) -> String {
+    let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
+    match nodes {
+        [node] if more == 0 => node.clone(),
+        nodes => format!("{} ({}{rest})", plural((nodes.len() + more) as u64, "node"), nodes.join(", ")),
+    }
+}
+
+pub(super) fn in_words(liveness: Liveness) -> &'static str {
+    match liveness {
+        Liveness::Unheard => "not heard of yet",
+        Liveness::Alive => "alive",
+        Liveness::Unlinked => "alive, but the link to it is down: this instance does not learn of its new flows",
+        Liveness::Silent => "silent",
+        Liveness::Dead => "considered dead: this instance has not heard of it for a second",
+        Liveness::Left(Farewell::Succeeded) => "being replaced by another process",
+        Liveness::Left(Farewell::Stopped) => "stopped",
+    }
+}

@@ -9,7 +9,7 @@ use crate::model::fleet::InstanceName;
 pub(crate) struct VipTerms {
     pub me: InstanceName,
     pub priority: u8,
-    /// The [`address_set`] of the VIP.
+    /// The number of its set of addresses, see `address_set`.
     pub addresses: u32,
     /// Whether there are other instances to give the VIP to.
     pub has_peers: bool,
@@ -58,14 +58,14 @@ impl VipLook<'_> {
 pub(crate) enum VipOrder {
     /// Send this standing to the peers.
     Tell(VipStanding),
-    /// Ask the network for the addresses, and make the gateway and the backends answer something; call [`VipMachine::handle_unasked`] if
+    /// Ask the network for the addresses, and make the gateway and the backends answer something; call `handle_unasked` if
     /// the question could not be sent.
     Ask,
     /// Make the gateway and the backends answer something.
     Rouse,
-    /// Add the missing addresses, each for [`LEASE_NS`]; call [`VipMachine::handle_failed`] if that fails.
+    /// Add the missing addresses, each for the lease; call `handle_failed` if that fails.
     Add,
-    /// Renew the addresses for [`LEASE_NS`] from now on.
+    /// Renew the addresses for the lease from now on.
     Renew,
     /// Announce the addresses to all neighbours.
     Announce,

@@ -49,6 +49,11 @@ impl Conn {
         conn
     }
 
+    /// The same connection, which waits for so long for each byte.
+    pub fn patient(self, deadline: Duration) -> Self {
+        Self { deadline, ..self }
+    }
+
     pub fn local(&self) -> SocketAddr {
         self.stream.local_addr().expect("a connected socket")
     }

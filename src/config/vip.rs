@@ -42,6 +42,10 @@ pub(super) fn read(
         section.refuse("addresses", format!("missing {}", section.name("addresses")), help);
         return None;
     }
+    if interface.as_deref() == Some("lo") {
+        let help = "name the Ethernet interface by which clients reach this host, such as \"eth0\": nobody asks for addresses on lo";
+        section.refuse("interface", format!("{} is \"lo\"", section.name("interface")), help.to_owned());
+    }
     check(section, &addresses, peers, listen);
     refuse_backends(section, &addresses, frontends);
     let addresses = addresses.into_iter().map(|element| element.value).collect();
@@ -142,6 +146,15 @@ mod tests {
         }
         let vip = read("10.0.0.100/32").unwrap().config.vip.unwrap();
         assert_eq!((vip.addresses, vip.priority), (vec!["10.0.0.100".parse().unwrap()], 100));
+    }
+
+    #[test]
+    fn the_vip_is_on_no_loopback_interface() {
+        let text = "[vip]\naddresses = [\"10.0.0.100/32\"]\ninterface = \"lo\"\n[[frontend]]\nname = \"a\"\n\
+                    listen = [\"10.0.0.100:6443\"]\n[[frontend.backend]]\nname = \"cp-1\"\naddress = \"10.0.0.11:6443\"\n";
+        let errors = config::parse(text, std::path::Path::new("baton.toml")).unwrap_err().errors;
+        assert_eq!((errors.len(), errors[0].line), (1, 3), "{errors:?}");
+        assert!(errors[0].help.contains("Ethernet interface"), "{}", errors[0].help);
     }
 
     #[test]

@@ -4,6 +4,18 @@ use std::io::ErrorKind;
 
 use crate::lab::*;
 
+/// Regression: it started, was ready, and reset every client, because it keeps 512 descriptors for other things than flows.
+#[test]
+fn with_too_few_descriptors_for_any_client_baton_does_not_start_and_says_why() {
+    let Some(lab) = Lab::new("few descriptors") else { return };
+    let paths = config::Paths::below(lab.directory());
+    std::fs::write(&paths.config, lab.config().text(&paths.socket)).unwrap();
+    let baton = Baton::start_by(&["prlimit", "--nofile=600"], &lab.lb, lab.directory());
+    eventually(LONG, "it has ended", || baton.process.exit_status().is_some());
+    let log = baton.process.log_text();
+    assert!(log.contains("it may open 600 files, and needs 1024 at least: set LimitNOFILE="), "{log}");
+}
+
 #[test]
 fn row28_out_of_file_descriptors_accepting_pauses_without_spinning_and_resumes_alone() {
     out_of_files(4);

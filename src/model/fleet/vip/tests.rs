@@ -500,6 +500,21 @@ fn a_holder_that_only_another_peer_hears_keeps_the_vip() {
     assert!(bench.run(1000).is_some());
 }
 
+/// Regression: after a moment in which the holder was not heard, people read that it had the VIP since then.
+#[test]
+fn a_holder_that_was_not_heard_for_a_moment_has_held_the_vip_all_the_same() {
+    let mut bench = Bench::new(vec![peer("lb-a", VipPart::Holds)]);
+    bench.deaf = true;
+    bench.run(5000);
+    bench.peers[0].silence_ns = Some(SILENT_NS);
+    bench.run(50);
+    bench.peers[0].silence_ns = Some(0);
+    bench.run(1000);
+    let view = bench.view();
+    assert_eq!(view.why, "lb-a has it");
+    assert!(view.for_ms >= 6000, "{} ms", view.for_ms);
+}
+
 #[test]
 fn a_vip_that_moves_to_and_fro_stays_where_it_is_for_a_while() {
     let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);

@@ -67,6 +67,15 @@ pub fn served_after(scene: &Scene, watch: &Stopwatch) -> Duration {
     watch.elapsed()
 }
 
+/// Both are ready and know each other's flows; returns the owner and the other one.
+pub fn settled(scene: &Scene, all: &[Instance]) -> (usize, usize) {
+    served_after(scene, &Stopwatch::start());
+    all[0].wait_synced(all[1].name);
+    all[1].wait_synced(all[0].name);
+    let had = owner(all);
+    (had, 1 - had)
+}
+
 /// Checks again and again, while `work` runs, whether two hosts have the VIP; returns the longest time that they both had it.
 fn both_had_it<T>(all: &[&Host], work: impl FnOnce() -> T) -> (Duration, T) {
     let done = AtomicBool::new(false);

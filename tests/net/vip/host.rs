@@ -1,20 +1,11 @@
 //! What else happens to a host with the built-in VIP: its interface is made anew, somebody else adds the address, the kernel refuses it.
 
-use super::built_in::{VIP6, fleet, has_vip, owner, restart, served_after};
+use super::built_in::{VIP6, fleet, has_vip, restart, served_after, settled};
 use super::*;
-use crate::fleet::{Instance, Scene};
+use crate::fleet::Instance;
 
 fn why(instance: &Instance) -> String {
     String::from_utf8(instance.baton.cli(&["vip", "--why"]).stdout).unwrap()
-}
-
-/// Both are ready and know each other's flows; returns the owner and the other one.
-fn settled(scene: &Scene, all: &[Instance]) -> (usize, usize) {
-    served_after(scene, &Stopwatch::start());
-    all[0].wait_synced(all[1].name);
-    all[1].wait_synced(all[0].name);
-    let had = owner(all);
-    (had, 1 - had)
 }
 
 /// The holder answers ARP, and IP between the two is cut.

@@ -1,6 +1,6 @@
 //! Who moves the VIP changes: keepalived, Baton, nobody.
 
-use super::built_in::{fleet, has_vip, owner, places, served_after, vip_of};
+use super::built_in::{fleet, has_vip, places, served_after, settled, vip_of};
 use super::*;
 use crate::fleet::Scene;
 
@@ -83,14 +83,11 @@ fn a_fleet_is_moved_from_keepalived_to_the_built_in_vip_and_back_without_a_reset
 #[test]
 fn a_holder_whose_file_loses_the_vip_gives_it_to_a_peer() {
     let Some((scene, _servers, all)) = fleet("built-in vip removed by a reload", 2) else { return };
-    served_after(&scene, &Stopwatch::start());
-    all[0].wait_synced("lb-b");
-    all[1].wait_synced("lb-a");
-    let had = owner(&all);
+    let (had, other) = settled(&scene, &all);
     all[had].baton.write_config(&super::built_in::config(&scene, had).vip("mode", "external"));
     all[had].reload();
     let watch = Stopwatch::start();
-    eventually(secs(5), "the other host has it", || has_vip(&all[1 - had]) && !has_vip(&all[had]));
+    eventually(secs(5), "the other host has it", || has_vip(&all[other]) && !has_vip(&all[had]));
     println!("served {:?} after the reload", served_after(&scene, &watch));
 }
 
@@ -98,10 +95,7 @@ fn a_holder_whose_file_loses_the_vip_gives_it_to_a_peer() {
 #[test]
 fn clients_find_the_holder_s_new_ethernet_address_at_once() {
     let Some((scene, _servers, all)) = fleet("built-in vip with another ethernet address", 2) else { return };
-    served_after(&scene, &Stopwatch::start());
-    all[0].wait_synced("lb-b");
-    all[1].wait_synced("lb-a");
-    let had = owner(&all);
+    let (had, other) = settled(&scene, &all);
     let mut conns: Vec<_> = (0..10).map(|number| scene.lab.client.connect(places()[number % 2])).collect();
     conns.iter_mut().for_each(|conn| conn.echo(1, 1000));
     all[had].host.run("ip link set eth0 address 02:00:00:00:77:01");
@@ -109,20 +103,17 @@ fn clients_find_the_holder_s_new_ethernet_address_at_once() {
     conns.iter_mut().for_each(|conn| conn.echo(2, 1000));
     println!("all clients have an answer {:?} after the change", watch.unstalled());
     assert!(watch.unstalled() < secs(5), "{:?}", watch.elapsed());
-    wait::throughout(secs(2), "it stays", || has_vip(&all[had]) && !has_vip(&all[1 - had]));
+    wait::throughout(secs(2), "it stays", || has_vip(&all[had]) && !has_vip(&all[other]));
 }
 
 /// Regression: a global IPv6 address counted, and the host reached no backend and no peer by IPv4.
 #[test]
 fn a_host_that_loses_its_other_ipv4_addresses_alone_gives_the_built_in_vip_up() {
     let Some((scene, _servers, all)) = fleet("built-in vip without ipv4", 2) else { return };
-    served_after(&scene, &Stopwatch::start());
-    all[0].wait_synced("lb-b");
-    all[1].wait_synced("lb-a");
-    let had = owner(&all);
+    let (had, other) = settled(&scene, &all);
     let host = all[had].host.clone();
     host.run(&format!("ip address del {}/24 dev eth0", host.v4));
-    eventually(secs(5), "the other host has the VIP", || has_vip(&all[1 - had]) && !has_vip(&all[had]));
+    eventually(secs(5), "the other host has the VIP", || has_vip(&all[other]) && !has_vip(&all[had]));
     let given_up = all[had].baton.events_of("vip_given_up");
     let why = "the interface has lost all its other addresses, or those of IPv4";
     assert!(given_up.iter().any(|event| event["why"] == why), "{given_up:?}");

@@ -84,8 +84,8 @@ const RECORD_MAX: Duration = Duration::from_secs(1);
 /// How often quiet sources are forgotten.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
-/// Baton keeps 512 descriptors for other things than flows; with fewer than these it would reset nearly every client.
-const FILES_MIN: u64 = 1024;
+/// With fewer descriptors Baton would reset nearly every client.
+const FILES_MIN: u64 = 2 * process::RESERVED_FILES;
 
 /// Why an instance cannot start.
 #[derive(Debug, thiserror::Error)]

@@ -1,10 +1,8 @@
 //! The admin servers' requests to the rest of the instance. `app` implements them, so that this part knows neither the
 //! health checker nor the loader of the configuration.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -12,7 +10,7 @@ use thiserror::Error;
 use super::diff::Diffing;
 use super::evacuate::{Evacuating, EvacuationCheck, EvacuationFailed, EvacuationRequest};
 use super::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
-use crate::config::Diagnostic;
+use crate::config::{BudgetHost, Diagnostic};
 use crate::model::health::Order;
 use crate::model::ids::BackendId;
 
@@ -56,11 +54,8 @@ pub trait Control: Send + Sync + 'static {
     /// The effects of an evacuation; changes nothing. It looks at every flow.
     fn check_evacuation(&self, asked: &EvacuationRequest) -> EvacuationCheck;
 
-    /// keepalived's interval between advertisements, if keepalived is there. It reads a file.
-    fn advert_interval(&self) -> Option<Duration>;
-
-    /// This host's addresses that no other host takes.
-    fn own_addresses(&self) -> Vec<IpAddr>;
+    /// What this host adds to the heartbeat budget of the file. It reads keepalived's file.
+    fn budget_host(&self) -> BudgetHost;
 }
 
 /// An order under way. It is carried out even if this is dropped.

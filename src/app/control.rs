@@ -1,9 +1,7 @@
 //! The instance's side of the admin servers' requests.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -19,6 +17,7 @@ use crate::admin::control::{
 use crate::admin::diff::Diffing;
 use crate::admin::evacuate::{Evacuating, EvacuationCheck, EvacuationFailed, EvacuationRequest};
 use crate::admin::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
+use crate::config::BudgetHost;
 use crate::drain::LifePhase;
 use crate::model::balance::{Balance, WHOLE_SHARE};
 use crate::model::health::{Cause, Order};
@@ -137,12 +136,8 @@ impl Control for Wiring {
         evacuate::check(&self.core, asked)
     }
 
-    fn advert_interval(&self) -> Option<Duration> {
-        preflight::budget_host(None).adverts
-    }
-
-    fn own_addresses(&self) -> Vec<IpAddr> {
-        preflight::budget_host(None).own
+    fn budget_host(&self) -> BudgetHost {
+        preflight::budget_host(None)
     }
 }
 

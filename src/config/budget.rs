@@ -18,7 +18,7 @@ pub(crate) struct FrontendBudget<'a> {
 
 /// What the host adds to the file.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct BudgetHost {
+pub struct BudgetHost {
     /// Of keepalived's file, for a file of Baton's without an interval.
     pub adverts: Option<Duration>,
     /// Its own addresses: those that no other host takes.

@@ -7,12 +7,7 @@ use super::kernel::{command, read};
 use super::place::HostPlace;
 use crate::config::Config;
 use crate::model::finding::Finding;
-use crate::sys::process;
-
-/// Descriptors reserved for other uses than flows: listeners, probes, admin sockets, maps.
-const SPARE_FILES: u64 = 512;
-/// One for the client's socket, one for the backend's.
-const FILES_PER_FLOW: u64 = 2;
+use crate::sys::process::{self, FILES_PER_FLOW, RESERVED_FILES};
 
 pub(super) fn look(config: &Config, place: &HostPlace) -> Vec<Finding> {
     let mut findings = vec![files(config)];
@@ -27,10 +22,10 @@ fn files(config: &Config) -> Finding {
     let limit = process::file_limit_max();
     let shown = format!("{limit} here; a service has its unit's LimitNOFILE");
     let Some(flows) = config.process.max_connections else {
-        let flows = limit.saturating_sub(SPARE_FILES) / FILES_PER_FLOW;
+        let flows = limit.saturating_sub(RESERVED_FILES) / FILES_PER_FLOW;
         return Finding::good("descriptors", format!("{shown}; enough for {flows} proxied flows"));
     };
-    let needed = u64::from(flows) * FILES_PER_FLOW + SPARE_FILES;
+    let needed = u64::from(flows) * FILES_PER_FLOW + RESERVED_FILES;
     match limit >= needed {
         true => Finding::good("descriptors", shown),
         false => Finding::advice(

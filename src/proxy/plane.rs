@@ -6,11 +6,8 @@ use crate::addr::VipAddr;
 use crate::config::{self, Config, Frontend, Keepalive, OffloadMode, Target};
 use crate::model::offload::OffloadPolicy;
 use crate::sys::liveness::SocketTimeouts;
-use crate::sys::process::file_limit;
+use crate::sys::process::{FILES_PER_FLOW, RESERVED_FILES, file_limit};
 use crate::table::backend::{FrontendEntry, NamedBackend, Registry};
-
-/// Descriptors reserved for listeners, probes, admin sockets and pipes: flows may not take them.
-const RESERVED_FILES: u64 = 512;
 
 /// All frontends of one configuration, and the limits for all of them together.
 #[derive(Debug)]
@@ -38,7 +35,7 @@ pub(super) struct FrontendPlane {
 impl Plane {
     /// Joins `config` with the entries of `registry`: makes new entries, and sets weights and caps of all.
     pub(super) fn new(config: &Config, registry: &Registry, version: u64) -> Self {
-        let max_proxied = (file_limit().saturating_sub(RESERVED_FILES) / 2) as usize;
+        let max_proxied = (file_limit().saturating_sub(RESERVED_FILES) / FILES_PER_FLOW) as usize;
         let max_connections = config.process.max_connections.map(|max| max as usize);
         let frontends = config.frontends.iter().map(|settings| {
             let entry = registry.frontend(&settings.name);

@@ -9,6 +9,11 @@ use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill
 
 use super::fd_passing;
 
+/// Descriptors that Baton keeps for other uses than flows: listeners, probes, admin sockets, maps, pipes.
+pub(crate) const RESERVED_FILES: u64 = 512;
+/// A proxied flow has one for the client's socket, and one for the backend's.
+pub(crate) const FILES_PER_FLOW: u64 = 2;
+
 /// Raises the soft limit of file descriptors to the hard limit and returns it.
 pub fn raise_file_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);

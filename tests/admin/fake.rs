@@ -1,7 +1,6 @@
 //! An instance without a data plane: a table filled by hand, a control that records its calls, and one thread that
 //! carries out orders as a worker would.
 
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
@@ -18,7 +17,7 @@ use baton::admin::doors::Doors;
 use baton::admin::evacuate::{Evacuating, EvacuationCheck, EvacuationFailed, EvacuationRequest};
 use baton::admin::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
 use baton::admin::{Admin, AdminPorts};
-use baton::config::{self, Config};
+use baton::config::{self, BudgetHost, Config};
 use baton::drain::{Drain, LifePhase};
 use baton::metrics::Metrics;
 use baton::model::end_reason::EndReason;
@@ -133,12 +132,8 @@ impl Control for FakeControl {
         unreachable!("no test asks for it")
     }
 
-    fn own_addresses(&self) -> Vec<IpAddr> {
-        Vec::new()
-    }
-
-    fn advert_interval(&self) -> Option<Duration> {
-        Some(Duration::from_secs(1))
+    fn budget_host(&self) -> BudgetHost {
+        BudgetHost { adverts: Some(Duration::from_secs(1)), own: Vec::new() }
     }
 }
 

@@ -33,7 +33,6 @@ enum WhatIfSubject {
 struct WhatIfLook<'a> {
     admin: &'a Admin,
     config: &'a Config,
-    /// keepalived's interval, from its file.
     host: BudgetHost,
     flows: Vec<FlowView>,
 }
@@ -43,8 +42,7 @@ pub(super) fn answer(admin: &Admin, asked: &WhatIfRequest) -> Result<WhatIfRepor
     let config = admin.config.load_full();
     let subject = find(admin, &config, &asked.subject)?;
     let flows = admin.table.flows.iter().collect();
-    let host = BudgetHost { adverts: admin.control.advert_interval(), own: admin.control.own_addresses() };
-    let look = WhatIfLook { admin, config: &config, host, flows };
+    let look = WhatIfLook { admin, config: &config, host: admin.control.budget_host(), flows };
     let restarts = asked.happens == Happening::Restarts;
     match subject {
         WhatIfSubject::Backend(entries) => Ok(look.of_backend(&entries, asked.happens)),

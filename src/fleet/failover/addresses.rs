@@ -121,13 +121,7 @@ impl Addresses {
         // The address is on an interface again: its copy on `lo` is not needed, and would outlive the address's next
         // leave.
         if !self.ahead {
-            now_on
-                .iter()
-                .filter(|ip| self.kept.contains(ip))
-                .copied()
-                .collect::<Vec<_>>()
-                .into_iter()
-                .for_each(|ip| self.kept.give_up(ip));
+            now_on.iter().filter(|ip| self.kept.contains(ip)).for_each(|ip| self.kept.give_up(*ip));
         }
         let here = seen.all.iter().copied().filter(|ip| self.vips.contains(ip)).collect();
         let all = |set: &BTreeSet<IpAddr>| set.iter().copied().collect();

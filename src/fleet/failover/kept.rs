@@ -25,10 +25,9 @@ pub(super) struct KeptAddresses {
 impl KeptAddresses {
     /// The addresses that an earlier process has kept, from now on kept by this one.
     pub(super) fn of_this_host() -> Self {
-        let found: BTreeSet<_> = netlink::added_to_loopback().unwrap_or_default().into_iter().collect();
-        let is_empty = found.is_empty();
-        let mut kept = Self { all: Arc::new(Mutex::new(found)), is_renewed: false };
-        if !is_empty {
+        let found = netlink::added_to_loopback().unwrap_or_default();
+        let mut kept = Self { all: Arc::new(Mutex::new(found.iter().copied().collect())), is_renewed: false };
+        if !found.is_empty() {
             kept.begin();
         }
         kept
@@ -52,7 +51,7 @@ impl KeptAddresses {
     }
 
     /// Removes it from `lo`.
-    pub(super) fn give_up(&mut self, ip: IpAddr) {
+    pub(super) fn give_up(&self, ip: IpAddr) {
         let mut all = lock(&self.all);
         let _ = netlink::remove_from_loopback(ip);
         all.remove(&ip);

@@ -296,6 +296,34 @@ fn a_stop_gives_no_vip_to_the_apiserver_and_the_command_does() {
     assert!(said.contains("removed: the program that shares ports, with 2 addresses"), "{said}");
     it.is_apiservers(vip(VIP));
     assert!(!remove().contains("shares ports"), "it is gone");
+    // Other tests have places there at times.
+    let pins = std::path::Path::new("/sys/fs/bpf/baton-ports");
+    eventually(LONG, "the directory is not there, or has places of another namespace", || {
+        std::fs::read_dir(pins).map_or(true, |mut names| names.next().is_some())
+    });
+}
+
+/// The directory of all namespaces is removed with the last place, and another host may make it at that moment.
+#[test]
+fn two_hosts_that_begin_and_cease_to_share_a_port_at_once_do_not_hinder_each_other() {
+    let labs = ["shares one", "shares two"].map(Shared::new);
+    let [Some(one), Some(two)] = labs else { return };
+    let shares = |it: &Shared| {
+        let _apiserver = it.apiserver("[::]:6443");
+        for _ in 0..8 {
+            let mut baton = it.start(&it.config());
+            it.served(VIP);
+            baton.process.kill();
+            drop(baton);
+            eventually(LONG, "the places are removed", || {
+                matches!(it.lab.lb.enter(::baton::proxy::remove_shared_ports), Ok(Some(2)))
+            });
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| shares(&one));
+        scope.spawn(|| shares(&two));
+    });
 }
 
 #[test]

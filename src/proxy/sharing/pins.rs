@@ -13,6 +13,7 @@ use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use aya::EbpfLoader;
@@ -76,8 +77,7 @@ impl PortPins {
         if !bpffs::holds(Path::new(DIRECTORY)).map_err(fail)? {
             bpffs::mount_usual().map_err(SharingError::Mount)?;
         }
-        std::fs::create_dir_all(DIRECTORY).map_err(fail)?;
-        let lock = lock().map_err(fail)?;
+        let lock = make_and_lock().map_err(fail)?;
         sweep().map_err(fail)?;
         if !self.is_whole().map_err(fail)? {
             clear(&self.directory).map_err(fail)?;
@@ -94,7 +94,10 @@ impl PortPins {
         if !self.directory.exists() {
             return Ok(None);
         }
-        let lock = lock()?;
+        let lock = match lock() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            lock => lock?,
+        };
         if !self.is_whole()? {
             return Ok(None);
         }
@@ -118,6 +121,9 @@ impl PortPins {
         // The kernel detaches a link a moment after its last name is gone.
         places.iter().try_for_each(|(place, _)| ports.free(place))?;
         clear(&self.directory)?;
+        sweep()?;
+        // It is not empty if another namespace has places, and busy where a unit has it mounted.
+        let _ = std::fs::remove_dir(DIRECTORY);
         Ok(Some(places.len()))
     }
 
@@ -208,11 +214,25 @@ pub(super) fn address(key: &PlaceKey) -> VipAddr {
     VipAddr::new(SocketAddr::new(IpAddr::from(ip), port as u16))
 }
 
-/// Waits until no other process changes the places.
+/// Waits until no other process changes the places. `NotFound`: there is no directory, or another process removed it meanwhile.
 fn lock() -> io::Result<File> {
     let directory = File::open(DIRECTORY)?;
     flock(&directory, FlockOperation::LockExclusive)?;
+    if std::fs::metadata(DIRECTORY)?.ino() != directory.metadata()?.ino() {
+        return Err(io::ErrorKind::NotFound.into());
+    }
     Ok(directory)
+}
+
+/// [`lock`], of a directory that is made if there is none.
+fn make_and_lock() -> io::Result<File> {
+    loop {
+        std::fs::create_dir_all(DIRECTORY)?;
+        match lock() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            lock => return lock,
+        }
+    }
 }
 
 /// Removes the pins of namespaces that are gone, and those of processes that died while they made them: the caller has the lock.

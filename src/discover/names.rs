@@ -25,6 +25,11 @@ impl NameFollower {
         Self { names, journal, source, failed: None }
     }
 
+    /// The source gives these names. It may fail all the same: it cannot tell of changes.
+    pub(super) fn learn(&mut self, found: NameMap) {
+        self.names.set(self.source.clone(), found);
+    }
+
     /// After an error the last names stay.
     pub(super) fn take(&mut self, found: Result<NameMap, String>) {
         let source = match &self.source {
@@ -33,7 +38,7 @@ impl NameFollower {
         };
         match found {
             Ok(found) => {
-                self.names.set(self.source.clone(), found);
+                self.learn(found);
                 if self.failed.take().is_some() {
                     let names = self.names.count(&self.source);
                     self.journal.record(What::NamesRecovered { source, names });

@@ -47,7 +47,7 @@ struct ClusterState {
     garbage: Option<String>,
     token: Option<String>,
     wants_certificate: bool,
-    /// The slices can be listed, and not watched.
+    /// Slices and nodes can be listed, and not watched.
     forbids_watch: bool,
     /// Name and address. `None`: nobody may list them.
     nodes: Option<Vec<(String, Ipv4Addr)>>,
@@ -146,7 +146,7 @@ impl Cluster {
         state.log.clear();
     }
 
-    /// Whether the Role lacks the verb watch.
+    /// Whether the rights lack the verb watch.
     pub fn forbid_watch(&self, forbids: bool) {
         self.state().forbids_watch = forbids;
     }
@@ -309,6 +309,9 @@ impl Cluster {
         };
         let Some((version, nodes)) = nodes else { return refuse(stream, 403, "Forbidden", "nodes is forbidden").await };
         if query.contains_key("watch") {
+            if self.state().forbids_watch {
+                return refuse(stream, 403, "Forbidden", "cannot watch resource nodes").await;
+            }
             return self.watch(stream, query, |state| &state.node_log).await;
         }
         let page: usize = query.get("continue").and_then(|text| text.parse().ok()).unwrap_or(0);

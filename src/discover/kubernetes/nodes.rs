@@ -24,26 +24,31 @@ const LIST_MAX: Duration = Duration::from_secs(60);
 /// As many as Kubernetes supports, and more.
 const NODES_MAX: usize = 20_000;
 
-/// Without the right to list them, rights are not tried again and again.
+/// Without the right to list or to watch them, rights are not tried again and again: the list of a large cluster has tens of MB.
 const FORBIDDEN_RETRY: Duration = Duration::from_secs(300);
+/// The right that is missing if they can be listed only (docs/discovery.md).
+const ROLE: &str = "the ClusterRole needs the verb watch for nodes: verbs: [list, watch]";
 
 /// Lists and watches until it is dropped.
 pub(super) async fn follow(client: ApiClient, mut follower: NameFollower) {
     loop {
         let mut errors = Vec::new();
-        let mut has_listed = false;
+        let (mut has_listed, mut is_forbidden) = (false, false);
         for server in client.servers(0) {
             match list(&client, server).await {
                 Ok(nodes) => {
                     has_listed = true;
-                    follow_at(&client, server, nodes, &mut follower).await;
+                    if let WatchFault::Forbidden(error) = follow_at(&client, server, nodes, &mut follower).await {
+                        follower.take(Err(format!("{error}; {ROLE}")));
+                        is_forbidden = true;
+                    }
                     break;
                 }
                 Err(error) => errors.push(error),
             }
         }
-        let is_forbidden = !errors.is_empty() && errors.iter().all(|error| error.starts_with("403 "));
         if !has_listed && !errors.is_empty() {
+            is_forbidden = errors.iter().all(|error| error.starts_with("403 "));
             errors.sort();
             errors.dedup();
             follower.take(Err(errors.join("; ")));
@@ -68,14 +73,23 @@ async fn list(client: &ApiClient, server: BackendAddr) -> Result<Nodes, String> 
     timeout(LIST_MAX, listed).await.unwrap_or_else(|_| Err("it did not list the nodes in time".to_owned()))
 }
 
-/// Follows `server` for as long as it can be watched.
-async fn follow_at(client: &ApiClient, server: BackendAddr, mut nodes: Nodes, follower: &mut NameFollower) {
-    follower.take(Ok(nodes.names()));
+/// Follows `server` for as long as it can be watched. Returns why it no longer can.
+async fn follow_at(
+    client: &ApiClient,
+    server: BackendAddr,
+    mut nodes: Nodes,
+    follower: &mut NameFollower,
+) -> WatchFault {
+    follower.learn(nodes.names());
     loop {
         let mut watch = match client.watch(server, &format!("{NODES}?"), &nodes.version).await {
             Ok(watch) => watch,
-            Err(fault) => return tracing::debug!(%server, ?fault, "the nodes cannot be watched"),
+            Err(fault) => {
+                tracing::debug!(%server, ?fault, "the nodes cannot be watched");
+                return fault;
+            }
         };
+        follower.take(Ok(nodes.names()));
         loop {
             let applied = match watch.next_line().await {
                 Ok(Some(line)) => nodes.apply(&line),
@@ -86,7 +100,10 @@ async fn follow_at(client: &ApiClient, server: BackendAddr, mut nodes: Nodes, fo
                 Ok(true) => follower.take(Ok(nodes.names())),
                 Ok(false) => {}
                 // Listed again, here or at another backend.
-                Err(fault) => return tracing::debug!(%server, ?fault, "the watch of the nodes has ended"),
+                Err(fault) => {
+                    tracing::debug!(%server, ?fault, "the watch of the nodes has ended");
+                    return fault;
+                }
             }
         }
     }

@@ -260,3 +260,24 @@ fn the_cluster_s_nodes_name_clients_and_without_the_right_one_event_says_so() {
     eventually(LONG, "the watch tells of the change", || names() == ["\"worker-7\"", "\"worker-9\""]);
     assert_eq!(cluster.node_lists(), asked, "nothing is listed again");
 }
+
+/// The nodes of a cluster that may not be watched were listed again every two seconds, and nothing said why their names were old.
+#[test]
+fn nodes_that_may_be_listed_and_not_watched_are_named_and_not_listed_again_and_again() {
+    let Some(it) = start("nodes without watch") else { return };
+    let (lab, cluster) = (&it.lab, &it.cluster);
+    cluster.set_nodes(&[("worker-7", lab.client.v4)]);
+    cluster.forbid_watch(true);
+    let baton = lab.baton(&it.config);
+    eventually(LONG, "an event says so", || !baton.events_of("names_failed").is_empty());
+    let error = baton.events_of("names_failed")[0]["error"].to_string();
+    assert!(error.contains("403 Forbidden: cannot watch resource nodes"), "{error}");
+    assert!(error.contains("needs the verb watch for nodes: verbs: [list, watch]"), "{error}");
+    let _conn = lab.client.connect(lab.lb.v4(6443));
+    eventually(LONG, "the client has its name", || baton.flows().iter().any(|flow| flow["node"] == "worker-7"));
+    // The apiservers' own slices are listed every ten seconds meanwhile.
+    let (nodes, lists) = (cluster.node_lists(), cluster.lists());
+    eventually(secs(40), "the slices are listed again", || cluster.lists() > lists);
+    assert_eq!((cluster.node_lists(), baton.events_of("names_failed").len()), (nodes, 1));
+    assert!(baton.events_of("names_recovered").is_empty());
+}

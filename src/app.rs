@@ -56,7 +56,7 @@ use crate::proxy::{Bindings, Proxy, ProxyError, ProxyParts};
 use crate::rebalance::{self, RebalanceOrder, RebalanceParts};
 use crate::recorder::{self, RecorderParts};
 use crate::sys::clock::{now_ns, unix_ns};
-use crate::sys::process;
+use crate::sys::process::{self, FILES_MIN};
 use crate::table::Table;
 use crate::table::flows::IdShare;
 use crate::table::journal::What;
@@ -83,9 +83,6 @@ const RECORD_MAX: Duration = Duration::from_secs(1);
 
 /// How often quiet sources are forgotten.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
-
-/// With fewer descriptors Baton would reset nearly every client.
-const FILES_MIN: u64 = 2 * process::RESERVED_FILES;
 
 /// Why an instance cannot start.
 #[derive(Debug, thiserror::Error)]

@@ -7,7 +7,7 @@ use super::kernel::{command, read};
 use super::place::HostPlace;
 use crate::config::Config;
 use crate::model::finding::Finding;
-use crate::sys::process::{self, FILES_PER_FLOW, RESERVED_FILES};
+use crate::sys::process::{self, FILES_MIN, FILES_PER_FLOW, RESERVED_FILES};
 
 pub(super) fn look(config: &Config, place: &HostPlace) -> Vec<Finding> {
     let mut findings = vec![files(config)];
@@ -21,6 +21,15 @@ pub(super) fn look(config: &Config, place: &HostPlace) -> Vec<Finding> {
 fn files(config: &Config) -> Finding {
     let limit = process::file_limit_max();
     let shown = format!("{limit} here; a service has its unit's LimitNOFILE");
+    if limit < FILES_MIN {
+        let why = format!("Baton does not start with fewer than {FILES_MIN}");
+        return Finding::fault(
+            "descriptors",
+            shown,
+            why,
+            format!("ulimit -Hn {FILES_MIN}, or LimitNOFILE= in the unit"),
+        );
+    }
     let Some(flows) = config.process.max_connections else {
         let flows = limit.saturating_sub(RESERVED_FILES) / FILES_PER_FLOW;
         return Finding::good("descriptors", format!("{shown}; enough for {flows} proxied flows"));

@@ -11,6 +11,8 @@ use super::fd_passing;
 
 /// Descriptors that Baton keeps for other uses than flows: listeners, probes, admin sockets, maps, pipes.
 pub(crate) const RESERVED_FILES: u64 = 512;
+/// Baton does not start with fewer descriptors: it would reset nearly every client.
+pub(crate) const FILES_MIN: u64 = 2 * RESERVED_FILES;
 /// A proxied flow has one for the client's socket, and one for the backend's.
 pub(crate) const FILES_PER_FLOW: u64 = 2;
 

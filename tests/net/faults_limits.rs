@@ -14,6 +14,10 @@ fn with_too_few_descriptors_for_any_client_baton_does_not_start_and_says_why() {
     eventually(LONG, "it has ended", || baton.process.exit_status().is_some());
     let log = baton.process.log_text();
     assert!(log.contains("it may open 600 files, and needs 1024 at least: set LimitNOFILE="), "{log}");
+    let check = format!("{} check -c {} --host", baton::BINARY, paths.config.display());
+    let says = |files: u64| lab.lb.run(&format!("prlimit --nofile={files} {check} 2>&1 | grep descriptors"));
+    assert!(says(1023).starts_with("fault"), "{}", says(1023));
+    assert!(says(1024).starts_with("ok"), "{}", says(1024));
 }
 
 #[test]

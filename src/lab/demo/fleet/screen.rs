@@ -212,7 +212,7 @@ const KUBELET_ROWS_MAX: usize = 4;
 /// Of a line's time and of the one who says it.
 const PREFIX_CELLS: usize = 17;
 /// At most 80 columns.
-pub(super) const KEYS: &str = "k kill apiserver│b kill Baton│p plug│e evacuate│u upgrade│f firewall│r repair│q";
+pub(super) const KEYS: &str = "k/b kill apiserver/Baton│p plug│e evacuate│u upgrade│f firewall│r repair│q quit";
 
 #[cfg(test)]
 mod tests;

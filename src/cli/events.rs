@@ -10,6 +10,7 @@ use clap::Args;
 use super::output::{CliError, Output};
 use super::recording::{self, RecordingFrom};
 use super::socket;
+use super::wrap::wrap;
 use crate::admin::protocol::{Command, EventFilter, Listed};
 use crate::model::duration;
 use crate::model::moment;
@@ -137,7 +138,8 @@ fn write(event: &Event, number: &str, output: &Output) -> Result<(), CliError> {
     }
     let at = recording::shown(event.at_unix_ms);
     let what = output.paint(event.what.weight(), &event.what.sentence());
-    output.line(format!("{}  {what}", output.faint(&format!("{number}  {at}"))))
+    let line = format!("{}  {what}", output.faint(&format!("{number}  {at}")));
+    output.line(wrap(&line, output.width))
 }
 
 fn since(text: &str) -> Result<EventsSince, moment::MomentFault> {

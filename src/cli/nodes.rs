@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::grid::{Align::*, Cell, Grid};
 use super::output::{CliError, Output};
+use super::wrap::wrap;
 use crate::admin::client::Client;
 use crate::admin::nodes::{NodeRow, NodeRowState, NodesReport};
 use crate::admin::protocol::Command;
@@ -61,7 +62,7 @@ pub(super) fn nodes(client: &mut Client, arguments: &NodesArguments, output: &Ou
         match output.json {
             true if arguments.watch => output.json_line(&report)?,
             true => output.document(&report)?,
-            false => output.text(&in_words(&report, all, more, output))?,
+            false => output.text(&wrap(&in_words(&report, all, more, output), output.width))?,
         }
         if !arguments.watch {
             return Ok(ExitCode::SUCCESS);

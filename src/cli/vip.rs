@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use super::grid::{Align::*, Cell, Grid};
 use super::output::{CliError, Output};
+use super::wrap::wrap;
 use crate::admin::client::Client;
 use crate::admin::protocol::Command;
 use crate::admin::status::VipReport;
@@ -22,7 +23,7 @@ pub(super) fn vip(client: &mut Client, arguments: &VipArguments, output: &Output
     let report: VipReport = client.ask(&Command::Vip {})?;
     match output.json {
         true => output.document(&report)?,
-        false => output.text(&in_words(&report, arguments.why, output))?,
+        false => output.text(&wrap(&in_words(&report, arguments.why, output), output.width))?,
     }
     Ok(ExitCode::SUCCESS)
 }

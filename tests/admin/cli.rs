@@ -258,6 +258,10 @@ async fn tables_fit_the_terminal_and_pipes_get_all_of_them() {
         let frontends = in_terminal(&socket, "status", columns).await;
         let mut table = frontends.lines().skip_while(|line| !line.starts_with("  STATE")).take(4);
         assert!(table.clone().count() == 4 && table.all(|line| line.chars().count() <= columns.into()), "{frontends}");
+        for command in ["events", "nodes"] {
+            let shown = in_terminal(&socket, command, columns).await;
+            assert!(shown.lines().all(|line| line.chars().count() <= columns.into()), "{columns}:\n{shown}");
+        }
     }
     let whole = in_terminal(&socket, "backends", 250).await;
     // The ages of the two differ.

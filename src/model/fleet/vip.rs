@@ -52,6 +52,8 @@ const RENEW_NS: u64 = 500_000_000;
 /// second apart, because any host of the network may have the address, also a slow one. Here only a host that has just fallen silent may have
 /// it, and the two instances correct a wrong guess as soon as they hear each other.
 const ASKS: u32 = 3;
+/// From then on it is told that a host answers: a peer has said by then that it has just taken the addresses.
+const STRANGE_NS: u64 = 1_000_000_000;
 /// Questions after a host has answered: it lives and has the addresses, so one lost answer must not count for much.
 const ASKS_ANSWERED: u32 = 6;
 const ASK_EVERY_NS: u64 = 40_000_000;
@@ -96,6 +98,13 @@ enum VipStage {
     Holds { since_ns: u64, renewed_ns: u64, announce_from_ns: u64, announced: usize, gain: VipGain },
 }
 
+/// Another host has the addresses that no peer has.
+#[derive(Debug)]
+struct Answer {
+    since_ns: u64,
+    is_told: bool,
+}
+
 /// The state machine of the module's drawing.
 #[derive(Debug)]
 pub(crate) struct VipMachine {
@@ -123,8 +132,8 @@ pub(crate) struct VipMachine {
     saw_taker: bool,
     /// The instance does not ask before this time, for the reason in `why`.
     again_ns: u64,
-    /// The host that answered last, and when the first answer of this vacancy came.
-    answered: Option<(Mac, u64)>,
+    /// The first answer of this vacancy.
+    answered: Option<Answer>,
     cut_off_ns: Option<u64>,
     unready_ns: Option<u64>,
     /// Since when no backend can be used here and a peer that could take the VIP has one.
@@ -216,14 +225,12 @@ impl VipMachine {
         if !self.takes() {
             return;
         }
-        let since_ns = match self.answered {
-            Some((_, since_ns)) => since_ns,
-            None => {
-                self.orders.push_back(VipOrder::Note(VipNote::Answered(by)));
-                now_ns
-            }
-        };
-        self.answered = Some((by, since_ns));
+        let answer = self.answered.get_or_insert(Answer { since_ns: now_ns, is_told: false });
+        let since_ns = answer.since_ns;
+        if !answer.is_told && now_ns - since_ns >= STRANGE_NS {
+            answer.is_told = true;
+            self.orders.push_back(VipOrder::Note(VipNote::Answered(by)));
+        }
         self.pause(VipWhy::Answered { by }, since_ns, now_ns);
     }
 

@@ -141,16 +141,18 @@ fn a_silent_holder_is_followed_after_its_fifth_missing_beat_and_the_questions() 
 fn a_host_that_answers_keeps_the_vip_and_is_asked_again() {
     let mut bench = Bench::new(vec![peer("lb-a", VipPart::Holds)]);
     bench.peers[0].silence_ns = Some(SILENT_NS);
-    for _ in 0..10 {
+    let told =
+        |bench: &Bench| bench.orders.iter().filter(|it| matches!(it, VipOrder::Note(VipNote::Answered(_)))).count();
+    for turn in 0..10 {
         bench.run(50);
         let now_ns = bench.now_ns;
         bench.machine.handle_answer([2, 0, 0, 0, 0, 9], now_ns);
         bench.run(10);
         assert_eq!(bench.view().why, "another host (02:00:00:00:00:09) has one of the addresses");
         assert_eq!(bench.run(140), None);
+        assert!(turn > 3 || told(&bench) == 0, "a peer that has just taken the VIP answers, too");
     }
-    let told = bench.orders.iter().filter(|it| matches!(it, VipOrder::Note(VipNote::Answered(_)))).count();
-    assert_eq!(told, 1, "it is told once");
+    assert_eq!(told(&bench), 1, "it is told once");
     assert!(bench.run(400).is_some(), "it answers no more");
 }
 

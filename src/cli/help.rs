@@ -48,7 +48,14 @@ const GROUPS: [(&str, &[(&str, &str)]); 5] = [
             ("offload", "baton offload status"),
         ],
     ),
-    ("Try it", &[("demo", "baton demo --tour"), ("drill", "baton drill 10.0.0.100:6443 --for 5m")]),
+    (
+        "Try it",
+        &[
+            ("demo", "baton demo --tour"),
+            ("drill", "baton drill 10.0.0.100:6443 --for 5m"),
+            ("gameday", "baton gameday plan.toml 10.0.0.100:6443 --plan"),
+        ],
+    ),
     (
         "Others",
         &[

@@ -7,7 +7,7 @@ pub(super) use crate::lab::{LabVerb, run};
 #[cfg(not(feature = "lab"))]
 pub(super) use absent::{NoLab as LabVerb, run};
 
-const COMMANDS: [&str; 4] = ["demo", "drill", "kubelet", "stand-in"];
+const COMMANDS: [&str; 5] = ["demo", "drill", "gameday", "kubelet", "stand-in"];
 
 /// The message if `error` is about a command of the lab, which is unknown only if it was left out.
 pub(super) fn left_out(error: &clap::Error) -> Option<String> {

@@ -1,35 +1,32 @@
 //! `baton drill`: many kubelet-like clients against any address. How many nodes would have gone NotReady?
 //!
 //! ```text
-//! tally    every gap between two heartbeats, and the verdict      screen   the display meanwhile
-//! leases   which leases are written, where it is a PUT           kubeconfig   server, trust and user from kubectl's file
+//! fleet    the kubelets, born one after the other                kubeconfig   server, trust and user from kubectl's file
+//! tally    every gap between two heartbeats, and the verdict     screen       the display meanwhile
+//! leases   which leases are written, where it is a PUT
 //! ```
 
+mod fleet;
 mod kubeconfig;
 mod leases;
 mod screen;
 mod tally;
 
 use std::io::{self, IsTerminal, Write};
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use rustls_pki_types::ServerName;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::interval;
 
-use super::kubelet::{Heartbeat, Kubelet, KubeletSettings, Observed, Retries, Summary};
-use super::tls::{self, PemText, TlsFileError};
-use crate::addr::VipAddr;
-use crate::lab::lease::{DRILL_LABEL, WATCH_PATH};
+use super::tls::TlsFileError;
+use crate::lab::lease::DRILL_LABEL;
 use crate::lab::pause::pause;
 use crate::model::duration;
 use crate::sys::clock::now_ns;
-use crate::sys::process;
-use kubeconfig::{KubeContext, KubeTrust, KubeUser, KubeconfigError};
+pub(super) use fleet::KubeletFleet;
+use kubeconfig::KubeconfigError;
 use leases::LeaseName;
 use screen::{Moment, seconds};
 use tally::{DrillVerdict, GapTally};
@@ -137,7 +134,6 @@ pub(crate) enum DrillError {
 
 /// Runs the drill to its end. Exit code 1: a node would have gone NotReady.
 pub(crate) fn run(args: &DrillArgs, json: bool) -> ExitCode {
-    process::raise_file_limit();
     // One thread on purpose: the cost of the clients must not look like a cost of the server.
     let ended = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -157,16 +153,11 @@ pub(crate) fn run(args: &DrillArgs, json: bool) -> ExitCode {
 }
 
 async fn drill(args: &DrillArgs, json: bool) -> Result<DrillVerdict, DrillError> {
-    let target = target(args)?;
-    let settings = settings(args, &target).await?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut over = std::pin::pin!(pause(args.run_for));
-    let (events, mut observed) = mpsc::unbounded_channel();
-    let mut fleet = KubeletFleet { settings, events, kubelets: Vec::with_capacity(args.kubelets.into()) };
-    // Spread over one interval, as the nodes of a cluster are.
-    let mut births = interval((args.every / u32::from(args.kubelets)).max(Duration::from_micros(100)));
-    births.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    let (mut fleet, mut observed) = KubeletFleet::new(args).await?;
+    let mut births = fleet.births();
     let mut draws = interval(DRAW_EVERY);
     let mut picture = Picture::new(json);
     let mut tally = GapTally::default();
@@ -178,7 +169,7 @@ async fn drill(args: &DrillArgs, json: bool) -> Result<DrillVerdict, DrillError>
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
             _ = draws.tick() => picture.draw(&Moment {
-                server: &target.server,
+                server: fleet.server(),
                 elapsed: Duration::from_nanos(now_ns() - start_ns),
                 every: args.every,
                 grace: args.grace,
@@ -186,150 +177,12 @@ async fn drill(args: &DrillArgs, json: bool) -> Result<DrillVerdict, DrillError>
                 tally: &tally,
             }),
             Some(seen) = observed.recv() => tally.note(&seen.event),
-            _ = births.tick(), if fleet.kubelets.len() < usize::from(args.kubelets) => fleet.grow(),
+            _ = births.tick(), if !fleet.is_whole() => fleet.grow(),
         }
     }
     let mut verdict = tally.verdict(&fleet.summaries(), args.grace);
-    if let Some(LeaseName { namespace, .. }) = &args.lease {
-        let nodes: Vec<_> = (1..=fleet.kubelets.len()).map(|number| fleet.name(number)).collect();
-        // Otherwise they would create the leases again.
-        fleet.kubelets.clear();
-        let gone = Kubelet::remove_leases(&fleet.settings, namespace, &nodes, REMOVAL_LIMIT).await;
-        verdict.leases_left = nodes.len() - gone;
-    }
+    verdict.leases_left = fleet.dismiss().await;
     Ok(verdict)
-}
-
-/// Where the kubelets connect, what they trust, and who they are.
-#[derive(Debug)]
-struct DrillTarget {
-    /// HOST:PORT.
-    server: String,
-    server_name: String,
-    /// `None`: any server.
-    ca: Option<PemText>,
-    own: Option<(PemText, PemText)>,
-    authorization: Option<String>,
-}
-
-/// Options count before the kubeconfig.
-fn target(args: &DrillArgs) -> Result<DrillTarget, DrillError> {
-    let config = args.kubeconfig.as_deref().map(|path| kubeconfig::read(path, args.context.as_deref())).transpose()?;
-    let server = args.server.clone().or_else(|| config.as_ref().map(|it| it.server.clone())).unwrap_or_default();
-    let host = server.rsplit_once(':').map_or(server.as_str(), |(host, _)| host);
-    let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-    let server_name = args.server_name.clone().or_else(|| config.as_ref().and_then(|it| it.server_name.clone()));
-    let (own, authorization) = credentials(args, config.as_ref())?;
-    Ok(DrillTarget { server_name: server_name.unwrap_or(host), ca: trusted(args, config)?, own, authorization, server })
-}
-
-fn trusted(args: &DrillArgs, config: Option<KubeContext>) -> Result<Option<PemText>, DrillError> {
-    if args.insecure {
-        return Ok(None);
-    }
-    match (&args.ca, config.map(|it| it.trust)) {
-        (Some(ca), _) => Ok(Some(PemText::read(ca)?)),
-        (None, Some(KubeTrust::Anything)) => Ok(None),
-        (None, Some(KubeTrust::Given(pem))) => Ok(Some(pem)),
-        (None, None | Some(KubeTrust::Default)) => match PemText::read(DEFAULT_CA.as_ref()) {
-            Err(TlsFileError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Err(DrillError::NoCa),
-            read => Ok(Some(read?)),
-        },
-    }
-}
-
-/// A client certificate and its key, and the header `authorization`.
-type DrillCredentials = (Option<(PemText, PemText)>, Option<String>);
-
-fn credentials(args: &DrillArgs, config: Option<&KubeContext>) -> Result<DrillCredentials, DrillError> {
-    let bearer = |token: &str| Some(format!("Bearer {}", token.trim()));
-    let own = args.client_cert.as_deref().zip(args.client_key.as_deref());
-    let own = own.map(|(cert, key)| Ok::<_, TlsFileError>((PemText::read(cert)?, PemText::read(key)?))).transpose()?;
-    if let Some(path) = &args.token_file {
-        let token = std::fs::read_to_string(path);
-        let token = token.map_err(|source| DrillError::Token { path: path.clone(), source })?;
-        return Ok((own, bearer(&token)));
-    }
-    if own.is_some() {
-        return Ok((own, None));
-    }
-    // The heartbeat of /readyz needs no credentials.
-    let needs_some = args.lease.is_some() || args.watch.is_some() || args.watches.is_some();
-    match config.map(|it| &it.user) {
-        None | Some(KubeUser::Nobody) => Ok((None, None)),
-        Some(KubeUser::Token(token)) => Ok((None, bearer(token))),
-        Some(KubeUser::Certificate { cert, key }) => Ok((Some((cert.clone(), key.clone())), None)),
-        Some(KubeUser::Provider { key, by }) if needs_some => {
-            let path = args.kubeconfig.clone().unwrap_or_default();
-            Err(KubeconfigError::Provider { path, key: key.clone(), by }.into())
-        }
-        Some(KubeUser::Provider { .. }) => Ok((None, None)),
-    }
-}
-
-async fn settings(args: &DrillArgs, target: &DrillTarget) -> Result<KubeletSettings, DrillError> {
-    if args.every.is_zero() {
-        return Err(DrillError::Every);
-    }
-    if !args.path.starts_with('/') || args.watch.as_ref().is_some_and(|path| !path.starts_with('/')) {
-        return Err(DrillError::Path);
-    }
-    let limit = process::file_limit();
-    if u64::from(args.kubelets) + SPARE_FILES > limit {
-        return Err(DrillError::Files(args.kubelets, limit));
-    }
-    let server = resolve(&target.server).await?;
-    let name = &target.server_name;
-    let prefix = args.lease.as_ref().map_or("node", |lease| &lease.prefix);
-    Ok(KubeletSettings {
-        server_name: ServerName::try_from(name.clone()).map_err(|_| DrillError::ServerName { name: name.clone() })?,
-        heartbeat: match &args.lease {
-            Some(lease) => Heartbeat::DrillLease { namespace: lease.namespace.clone() },
-            None => Heartbeat::Get(args.path.clone()),
-        },
-        renew_every: args.every,
-        retries: Retries::KUBELET,
-        request_timeout: args.timeout,
-        watch: args.watch.clone().or_else(|| args.watches.map(|_| WATCH_PATH.to_owned())),
-        watches: args.watches.unwrap_or(1),
-        authorization: target.authorization.clone(),
-        ping_after: Some(args.ping_after).filter(|after| !after.is_zero()),
-        ping_timeout: args.ping_timeout,
-        ..KubeletSettings::new(
-            VipAddr::new(server),
-            tls::client_config_of(target.ca.as_ref(), target.own.as_ref())?,
-            prefix,
-        )
-    })
-}
-
-async fn resolve(server: &str) -> Result<SocketAddr, DrillError> {
-    let found = tokio::net::lookup_host(server).await;
-    let mut addresses = found.map_err(|source| DrillError::Server { server: server.to_owned(), source })?;
-    addresses.next().ok_or_else(|| DrillError::NoAddress { server: server.to_owned() })
-}
-
-/// The kubelets so far.
-struct KubeletFleet {
-    settings: KubeletSettings,
-    events: mpsc::UnboundedSender<Observed>,
-    kubelets: Vec<Kubelet>,
-}
-
-impl KubeletFleet {
-    fn grow(&mut self) {
-        let settings = KubeletSettings { name: self.name(self.kubelets.len() + 1), ..self.settings.clone() };
-        self.kubelets.push(Kubelet::start_into(settings, self.events.clone()));
-    }
-
-    /// The name of the kubelet with this number, counted from 1.
-    fn name(&self, number: usize) -> String {
-        format!("{}-{number}", self.settings.name)
-    }
-
-    fn summaries(&self) -> Vec<Summary> {
-        self.kubelets.iter().map(Kubelet::summary).collect()
-    }
 }
 
 /// On a terminal it draws over its last picture; into a file or pipe it prints a line now and then.
@@ -412,12 +265,6 @@ fn more(verdict: &DrillVerdict) -> String {
     }
     text
 }
-
-/// Time limit for removing all leases at the end.
-const REMOVAL_LIMIT: Duration = Duration::from_secs(20);
-
-/// Descriptors reserved for other uses than connections.
-const SPARE_FILES: u64 = 64;
 
 #[cfg(test)]
 mod tests {

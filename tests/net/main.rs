@@ -18,6 +18,7 @@ mod faults_limits;
 mod faults_network;
 mod faults_reload;
 mod fleet;
+mod gameday;
 mod guides;
 mod init;
 mod kubelets;

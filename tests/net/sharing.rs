@@ -311,7 +311,7 @@ fn two_hosts_that_begin_and_cease_to_share_a_port_at_once_do_not_hinder_each_oth
     let shares = |it: &Shared| {
         let _apiserver = it.apiserver("[::]:6443");
         for _ in 0..8 {
-            let mut baton = it.start(&it.config());
+            let baton = it.start(&it.config());
             it.served(VIP);
             baton.process.kill();
             drop(baton);

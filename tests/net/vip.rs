@@ -1,6 +1,6 @@
 //! A VIP that moves between two hosts with Baton: the keepalived configuration of deploy/, with real keepalived.
 
-mod built_in;
+pub mod built_in;
 mod faults;
 mod host;
 mod ipv6;
@@ -19,7 +19,7 @@ use crate::lab::baton::{BINARY, Baton};
 use crate::lab::process::Process;
 use crate::lab::*;
 
-const VIP: &str = "10.77.0.100";
+pub const VIP: &str = "10.77.0.100";
 const SHIPPED: &str = include_str!("../../deploy/keepalived/keepalived.conf");
 
 /// One of the two hosts.

@@ -16,11 +16,13 @@ pub mod diff;
 pub mod doors;
 pub mod evacuate;
 pub(crate) mod flow_log;
+mod flow_names;
 pub mod http;
 pub(crate) mod nodes;
 pub(crate) mod page;
 pub mod protocol;
 pub(crate) mod rates;
+mod search;
 pub mod session;
 pub mod status;
 pub mod unix;
@@ -70,6 +72,8 @@ pub struct Admin {
     started_at_ns: u64,
     census: Arc<Census>,
     samples: Mutex<Samples>,
+    /// Locked during a search.
+    searching: Mutex<()>,
 }
 
 impl Admin {
@@ -97,7 +101,8 @@ impl Admin {
             nodes: table.part(),
         };
         collect::register(&metrics, parts, config.clone(), census.clone());
-        Arc::new(Self { table, ports, config, metrics, control, phase, started_at_ns, census, samples })
+        let searching = Mutex::default();
+        Arc::new(Self { table, ports, config, metrics, control, phase, started_at_ns, census, samples, searching })
     }
 
     /// Gathers the status on a blocking thread, where a walk over the table delays nothing.
@@ -149,6 +154,11 @@ impl Admin {
 
     fn census(&self) -> &Census {
         &self.census
+    }
+
+    /// Waits until no other search is under way.
+    fn searching(&self) -> MutexGuard<'_, ()> {
+        self.searching.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn samples(&self) -> MutexGuard<'_, Samples> {

@@ -20,6 +20,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+use super::search::{self, PageLists, PageSearch};
+use super::status::Status;
 use super::{Admin, page};
 use crate::metrics::Exposition;
 use crate::sys::clock::now_ns;
@@ -196,9 +198,16 @@ async fn respond(admin: &Arc<Admin>, pages: HttpPages, request: &Request<Incomin
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
         },
         _ => {
-            let mut response = answer(StatusCode::OK, "text/html; charset=utf-8", page::render(&admin.status().await));
+            let search = PageSearch::of_query(request.uri().query().unwrap_or(""));
+            let page = admin.aside(move |admin| {
+                let begun_ns = now_ns();
+                let (status, lists) = (Status::gather(admin, begun_ns), PageLists::find(admin, search));
+                let again = search::pause(Duration::from_nanos(now_ns() - begun_ns));
+                page::render(&status, &lists, again)
+            });
+            let mut response = answer(StatusCode::OK, "text/html; charset=utf-8", page.await);
             let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
-                connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+                connect-src 'self'; img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'";
             response.headers_mut().insert(CONTENT_SECURITY_POLICY, policy.parse().expect("it is ASCII"));
             response
         }

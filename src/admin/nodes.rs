@@ -89,6 +89,11 @@ pub(crate) async fn watch(admin: Arc<Admin>) {
 /// The nodes of now. It walks through all flows: call it on a blocking thread.
 pub(super) fn report(admin: &Admin) -> NodesReport {
     look(admin);
+    last_report(admin)
+}
+
+/// The nodes as of the last look, without a walk.
+pub(super) fn last_report(admin: &Admin) -> NodesReport {
     let (config, list) = (admin.config.load(), admin.table.names.nodes());
     let (timers, now_ns) = (timers(&config), now_ns());
     let backends = admin.table.registry.backends();

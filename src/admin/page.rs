@@ -1,9 +1,13 @@
 //! The status page, rendered entirely on the server, so that it works without scripts. The script only fetches it
-//! again, replaces the changing part, and shows when the instance does not answer.
+//! again, replaces the changing parts (class `live`), and shows when the instance does not answer.
+
+mod lists;
 
 use std::fmt::{self, Display, Write};
+use std::time::Duration;
 
 use super::control::LastReload;
+use super::search::PageLists;
 use super::status::{BackendStatus, FrontendStatus, Instance, PeersReport, Status, WorkerCondition};
 use super::words;
 use crate::model::end_reason::EndReason;
@@ -14,14 +18,16 @@ use crate::table::fleet::MemberView;
 use crate::table::flows::FlowState;
 use crate::table::journal::Event;
 
-/// The whole page.
-pub(crate) fn render(status: &Status) -> String {
-    let mut page = String::with_capacity(16 * 1024);
+/// The whole page, to be rendered anew after `again`.
+pub(crate) fn render(status: &Status, lists: &PageLists, again: Duration) -> String {
+    let mut page = String::with_capacity(64 * 1024);
     let shortfall = words::shortfall(status);
-    let (weight, word) = match (words::instance(&status.instance), &shortfall) {
-        ((Weight::Bad, word), _) => (Weight::Bad, word),
-        (_, Some((weight, what))) => (*weight, what.as_str()),
-        (well, None) => well,
+    let silence = words::silence(&status.nodes);
+    let (weight, word) = match (words::instance(&status.instance), &shortfall, &silence) {
+        ((Weight::Bad, word), ..) => (Weight::Bad, word),
+        (_, Some((weight, what)), _) => (*weight, what.as_str()),
+        ((Weight::Good, _), None, Some((what, _))) => (Weight::Notice, what.as_str()),
+        (well, None, _) => well,
     };
     // In a row of browser tabs only these two are visible.
     let title = match weight {
@@ -33,26 +39,32 @@ pub(crate) fn render(status: &Status) -> String {
     page.push_str("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
     page.push_str("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
     page.push_str("<meta name=\"color-scheme\" content=\"light dark\">\n");
-    page.push_str("<noscript><meta http-equiv=\"refresh\" content=\"2\"></noscript>\n");
+    let again_s = again.as_secs() + 1;
+    write(&mut page, format_args!("<noscript><meta http-equiv=\"refresh\" content=\"{again_s}\"></noscript>\n"));
     write(&mut page, format_args!("<title>{title}</title>\n<link rel=\"icon\" href=\"{icon}\">\n"));
     write(&mut page, format_args!("<style>\n{STYLE}</style>\n</head>\n<body>\n"));
     page.push_str("<p id=\"lost\" role=\"alert\" hidden></p>\n<main>\n");
-    header(&mut page, status, shortfall.as_ref());
+    let again_ms = again.as_millis();
+    write(&mut page, format_args!("<div class=\"live\" id=\"now\" data-again=\"{again_ms}\">\n"));
+    header(&mut page, status, shortfall.as_ref(), silence.as_ref().map(|(_, sentence)| sentence.as_str()));
     troubles(&mut page, status);
     figures(&mut page, status);
     status.frontends.iter().for_each(|it| frontend(&mut page, it));
     peers(&mut page, &status.fleet);
-    page.push_str("<div class=\"two\">\n");
+    page.push_str("</div>\n");
+    lists::render(&mut page, lists);
+    page.push_str("<div class=\"live\" id=\"past\">\n<div class=\"two\">\n");
     events(&mut page, &status.events);
     ended(&mut page, status);
     page.push_str("</div>\n");
     footer(&mut page, status);
+    page.push_str("</div>\n");
     write(&mut page, format_args!("</main>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n"));
     page
 }
 
-/// Two facts: whether this host should have the VIP, and whether clients are served.
-fn header(page: &mut String, status: &Status, shortfall: Option<&(Weight, String)>) {
+/// Two facts: whether this host should have the VIP, and whether clients are served. And the nodes that are silent.
+fn header(page: &mut String, status: &Status, shortfall: Option<&(Weight, String)>, silence: Option<&str>) {
     let instance = &status.instance;
     let (weight, word) = words::instance(instance);
     // A VIP at no instance is a trouble of its own.
@@ -61,13 +73,15 @@ fn header(page: &mut String, status: &Status, shortfall: Option<&(Weight, String
     let ready = match shortfall {
         // Green only if everything is well.
         Some(_) if weight == Weight::Good => Pill("plain", "ready for the VIP").to_string(),
+        None if weight == Weight::Good && silence.is_some() => Pill("plain", word).to_string(),
         _ => Pill(tone(weight), word).to_string(),
     };
     let served = shortfall.map(|(weight, what)| Pill(tone(*weight), what).to_string()).unwrap_or_default();
+    let silence = silence.map(|sentence| Pill("notice", sentence).to_string()).unwrap_or_default();
     write(
         page,
         format_args!(
-            "<header>\n<h1>Baton</h1><span class=\"host\">{}</span>{ready}{served}\n<span class=\"facts\">{}{} · version {} · pid {} · \
+            "<header>\n<h1>Baton</h1><span class=\"host\">{}</span>{ready}{served}{silence}\n<span class=\"facts\">{}{} · version {} · pid {} · \
              up {} · {}</span>\n</header>\n",
             Escaped(&instance.host),
             words::vips(&instance.vips),

@@ -18,6 +18,7 @@ use crate::table::backend::Service;
 use crate::table::fleet::MemberView;
 use crate::table::flows::{FlowState, FlowView};
 use crate::table::journal::Event;
+use crate::table::nodes::SilenceKind;
 
 pub(crate) use build::{backend_status, peers_report, vip_report};
 pub(super) use build::{is_fixed, vips};
@@ -37,6 +38,8 @@ pub struct Status {
     pub vip: Option<VipStatus>,
     #[serde(default)]
     pub recorder: RecorderStatus,
+    #[serde(default)]
+    pub nodes: NodesStatus,
     /// In the order of the configuration; removed ones that still have flows come last.
     pub frontends: Vec<FrontendStatus>,
     /// The last events, oldest first, ended flows left out.
@@ -159,6 +162,22 @@ pub struct RecorderStatus {
     pub dropped_total: u64,
     /// Why nothing is written at present.
     pub fault: Option<String>,
+}
+
+/// The cluster's nodes by their connections, as of the last look; `baton nodes` lists them all.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodesStatus {
+    /// `None`: no source lists nodes, or this instance does not know all connections.
+    pub silent_total: Option<u64>,
+    /// Some of them, those that have been silent for the longest time first.
+    pub silent: Vec<SilentNodeStatus>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SilentNodeStatus {
+    pub node: String,
+    pub why: SilenceKind,
+    pub for_ms: u64,
 }
 
 /// The place of the VIP that Baton itself moves.

@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use super::status::{FrontendStatus, Instance, Status, VipStatus};
+use super::nodes::{NodeRow, NodeRowState};
+use super::status::{FrontendStatus, Instance, NodesStatus, Status, VipStatus};
 use crate::model::health::HealthState;
 use crate::model::humane::{count, duration_ms, list, plural};
 use crate::model::weight::Weight;
@@ -73,6 +74,48 @@ pub(crate) fn headline(status: &Status) -> (Weight, String) {
     }
 }
 
+/// The silent nodes in a few words that stay the same while they are silent, and in a sentence. `None`: there are none.
+pub(crate) fn silence(nodes: &NodesStatus) -> Option<(String, String)> {
+    let first = nodes.silent.first()?;
+    let sentence = format!("{} has {} for {}", first.node, first.why.in_words(), duration_ms(first.for_ms));
+    let others: Vec<_> = nodes.silent.iter().skip(1).take(NAMED_MAX).map(|it| it.node.as_str()).collect();
+    let more = nodes.silent_total.unwrap_or_default().saturating_sub(1);
+    if others.is_empty() || more == 0 {
+        return Some((format!("{} is silent", first.node), sentence));
+    }
+    let unnamed = match more.saturating_sub(others.len() as u64) {
+        0 => String::new(),
+        unnamed => format!(" and {} more", count(unnamed)),
+    };
+    let are = if more == 1 { "is" } else { "are" };
+    let sentence = format!("{sentence}; {} more {are} silent: {}{unnamed}", plural(more, "node"), list(&others));
+    Some((format!("{} are silent", plural(more + 1, "node")), sentence))
+}
+
+/// Whether a node is connected, and where.
+pub(crate) fn of_node(node: &NodeRow) -> (Weight, String) {
+    match node.state {
+        NodeRowState::Connected if node.peers.is_empty() => (Weight::Plain, "connected".to_owned()),
+        NodeRowState::Connected => (Weight::Plain, format!("at {}", list(&node.peers))),
+        NodeRowState::Lost { for_ms } => (Weight::Notice, format!("no connection for {}", duration_ms(for_ms))),
+        NodeRowState::Silent { why, for_ms } => {
+            (Weight::Bad, format!("{} for {}", why.label().replace('_', " "), duration_ms(for_ms)))
+        }
+        NodeRowState::Unknown => (Weight::Notice, "unknown".to_owned()),
+        NodeRowState::NeverSeen => (Weight::Plain, "never seen".to_owned()),
+    }
+}
+
+/// Why silent nodes may be missing from a list.
+pub(crate) fn sees_not_all(why: &str) -> String {
+    format!("no node without a connection counts as silent: {why}")
+}
+
+/// The heartbeat budget that a node has left: the next renewal would be too late, or nearly.
+pub(crate) fn of_budget(left_ms: u64, lease_renew_ms: u64) -> Weight {
+    if left_ms < lease_renew_ms { Weight::Bad } else { Weight::Plain }
+}
+
 /// The frontends' addresses on this host.
 pub(crate) fn vips(vips: &[IpAddr]) -> String {
     match vips {
@@ -128,4 +171,35 @@ pub(crate) fn why(backend: &super::status::BackendStatus) -> String {
         }
     }
     text
+}
+
+/// Nodes in one sentence, besides the first.
+const NAMED_MAX: usize = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::super::status::SilentNodeStatus;
+    use super::*;
+    use crate::table::nodes::SilenceKind;
+
+    #[test]
+    fn silent_nodes_are_one_sentence_however_many_they_are() {
+        let silent = |names: &[&str], silent_total| {
+            let node = |(place, name): (usize, &&str)| SilentNodeStatus {
+                node: (*name).to_owned(),
+                why: if place == 0 { SilenceKind::NoConnection } else { SilenceKind::NoByte },
+                for_ms: 38_000 - place as u64,
+            };
+            silence(&NodesStatus { silent_total, silent: names.iter().enumerate().map(node).collect() })
+        };
+        let said = |names: &[&str], total| silent(names, Some(total)).unwrap();
+        assert_eq!(silent(&[], None), None);
+        assert_eq!(silent(&[], Some(0)), None);
+        let one = "worker-17 has had no connection for 38 s";
+        assert_eq!(said(&["worker-17"], 1), ("worker-17 is silent".to_owned(), one.to_owned()));
+        let two = said(&["worker-17", "worker-18"], 2);
+        assert_eq!(two, ("2 nodes are silent".to_owned(), format!("{one}; 1 node more is silent: worker-18")));
+        let many = said(&["worker-17", "a", "b", "c", "d"], 42);
+        assert_eq!(many.1, format!("{one}; 41 nodes more are silent: a, b, c and 38 more"));
+    }
 }

@@ -9,6 +9,7 @@ use super::wrap::wrap;
 use crate::admin::client::Client;
 use crate::admin::nodes::{NodeRow, NodeRowState, NodesReport};
 use crate::admin::protocol::Command;
+use crate::admin::words;
 use crate::model::humane::{count, duration_ms, plural};
 use crate::model::weight::Weight;
 use crate::table::names::NodeListSource;
@@ -99,39 +100,18 @@ fn in_words(report: &NodesReport, all: usize, more: usize, output: &Output) -> S
     let silent = output.paint(weight, &format!("{} silent", count(report.silent)));
     text += &format!("{} by {source}, {silent}\n", plural(all as u64, "node"));
     if let Some(why) = &report.sees_not_all {
-        let why = format!("no node without a connection counts as silent: {why}");
-        text += &format!("{}\n", output.paint(Weight::Notice, &why));
+        text += &format!("{}\n", output.paint(Weight::Notice, &words::sees_not_all(why)));
     }
     text
 }
 
 fn row(node: &NodeRow, report: &NodesReport) -> [Cell; 7] {
-    let state = match node.state {
-        NodeRowState::Connected => match node.peers.as_slice() {
-            [] => "connected".into(),
-            peers => {
-                let peers: Vec<_> = peers.iter().map(ToString::to_string).collect();
-                format!("at {}", peers.join(", ")).into()
-            }
-        },
-        NodeRowState::Lost { for_ms } => {
-            Cell::painted(Weight::Notice, format!("no connection for {}", duration_ms(for_ms)))
-        }
-        NodeRowState::Silent { why, for_ms } => {
-            Cell::painted(Weight::Bad, format!("{} for {}", why.label().replace('_', " "), duration_ms(for_ms)))
-        }
-        NodeRowState::Unknown => Cell::painted(Weight::Notice, "unknown"),
-        NodeRowState::NeverSeen => "never seen".into(),
-    };
+    let (weight, state) = words::of_node(node);
     let time = |ms: Option<u64>| ms.map_or_else(|| "-".to_owned(), duration_ms);
-    let budget = match node.budget_ms {
-        // The next renewal would be too late, or nearly.
-        Some(left_ms) if left_ms < report.lease_renew_ms => Weight::Bad,
-        _ => Weight::Plain,
-    };
+    let budget = node.budget_ms.map_or(Weight::Plain, |left_ms| words::of_budget(left_ms, report.lease_renew_ms));
     [
         node.node.as_str().into(),
-        state,
+        Cell::painted(weight, state),
         count(node.connections.into()).into(),
         node.backend.as_deref().unwrap_or("-").into(),
         time(node.age_ms).into(),

@@ -1,6 +1,7 @@
 //! An instance without a data plane: a table filled by hand, a control that records its calls, and one thread that
 //! carries out orders as a worker would.
 
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
@@ -140,11 +141,16 @@ impl Control for FakeControl {
 impl FakeInstance {
     /// Serves on a free port and a socket in a directory of its own.
     pub fn start() -> Self {
+        Self::start_with(0)
+    }
+
+    /// With so many flows of cp1 more.
+    pub fn start_with(more: usize) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let config = config(directory.path());
         let (table, ports) = (Table::new(2), AllPorts::new(2).unwrap());
         let mut writers: Vec<_> = (0..2).map(|worker| table.flows.writer(worker)).collect();
-        let live = fill(&table, &mut writers);
+        let live = fill(&table, &mut writers, more);
         let control = Arc::<FakeControl>::default();
         let drain = Drain::default();
         drain.advance(LifePhase::Serving);
@@ -180,11 +186,12 @@ pub struct Live {
     backend: BackendId,
 }
 
-fn fill(table: &Table, writers: &mut [ShardWriter]) -> Vec<Live> {
+fn fill(table: &Table, writers: &mut [ShardWriter], more: usize) -> Vec<Live> {
     let frontend = table.registry.frontend(&"apiserver".into());
     let now = now_ns();
     let mut live = Vec::new();
     for (number, (name, flows)) in FLOWS.into_iter().enumerate() {
+        let flows = if number == 0 { flows + more } else { flows };
         let backend = table.registry.backend(&frontend, &name.into());
         backend.set_address(Some(BackendAddr::new(format!("10.0.0.{}:6443", 11 + number).parse().unwrap())));
         backend.configure(1, None);
@@ -196,13 +203,19 @@ fn fill(table: &Table, writers: &mut [ShardWriter]) -> Vec<Live> {
         backend.lanes[0].connect.record(Duration::from_micros(420));
         for _ in 0..flows {
             let worker = live.len() % 2;
-            let client = ClientAddr::new(format!("192.0.2.{}:40000", 1 + live.len()).parse().unwrap());
+            let is_more = number == 0 && live.len() >= FLOWS[0].1;
+            let ip = match number {
+                0 if is_more => Ipv4Addr::from(0x0a01_0000 + live.len() as u32),
+                0 => Ipv4Addr::new(192, 0, 2, 1 + live.len() as u8),
+                _ => Ipv4Addr::new(192, 0, 2, 1 + (live.len() - more) as u8),
+            };
+            let client = ClientAddr::new((ip, 40000).into());
             let vip = VipAddr::new("10.0.0.100:6443".parse().unwrap());
             let origin = FlowOrigin { accepted_at_ns: now, client, vip, frontend: frontend.id };
             let (id, key) = writers[worker].insert(&table.flows, &origin).unwrap();
             let slot = table.flows.slot(&writers[worker], key);
             slot.set(Field::Place as usize, FlowPlace::new(FlowState::Proxied, Some(backend.id)).pack());
-            slot.set(Field::BytesToBackend as usize, 1000);
+            slot.set(Field::BytesToBackend as usize, if is_more { 1000 + live.len() as u64 } else { 1000 });
             live.push(Live { id, key, worker, client, backend: backend.id });
         }
     }

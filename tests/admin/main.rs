@@ -5,5 +5,6 @@ mod cli;
 mod fake;
 mod http;
 mod metrics;
+mod page;
 mod socket;
 mod top;

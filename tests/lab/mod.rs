@@ -12,6 +12,7 @@
 pub mod bare_host;
 pub mod baseline;
 pub mod baton;
+pub mod browser;
 pub mod bytes;
 pub mod client;
 pub mod cluster;
@@ -31,6 +32,7 @@ pub mod wait;
 
 pub use bare_host::BareHost;
 pub use baton::Baton;
+pub use browser::Browser;
 pub use client::{Conn, End};
 pub use cluster::{ApiServer, Cluster};
 pub use config::Config;

@@ -28,6 +28,7 @@ mod names;
 mod nodes;
 mod offloaded;
 mod operator;
+mod page;
 mod preflight;
 mod program;
 mod readdressed;

@@ -23,7 +23,7 @@ fn state(baton: &Baton, name: &str) -> Value {
 }
 
 /// The config of a lab with these names, of a cluster whose kubelets renew each second.
-fn naming(lab: &Lab, config: Config, names: &[(&str, &Host)]) -> Config {
+pub fn naming(lab: &Lab, config: Config, names: &[(&str, &Host)]) -> Config {
     let file = lab.directory().join("nodes");
     let text: String = names.iter().map(|(name, host)| format!("{} {name}\n", host.v4)).collect();
     std::fs::write(&file, text).expect("a file");

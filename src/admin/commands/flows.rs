@@ -1,6 +1,5 @@
 //! Lists any number of flows, in pieces.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
@@ -9,15 +8,14 @@ use serde_json::Value;
 
 use super::{json, names};
 use crate::admin::Admin;
-use crate::admin::protocol::{FlowFilter, FlowRow, Listed, Refusal};
+use crate::admin::flow_names::FlowNames;
+use crate::admin::protocol::{FlowFilter, Listed, Refusal};
 use crate::admin::session::Replies;
 use crate::model::ids::{BackendId, FrontendId};
 use crate::model::leg::LegKey;
-use crate::model::names::NameMap;
 use crate::sys::clock::now_ns;
 use crate::table::backend::Registry;
 use crate::table::flows::{FlowState, FlowTable, FlowView};
-use crate::table::names::ClientNames;
 
 /// Flows looked at before other tasks of the control runtime have their turn: well under a millisecond.
 pub(super) const TURN: usize = 2048;
@@ -31,7 +29,7 @@ pub(super) async fn list(
         Ok(matcher) => matcher,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let names = Names::of(&admin.table.registry, &admin.table.names);
+    let names = FlowNames::of(&admin.table.registry, &admin.table.names);
     let limit = filter.limit.unwrap_or(u64::MAX);
     let mut end = Listed { listed: 0, more: 0 };
     for (seen, flow) in admin.table.flows.iter().enumerate() {
@@ -100,47 +98,5 @@ impl Matcher {
             }
         }
         found
-    }
-}
-
-/// The names for the ids and clients in flows.
-struct Names {
-    frontends: HashMap<FrontendId, Arc<str>>,
-    backends: HashMap<BackendId, String>,
-    clients: Arc<NameMap>,
-}
-
-impl Names {
-    fn of(registry: &Registry, clients: &ClientNames) -> Self {
-        Self {
-            frontends: registry.frontends().iter().map(|entry| (entry.id, entry.name.clone())).collect(),
-            backends: registry.backends().iter().map(|entry| (entry.id, entry.label().into_owned())).collect(),
-            clients: clients.all(),
-        }
-    }
-
-    fn row(&self, flow: &FlowView, now_ns: u64) -> FlowRow {
-        let since_ms = |then: u64| now_ns.saturating_sub(then) / 1_000_000;
-        let frontend = self.frontends.get(&flow.origin.frontend);
-        FlowRow {
-            id: flow.id,
-            frontend: frontend.map_or_else(|| format!("#{}", flow.origin.frontend), |name| name.to_string()),
-            backend: flow.backend.map(|id| match self.backends.get(&id) {
-                Some(name) => name.to_string(),
-                None => format!("#{id}"),
-            }),
-            client: flow.origin.client.socket_addr(),
-            node: self.clients.get(&flow.origin.client.ip().to_canonical()).map(|name| name.to_string()),
-            vip: flow.origin.vip.socket_addr(),
-            state: flow.state,
-            ending: flow.ending,
-            age_ms: since_ms(flow.origin.accepted_at_ns),
-            idle_ms: since_ms(flow.last_byte_ns()),
-            bytes_to_backend: flow.bytes_to_backend,
-            bytes_to_client: flow.bytes_to_client,
-            connect_us: flow.connect_us,
-            stays: flow.stays.filter(|_| flow.state == FlowState::Proxied).map(|why| why.label().to_owned()),
-            worker: flow.worker,
-        }
     }
 }

@@ -24,6 +24,9 @@ use crate::table::worker::WorkerState;
 /// Events on the page.
 const EVENTS: usize = 50;
 
+/// Silent nodes with their names.
+const SILENT_NODES: usize = 10;
+
 /// Moves of the VIP that `baton vip --why` shows.
 const MOVES: usize = 10;
 
@@ -67,6 +70,7 @@ impl Status {
             fleet: peers_report(admin),
             vip: vip(admin),
             recorder: recorder(admin, &config),
+            nodes: nodes(admin, now_ns),
             frontends,
             events,
         }
@@ -154,6 +158,16 @@ fn recorder(admin: &Admin, config: &config::Config) -> RecorderStatus {
         dropped_total: census.dropped.value(),
         fault: census.fault(),
     }
+}
+
+fn nodes(admin: &Admin, now_ns: u64) -> NodesStatus {
+    let Some(silent) = admin.table.nodes.silent() else { return NodesStatus::default() };
+    let first = silent.iter().take(SILENT_NODES).map(|it| SilentNodeStatus {
+        node: it.name.to_string(),
+        why: it.kind,
+        for_ms: now_ns.saturating_sub(it.since_ns) / 1_000_000,
+    });
+    NodesStatus { silent_total: Some(silent.len() as u64), silent: first.collect() }
 }
 
 /// The frontends' addresses that bring packets to this host: all but those that stay here for good.

@@ -22,7 +22,7 @@ pub(crate) mod nodes;
 pub(crate) mod page;
 pub mod protocol;
 pub(crate) mod rates;
-mod search;
+pub(crate) mod search;
 pub mod session;
 pub mod status;
 pub mod unix;

@@ -81,13 +81,18 @@ impl PageSearch {
 }
 
 impl SearchWords {
-    fn new(text: &str) -> Self {
+    pub(crate) fn new(text: &str) -> Self {
         let words = text.split_whitespace().map(str::to_ascii_lowercase).collect();
         Self { text: text.trim().to_owned(), words }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.words.is_empty()
+    }
+
+    /// Whether each of them is found in a node's columns.
+    pub(crate) fn find_node(&self, node: &NodeRow) -> bool {
+        self.is_empty() || self.are_in(&mut text_of(node))
     }
 
     fn are_in(&self, text: &mut str) -> bool {
@@ -144,7 +149,7 @@ impl PageLists {
     pub(crate) fn find(admin: &Admin, search: PageSearch) -> Self {
         let mut nodes = nodes::last_report(admin);
         let nodes_all = nodes.nodes.len() as u64;
-        nodes.nodes.retain(|node| search.nodes.is_empty() || search.nodes.are_in(&mut text_of(node)));
+        nodes.nodes.retain(|node| search.nodes.find_node(node));
         let nodes_found = nodes.nodes.len() as u64;
         nodes.nodes.truncate(NODES);
         let mut lists = Self {

@@ -76,26 +76,12 @@ fn in_words(report: &NodesReport, all: usize, more: usize, output: &Output) -> S
     let Some(source) = report.source else { return HOW.to_owned() };
     let mut text = String::new();
     if !report.nodes.is_empty() {
-        let mut grid = Grid::new(&[
-            ("NODE", Left),
-            ("STATE", Left),
-            ("CONNS", Right),
-            ("BACKEND", Left),
-            ("AGE", Right),
-            ("LAST BYTE", Right),
-            ("BUDGET", Right),
-        ])
-        .spare(&["AGE", "BACKEND", "CONNS"]);
-        report.nodes.iter().for_each(|node| grid.row(row(node, report)));
-        text += &grid.render(output);
+        text += &grid(&report.nodes, report.lease_renew_ms).render(output);
     }
     if more > 0 {
         text += &output.faint(&format!("… and {} more; --limit 0 lists all\n", count(more as u64)));
     }
-    let source = match source {
-        NodeListSource::Cluster => "the cluster's list",
-        NodeListSource::File => "the file of [names]",
-    };
+    let source = by(source);
     let weight = if report.silent > 0 { Weight::Bad } else { Weight::Plain };
     let silent = output.paint(weight, &format!("{} silent", count(report.silent)));
     text += &format!("{} by {source}, {silent}\n", plural(all as u64, "node"));
@@ -105,10 +91,32 @@ fn in_words(report: &NodesReport, all: usize, more: usize, output: &Output) -> S
     text
 }
 
-fn row(node: &NodeRow, report: &NodesReport) -> [Cell; 7] {
+pub(super) fn by(source: NodeListSource) -> &'static str {
+    match source {
+        NodeListSource::Cluster => "the cluster's list",
+        NodeListSource::File => "the file of [names]",
+    }
+}
+
+pub(super) fn grid<'a>(nodes: impl IntoIterator<Item = &'a NodeRow>, lease_renew_ms: u64) -> Grid {
+    let mut grid = Grid::new(&[
+        ("NODE", Left),
+        ("STATE", Left),
+        ("CONNS", Right),
+        ("BACKEND", Left),
+        ("AGE", Right),
+        ("LAST BYTE", Right),
+        ("BUDGET", Right),
+    ])
+    .spare(&["AGE", "BACKEND", "CONNS"]);
+    nodes.into_iter().for_each(|node| grid.row(row(node, lease_renew_ms)));
+    grid
+}
+
+fn row(node: &NodeRow, lease_renew_ms: u64) -> [Cell; 7] {
     let (weight, state) = words::of_node(node);
     let time = |ms: Option<u64>| ms.map_or_else(|| "-".to_owned(), duration_ms);
-    let budget = node.budget_ms.map_or(Weight::Plain, |left_ms| words::of_budget(left_ms, report.lease_renew_ms));
+    let budget = node.budget_ms.map_or(Weight::Plain, |left_ms| words::of_budget(left_ms, lease_renew_ms));
     [
         node.node.as_str().into(),
         Cell::painted(weight, state),

@@ -9,6 +9,7 @@
 mod board;
 mod feed;
 mod keys;
+mod node_rows;
 mod orders;
 mod rows;
 mod screen;
@@ -111,6 +112,7 @@ async fn show(mut board: Board, feed: Feed, mut reports: UnboundedReceiver<FeedR
                     Some(BoardWish::Quit) => return Ok(()),
                     Some(BoardWish::Ask(order)) => feed.ask(order),
                     Some(BoardWish::Give(order)) => feed.give(order),
+                    Some(BoardWish::LookAtNodes(looks)) => feed.look_at_nodes(looks),
                     None => {}
                 },
             },

@@ -5,6 +5,7 @@
 //! Browse ───────────────▶ Asking ───────────────▶ Confirm ─────▶ Browse, and the order is given
 //!   │  ▲                     │ Esc, refused          │ any other key
 //!   │  └─────────────────────┴───────────────────────┘
+//!   ├── n: nodes in place of flows, or flows again
 //!   ├── / ──▶ Filter ── Enter: kept, Esc: as before ──▶ Browse
 //!   └── ? ──▶ Help ── any key ──▶ Browse
 //! ```
@@ -14,6 +15,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::feed::{FeedReport, Look};
 use super::keys::{self, Action, BoardWish};
+use super::node_rows::NodeRows;
 use super::orders::KeyOrder;
 use super::rows::Rows;
 use crate::admin::protocol::KillTarget;
@@ -24,6 +26,7 @@ use crate::model::weight::Weight;
 pub(super) struct Board {
     pub status: Status,
     pub rows: Rows,
+    pub nodes: NodeRows,
     /// Flows that match the command's filter beyond the listed ones.
     pub more: u64,
     pub takes_orders: bool,
@@ -32,6 +35,7 @@ pub(super) struct Board {
     /// Why no newer state could be learnt.
     pub lost: Option<String>,
     pub table: Selectable,
+    pub lower: LowerTable,
     pub mode: Mode,
     /// What the last order came to, or why a key does nothing.
     pub told: Option<(Weight, String)>,
@@ -44,7 +48,14 @@ pub(super) struct Board {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Selectable {
     Backends,
+    Lower,
+}
+
+/// What stands below the backends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LowerTable {
     Flows,
+    Nodes,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,15 +72,17 @@ pub(super) enum Mode {
 
 impl Board {
     pub(super) fn new(first: Look) -> Self {
-        let Look { status, flows, more, takes_orders, at_ns } = first;
+        let Look { status, flows, more, nodes: _, takes_orders, at_ns } = first;
         let mut board = Self {
             status,
             rows: Rows::new(flows, at_ns),
+            nodes: NodeRows::default(),
             more,
             takes_orders,
             at_ns,
             lost: None,
             table: Selectable::Backends,
+            lower: LowerTable::Flows,
             mode: Mode::Browse,
             told: None,
             backend: None,
@@ -82,8 +95,9 @@ impl Board {
     pub(super) fn take(&mut self, report: FeedReport) {
         match report {
             FeedReport::Looked(look) => {
-                let Look { status, flows, more, takes_orders, at_ns } = *look;
+                let Look { status, flows, more, nodes, takes_orders, at_ns } = *look;
                 self.rows.renew(flows, at_ns);
+                self.nodes.renew(nodes);
                 (self.status, self.more, self.takes_orders, self.at_ns) = (status, more, takes_orders, at_ns);
                 self.lost = None;
                 let selected = self.backend.as_ref();
@@ -127,7 +141,7 @@ impl Board {
                 self.told = Some((Weight::Plain, "nothing was ordered".to_owned()));
             }
             Mode::Filter(before) => {
-                let mut filter = self.rows.filter().to_owned();
+                let mut filter = self.filter().to_owned();
                 match key.code {
                     KeyCode::Enter => self.mode = Mode::Browse,
                     KeyCode::Esc => {
@@ -138,7 +152,7 @@ impl Board {
                     KeyCode::Char(letter) => filter.push(letter),
                     _ => {}
                 }
-                self.rows.set_filter(filter);
+                self.set_filter(filter);
             }
         }
         None
@@ -149,29 +163,61 @@ impl Board {
         self.status.backends().nth(self.place).map(|it| (self.place, it))
     }
 
+    /// Of the lower table.
+    pub(super) fn filter(&self) -> &str {
+        match self.lower {
+            LowerTable::Flows => self.rows.filter(),
+            LowerTable::Nodes => self.nodes.filter(),
+        }
+    }
+
+    fn set_filter(&mut self, filter: String) {
+        match self.lower {
+            LowerTable::Flows => self.rows.set_filter(filter),
+            LowerTable::Nodes => self.nodes.set_filter(filter),
+        }
+    }
+
     fn act(&mut self, action: Action) -> Option<BoardWish> {
         match action {
             Action::Quit => return Some(BoardWish::Quit),
             Action::Help => self.mode = Mode::Help,
             Action::OtherTable => {
                 self.table = match self.table {
-                    Selectable::Backends => Selectable::Flows,
-                    Selectable::Flows => Selectable::Backends,
+                    Selectable::Backends => Selectable::Lower,
+                    Selectable::Lower => Selectable::Backends,
                 }
+            }
+            Action::Nodes => {
+                let shows = self.lower == LowerTable::Flows;
+                (self.lower, self.table) = match shows {
+                    true => (LowerTable::Nodes, Selectable::Lower),
+                    false => (LowerTable::Flows, self.table),
+                };
+                return Some(BoardWish::LookAtNodes(shows));
             }
             Action::Go(places) => match self.table {
                 Selectable::Backends => self.go_backends(places),
-                Selectable::Flows => self.rows.go(places),
+                Selectable::Lower if self.lower == LowerTable::Nodes => self.nodes.go(places),
+                Selectable::Lower => self.rows.go(places),
             },
             Action::GoPages(pages) => match self.table {
                 Selectable::Backends => self.go_backends(pages.saturating_mul(BACKENDS_PAGE)),
-                Selectable::Flows => self.rows.go_pages(pages),
+                Selectable::Lower if self.lower == LowerTable::Nodes => self.nodes.go_pages(pages),
+                Selectable::Lower => self.rows.go_pages(pages),
             },
             Action::TurnOrder { forward } => self.rows.turn_order(forward),
             Action::Reverse => self.rows.reverse(),
             Action::Filter => {
-                self.table = Selectable::Flows;
-                self.mode = Mode::Filter(self.rows.filter().to_owned());
+                self.table = Selectable::Lower;
+                self.mode = Mode::Filter(self.filter().to_owned());
+            }
+            Action::OfBackend if (self.table, self.lower) == (Selectable::Lower, LowerTable::Nodes) => {
+                let node = self.nodes.selected()?;
+                self.rows.set_of_backend(None);
+                self.rows.set_filter(node.node.clone());
+                self.lower = LowerTable::Flows;
+                return Some(BoardWish::LookAtNodes(false));
             }
             Action::OfBackend => {
                 let selected = self.backend().map(|(_, it)| (it.frontend.clone(), it.name.clone()));
@@ -180,6 +226,7 @@ impl Board {
             }
             Action::Clear => {
                 self.told = None;
+                self.nodes.set_filter(String::new());
                 self.rows.set_filter(String::new());
                 self.rows.set_of_backend(None);
             }
@@ -208,7 +255,10 @@ impl Board {
     }
 
     fn ordered(&self, action: Action) -> Result<KeyOrder, &'static str> {
-        if self.table == Selectable::Flows {
+        if self.table == Selectable::Lower && self.lower == LowerTable::Nodes {
+            return Err("orders act on backends and flows: Tab, or Enter for this node's flows");
+        }
+        if self.table == Selectable::Lower {
             let Some(row) = self.rows.selected() else { return Err("no flow is selected") };
             let client = row.flow.client.ip();
             return match action {

@@ -3,6 +3,8 @@
 use std::io;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
@@ -10,6 +12,7 @@ use tokio::sync::mpsc::{UnboundedSender, WeakUnboundedSender};
 
 use super::orders::KeyOrder;
 use crate::admin::client::{Client, ClientError};
+use crate::admin::nodes::NodesReport;
 use crate::admin::protocol::{About, Command, FlowFilter, FlowRow, KillCheck, Listed};
 use crate::admin::status::Status;
 use crate::cli::socket;
@@ -22,6 +25,8 @@ pub(super) struct Look {
     pub flows: Vec<FlowRow>,
     /// Flows that match the command's filter beyond the listed ones.
     pub more: u64,
+    /// `None`: nobody looks at them, or the instance is of a version without nodes.
+    pub nodes: Option<NodesReport>,
     /// Whether the socket takes orders.
     pub takes_orders: bool,
     pub at_ns: u64,
@@ -43,6 +48,7 @@ pub(super) struct Feed {
     /// Weak: the channel closes when the thread that looks has ended, and nobody waits for its looks any more.
     reports: WeakUnboundedSender<FeedReport>,
     at_once: Sender<()>,
+    looks_at_nodes: Arc<AtomicBool>,
 }
 
 impl Feed {
@@ -54,12 +60,24 @@ impl Feed {
     ) -> Result<(Self, Look), ClientError> {
         let filter = Command::Flows(filter);
         let mut connection = FeedConnection::to(path)?;
-        let first = connection.look(&filter)?;
+        let first = connection.look(&filter, false)?;
         let (at_once, wakes) = channel();
-        let feed = Self { socket: path.to_owned(), reports: reports.downgrade(), at_once };
-        let path = path.to_owned();
-        std::thread::spawn(move || watch(&path, &filter, Some(connection), &reports, &wakes));
+        let looks_at_nodes = Arc::<AtomicBool>::default();
+        let feed = Self {
+            socket: path.to_owned(),
+            reports: reports.downgrade(),
+            at_once,
+            looks_at_nodes: looks_at_nodes.clone(),
+        };
+        let question = FeedQuestion { path: path.to_owned(), flows: filter, nodes: looks_at_nodes };
+        std::thread::spawn(move || watch(&question, Some(connection), &reports, &wakes));
         Ok((feed, first))
+    }
+
+    /// Whether the next looks ask for nodes, too. The first of them comes at once.
+    pub(super) fn look_at_nodes(&self, looks: bool) {
+        self.looks_at_nodes.store(looks, Relaxed);
+        let _ = self.at_once.send(());
     }
 
     /// Asks what `order` would do.
@@ -90,9 +108,15 @@ impl Feed {
     }
 }
 
+/// What a look asks for, and of which instance.
+struct FeedQuestion {
+    path: PathBuf,
+    flows: Command,
+    nodes: Arc<AtomicBool>,
+}
+
 fn watch(
-    path: &Path,
-    filter: &Command,
+    question: &FeedQuestion,
     mut connection: Option<FeedConnection>,
     reports: &UnboundedSender<FeedReport>,
     at_once: &Receiver<()>,
@@ -104,8 +128,9 @@ fn watch(
             Err(RecvTimeoutError::Disconnected) => return,
         }
         let begun_ns = now_ns();
-        let current = connection.take().map_or_else(|| FeedConnection::to(path), Ok);
-        let looked = current.and_then(|mut current| current.look(filter).map(|look| (look, current)));
+        let current = connection.take().map_or_else(|| FeedConnection::to(&question.path), Ok);
+        let nodes = question.nodes.load(Relaxed);
+        let looked = current.and_then(|mut current| Ok((current.look(&question.flows, nodes)?, current)));
         let report = match looked {
             Ok((look, current)) => {
                 connection = Some(current);
@@ -133,7 +158,7 @@ impl FeedConnection {
         Ok(Self { client, takes_orders: about.takes_orders })
     }
 
-    fn look(&mut self, filter: &Command) -> Result<Look, ClientError> {
+    fn look(&mut self, filter: &Command, looks_at_nodes: bool) -> Result<Look, ClientError> {
         let status = self.client.ask(&Command::Status {})?;
         let mut flows = Vec::new();
         let listed: Option<Listed> = self.client.list(filter, |row: FlowRow| {
@@ -141,7 +166,12 @@ impl FeedConnection {
             ControlFlow::Continue(())
         })?;
         let more = listed.ok_or(ClientError::Cut)?.more;
-        Ok(Look { status, flows, more, takes_orders: self.takes_orders, at_ns: now_ns() })
+        let asked = looks_at_nodes.then(|| self.client.ask(&Command::Nodes {}));
+        let nodes = match asked {
+            None | Some(Err(ClientError::Refused(_))) => None,
+            Some(asked) => Some(asked?),
+        };
+        Ok(Look { status, flows, more, nodes, takes_orders: self.takes_orders, at_ns: now_ns() })
     }
 }
 

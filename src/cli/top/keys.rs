@@ -11,6 +11,8 @@ pub(super) enum BoardWish {
     /// Ask the instance what the order would do.
     Ask(KeyOrder),
     Give(KeyOrder),
+    /// Ask for nodes from now on, or no longer.
+    LookAtNodes(bool),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +20,8 @@ pub(super) enum Action {
     Quit,
     Help,
     OtherTable,
+    /// Nodes in place of flows, or flows again.
+    Nodes,
     /// Rows down; up, if negative.
     Go(isize),
     GoPages(isize),
@@ -48,6 +52,7 @@ pub(super) fn action(key: KeyEvent) -> Option<Action> {
         KeyCode::Char('q') => Action::Quit,
         KeyCode::Char('?' | 'h') => Action::Help,
         KeyCode::Tab | KeyCode::BackTab => Action::OtherTable,
+        KeyCode::Char('n') => Action::Nodes,
         KeyCode::Up => Action::Go(-1),
         KeyCode::Down => Action::Go(1),
         KeyCode::PageUp => Action::GoPages(-1),
@@ -70,17 +75,19 @@ pub(super) fn action(key: KeyEvent) -> Option<Action> {
 }
 
 /// The last line, most needed first: a narrow screen shows those that it has room for.
-pub(super) const LINE: [&str; 7] =
-    ["q quit", "? keys", "Tab flows/backends", "d drain", "e eject", "k kill", "/ filter"];
+pub(super) const LINE: [&str; 8] =
+    ["q quit", "? keys", "Tab flows/backends", "n nodes", "d drain", "e eject", "k kill", "/ filter"];
 
 /// Of a socket that only looks.
-pub(super) const READ_ONLY_LINE: [&str; 5] = ["q quit", "? keys", "Tab flows/backends", "/ filter", "< > order"];
+pub(super) const READ_ONLY_LINE: [&str; 6] =
+    ["q quit", "? keys", "Tab flows/backends", "n nodes", "/ filter", "< > order"];
 
-pub(super) const HELP: [&str; 13] = [
-    "Tab          the backends, or the flows",
+pub(super) const HELP: [&str; 14] = [
+    "Tab          the backends, or the flows or nodes",
+    "n            the nodes, silent ones first; Enter shows a node's flows",
     "↑ ↓ PgUp PgDn Home End   selects",
     "< > (← →)    orders the flows by another column; r reverses",
-    "/            filters the flows by words; Esc shows all again",
+    "/            filters flows or nodes by words; Esc shows all again",
     "Enter        shows only the selected backend's flows, or all again",
     "",
     "On a backend:",

@@ -8,12 +8,13 @@ use ratatui::style::{Style, Stylize};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph, Wrap};
 
-use super::board::{Board, Mode, Selectable, full};
+use super::board::{Board, LowerTable, Mode, Selectable, full};
 use super::keys;
 use super::rows::Column;
 use crate::admin::status::Status;
 use crate::admin::words;
 use crate::cli::grid::{Align::*, Cell, Grid, Piece};
+use crate::cli::nodes;
 use crate::model::humane::{bytes, count, date_and_time, duration_ms, duration_us, plural, rate};
 use crate::model::weight::Weight;
 use crate::table::backend::Service;
@@ -75,9 +76,17 @@ fn draw_body(frame: &mut Frame<'_>, area: Rect, board: &mut Board, now_ns: u64) 
         let why = format!("{}: {}", backend.name, words::why(backend));
         frame.render_widget(Paragraph::new(painted(Weight::of_health(backend.health_state), why)), at_why);
     }
-    frame.render_widget(Paragraph::new(flows_title(board)), at_title);
+    let title = match board.lower {
+        LowerTable::Flows => flows_title(board),
+        LowerTable::Nodes => nodes_title(board),
+    };
+    frame.render_widget(Paragraph::new(title), at_title);
     let room = usize::from(at_flows.height).saturating_sub(1);
-    frame.render_widget(Paragraph::new(flow_lines(board, at_flows.width, room)), at_flows);
+    let lines = match board.lower {
+        LowerTable::Flows => flow_lines(board, at_flows.width, room),
+        LowerTable::Nodes => node_lines(board, at_flows.width, room),
+    };
+    frame.render_widget(Paragraph::new(lines), at_flows);
 }
 
 fn time(board: &Board) -> Span<'static> {
@@ -118,6 +127,9 @@ fn head(board: &Board, now_ns: u64) -> Vec<Line<'static>> {
     let unserved = status.frontends.iter().filter(|it| !it.removed && it.service.state != Service::Ready);
     let unserved = unserved.map(|it| format!("{}: {}", it.name, it.service.in_words));
     lines.extend(reasons.chain(unserved).take(REASONS).map(|reason| Line::from(painted(weight, reason))));
+    if let Some((_, sentence)) = words::silence(&status.nodes) {
+        lines.push(Line::from(painted(Weight::Notice, sentence)));
+    }
     if let Some(event) = status.events.last() {
         let (_, time) = date_and_time(event.at_unix_ms);
         let what = painted(event.what.weight(), event.what.sentence());
@@ -197,15 +209,45 @@ fn flows_title(board: &Board) -> Line<'static> {
     if let Some(backend) = rows.of_backend() {
         spans.push(format!(" of {backend}").into());
     }
-    match (&board.mode, rows.filter()) {
-        (Mode::Filter(_), filter) => spans.push(format!(" with: {filter}█").yellow()),
-        (_, "") => {}
-        (_, filter) => spans.push(format!(" with: {filter}").yellow()),
-    }
+    spans.extend(filter(board));
     if board.more > 0 {
         spans.push(format!("; {} more are not listed", count(board.more)).into());
     }
     Line::from(spans)
+}
+
+fn nodes_title(board: &Board) -> Line<'static> {
+    let mut spans = vec![plural(board.nodes.len() as u64, "node").bold()];
+    if let Some((report, source)) = board.nodes.report().and_then(|report| Some((report, report.source?))) {
+        let weight = if report.silent > 0 { Weight::Bad } else { Weight::Plain };
+        spans.push(format!(" by {}, ", nodes::by(source)).into());
+        spans.push(painted(weight, format!("{} silent", count(report.silent))));
+    }
+    spans.extend(filter(board));
+    Line::from(spans)
+}
+
+/// The filter of the lower table, which may just be typed.
+fn filter(board: &Board) -> Option<Span<'static>> {
+    match (&board.mode, board.filter()) {
+        (Mode::Filter(_), filter) => Some(format!(" with: {filter}█").yellow()),
+        (_, "") => None,
+        (_, filter) => Some(format!(" with: {filter}").yellow()),
+    }
+}
+
+fn node_lines(board: &mut Board, width: u16, room: usize) -> Vec<Line<'static>> {
+    let Some(report) = board.nodes.report() else { return vec!["asks the instance for its nodes ...".dim().into()] };
+    if report.source.is_none() {
+        return vec!["this instance knows no nodes; `baton nodes` says what it needs".yellow().into()];
+    }
+    let blind = report.sees_not_all.as_deref().map(words::sees_not_all);
+    let lease_renew_ms = report.lease_renew_ms;
+    let focused = board.table == Selectable::Lower;
+    let (rows, marked) = board.nodes.window(room - usize::from(blind.is_some()).min(room));
+    let mut lines = lines(&nodes::grid(rows, lease_renew_ms), width, focused, marked);
+    lines.extend(blind.map(|why| Line::from(painted(Weight::Notice, why))));
+    lines
 }
 
 fn flow_lines(board: &mut Board, width: u16, room: usize) -> Vec<Line<'static>> {
@@ -223,7 +265,7 @@ fn flow_lines(board: &mut Board, width: u16, room: usize) -> Vec<Line<'static>> 
     let spare: Vec<_> = spare.into_iter().filter(|column| *column != by).map(title).collect();
     let mut grid = Grid::new(&head).spare(&spare);
     let is_alone = board.status.frontends.len() == 1;
-    let focused = board.table == Selectable::Flows;
+    let focused = board.table == Selectable::Lower;
     let (rows, _, marked) = board.rows.window(room);
     for row in rows {
         let it = &row.flow;

@@ -3,9 +3,11 @@ use serde_json::json;
 
 use super::super::feed::{FeedReport, Look};
 use super::super::keys::BoardWish;
+use super::super::node_rows;
 use super::super::orders::KeyOrder;
 use super::super::rows::tests::flow;
 use super::*;
+use crate::admin::nodes::NodesReport;
 use crate::admin::protocol::{KillCheck, KillTarget};
 use crate::model::ids::FlowId;
 
@@ -64,7 +66,7 @@ fn look(flows: u64, takes_orders: bool, at_ns: u64) -> Look {
         let backend = if number % 9 < 5 { "cp1" } else { "cp2" };
         flow(number, backend, number * at_ns / SECOND_NS * 4096)
     });
-    Look { status: status(), flows: flows.collect(), more: 0, takes_orders, at_ns }
+    Look { status: status(), flows: flows.collect(), more: 0, nodes: None, takes_orders, at_ns }
 }
 
 fn board(takes_orders: bool) -> Board {
@@ -202,11 +204,50 @@ fn an_instance_that_does_not_answer_is_told_with_the_age_of_the_screen() {
     assert!(!drawn(&mut board, 80, 24).backend().to_string().contains("old:"));
 }
 
+#[test]
+fn the_nodes_take_the_place_of_the_flows_silent_ones_first_and_enter_shows_a_node_s_flows() {
+    let mut board = board(true);
+    assert_eq!(press(&mut board, "n"), Some(BoardWish::LookAtNodes(true)));
+    let shown = drawn(&mut board, 80, 24).backend().to_string();
+    assert!(shown.contains("asks the instance for its nodes"), "{shown}");
+    let with_nodes = |nodes| {
+        let mut look = look(212, true, 3 * SECOND_NS);
+        look.status.nodes = serde_json::from_value(json!({
+            "silent_total": 1, "silent": [{ "node": "worker-17", "why": "no_connection", "for_ms": 38_000 }],
+        }))
+        .unwrap();
+        look.flows[3].node = Some("worker-16".to_owned());
+        FeedReport::Looked(Box::new(Look { nodes, ..look }))
+    };
+    let names = ["worker-17", "worker-16", "worker-18", "worker-19"];
+    board.take(with_nodes(Some(node_rows::tests::report(&names))));
+    insta::assert_snapshot!(drawn(&mut board, 80, 24).backend());
+    for keys in ["d", "k", "K"] {
+        assert_eq!(press(&mut board, keys), None, "{keys}");
+    }
+    press(&mut board, "⎋/worker-16\n");
+    let shown = drawn(&mut board, 80, 24).backend().to_string();
+    assert!(shown.contains("1 node by the cluster's list, 1 silent with: worker-16"), "{shown}");
+    assert_eq!(press(&mut board, "\n"), Some(BoardWish::LookAtNodes(false)));
+    let shown = drawn(&mut board, 80, 24).backend().to_string();
+    assert!(shown.contains("1 flow, 1 node with: worker-16") && shown.contains("worker-16:40000"), "{shown}");
+
+    // An instance that does not know all connections, and one without a list.
+    press(&mut board, "⎋n");
+    let blind = node_rows::tests::report(&names);
+    board.take(with_nodes(Some(NodesReport { sees_not_all: Some("lb-b is silent".to_owned()), ..blind.clone() })));
+    let shown = drawn(&mut board, 80, 24).backend().to_string();
+    assert!(shown.contains("counts as silent: lb-b is silent") && shown.contains("worker-19"), "{shown}");
+    board.take(with_nodes(Some(NodesReport { source: None, nodes: Vec::new(), ..blind })));
+    let shown = drawn(&mut board, 80, 24).backend().to_string();
+    assert!(shown.contains("this instance knows no nodes; `baton nodes` says what it needs"), "{shown}");
+}
+
 /// A terminal has any size while its window is dragged.
 #[test]
 fn no_size_of_a_terminal_panics() {
     let mut board = board(true);
-    for keys in ["", "?", "⎋\tk", "⎋/abc"] {
+    for keys in ["", "?", "⎋\tk", "⎋/abc", "⎋n"] {
         press(&mut board, keys);
         for (width, height) in [(1, 1), (1, 40), (2, 2), (10, 5), (40, 8), (80, 10), (300, 100)] {
             drawn(&mut board, width, height);

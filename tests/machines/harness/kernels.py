@@ -4,6 +4,7 @@ import gzip
 import lzma
 import os
 import pathlib
+import platform
 import re
 import shutil
 import subprocess
@@ -13,7 +14,13 @@ CACHE = ROOT / "target/machines"
 GUEST = pathlib.Path(__file__).resolve().parents[1] / "guest"
 
 # The names of the packages; the newest one that the lists of apt have is taken.
-PACKAGES = {"6.1": r"linux-image-6\.1\.0-[0-9]+-amd64", "6.12": r"linux-image-6\.12\.[0-9]+\+deb[0-9]+-amd64"}
+PACKAGES = {
+    "5.10": r"linux-image-5\.10\.0-[0-9]+-amd64",
+    "6.1": r"linux-image-6\.1\.0-[0-9]+-amd64",
+    "6.12": r"linux-image-6\.12\.[0-9]+\+deb[0-9]+-amd64",
+}
+# Those of another Debian than the host's, which is asked for by the host's own sources.
+RELEASES = {"5.10": "bullseye"}
 # Enough to mount the host's root and to be told commands; all others are loaded from there.
 FIRST_MODULES = ["virtio_pci", "virtio_console", "virtio_rng", "9pnet_virtio", "9p", "overlay"]
 
@@ -28,7 +35,7 @@ class Kernel:
         package = newest(series)
         self.tree = CACHE / "kernels" / package
         if not (self.tree / "complete").exists():
-            download(package, self.tree)
+            download(package, self.tree, options(series))
         self.image = next((self.tree / "boot").glob("vmlinuz-*"))
         self.release = self.image.name.removeprefix("vmlinuz-")
         self.modules = self.tree / "lib/modules" / self.release
@@ -63,7 +70,7 @@ class Kernel:
 def newest(series):
     """Of the package lists, or where these are not to be had, of what was downloaded before."""
     pattern = f"^{PACKAGES[series]}$"
-    listed = subprocess.run(["apt-cache", "search", "--names-only", pattern], capture_output=True, text=True).stdout
+    listed = subprocess.run(["apt-cache", *options(series), "search", "--names-only", pattern], capture_output=True, text=True).stdout
     names = [line.split()[0] for line in listed.splitlines()]
     names += [path.parent.name for path in (CACHE / "kernels").glob("*/complete") if re.match(pattern, path.parent.name)]
     if not names:
@@ -71,10 +78,29 @@ def newest(series):
     return max(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
 
 
-def download(package, tree):
+def options(series):
+    """For apt: lists of its own for another Debian's packages, read once."""
+    if series not in RELEASES:
+        return []
+    folder = CACHE / "apt" / RELEASES[series]
+    words = [f"Dir::Etc::sourcelist={folder}/sources.list", "Dir::Etc::sourceparts=/dev/null", f"Dir::State::lists={folder}/lists", f"Dir::Cache={folder}/cache"]
+    words = [word for option in words for word in ("-o", option)]
+    if not (folder / "sources.list").exists():
+        for each in "lists", "cache":
+            (folder / each / "partial").mkdir(parents=True, exist_ok=True)
+        own = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
+        targets = subprocess.run(["apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)", "Created-By: Packages"], capture_output=True, text=True).stdout
+        # A release that is not supported any more has lists whose date has passed.
+        sources = {f"deb [arch=amd64 check-valid-until=no] {line.replace(own, RELEASES[series])} main\n" for line in targets.splitlines() if own and own in line}
+        (folder / "sources.list").write_text("".join(sorted(sources)))
+        subprocess.run(["apt-get", *words, "update", "-qq"], capture_output=True)
+    return words
+
+
+def download(package, tree, options):
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir(parents=True)
-    got = subprocess.run(["apt-get", "download", "-q", package], cwd=tree, capture_output=True, text=True)
+    got = subprocess.run(["apt-get", *options, "download", "-q", package], cwd=tree, capture_output=True, text=True)
     files = list(tree.glob("*.deb"))
     if got.returncode or not files:
         raise Unavailable(f"{package} cannot be downloaded: {got.stderr.strip().splitlines()[-1:]}")

@@ -204,7 +204,13 @@ class Row:
         eventually(is_synced, 30, "the peers do not know each other's flows")
 
 
+# Kernels that lack functions of the BPF program: one row shows that Baton says so and serves all flows by proxying them.
+PROXYING = ["5.10"]
+
+
 def all_rows(series):
+    if series in PROXYING:
+        return [Row(series, "virtio", "plain")]
     rows = [Row(series, card, layout) for layout, plan in LAYOUTS.items() for card in plan.cards]
     pairs = [Row(series, card, layout, pair=True) for layout, cards in PAIRS.items() for card in cards]
     return rows + pairs

@@ -4,9 +4,11 @@
 
 mod barrier;
 mod shared;
+mod verdict;
 
 pub(crate) use barrier::Barrier;
 pub(crate) use shared::SharedWords;
+pub use verdict::LoadRefusal;
 
 use std::ffi::CString;
 use std::io;

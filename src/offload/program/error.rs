@@ -10,6 +10,7 @@ use aya::programs::ProgramError;
 use thiserror::Error;
 
 use super::Unread;
+use crate::sys::bpf::LoadRefusal;
 
 /// Why nothing can be offloaded. Each message says what fixes it; until then every flow stays proxied.
 #[derive(Debug, Error)]
@@ -36,6 +37,11 @@ pub enum OpenError {
          CAP_PERFMON"
     )]
     Program(Box<ProgramError>),
+    #[error(
+        "loading the program: {0}; it takes a kernel with the BPF of Linux 6.1, /sys/kernel/btf/vmlinux and CAP_BPF, CAP_NET_ADMIN, \
+         CAP_PERFMON"
+    )]
+    Refused(LoadRefusal),
     #[error("pinning: {0}")]
     Pin(Box<PinError>),
     #[error("interface {interface}: {source}; name those of this host in [offload] interfaces")]
@@ -63,7 +69,12 @@ impl OpenError {
     }
 
     pub(super) fn program(error: ProgramError) -> Self {
-        Self::Program(Box::new(error))
+        match error {
+            ProgramError::LoadError { io_error, verifier_log } => {
+                Self::Refused(LoadRefusal::new(io_error, &verifier_log.to_string()))
+            }
+            other => Self::Program(Box::new(other)),
+        }
     }
 
     pub(super) fn attach(interface: &str, error: impl Error + Send + Sync + 'static) -> Self {

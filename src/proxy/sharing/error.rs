@@ -8,6 +8,7 @@ use aya::pin::PinError;
 use aya::programs::ProgramError;
 
 use crate::addr::VipAddr;
+use crate::sys::bpf::LoadRefusal;
 use crate::sys::port_holder::PortHolder;
 
 /// Why Baton cannot listen.
@@ -46,6 +47,8 @@ pub enum SharingError {
     Load(Box<EbpfError>),
     #[error("cannot load the BPF program: {0}; it takes Linux 5.9, CAP_BPF and CAP_NET_ADMIN")]
     Program(Box<ProgramError>),
+    #[error("cannot load the BPF program: {0}; it takes Linux 5.9, CAP_BPF and CAP_NET_ADMIN")]
+    Refused(LoadRefusal),
     #[error("cannot pin the BPF program: {0}")]
     Pin(Box<PinError>),
     #[error("cannot change the map of shared ports: {0}")]

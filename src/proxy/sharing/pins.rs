@@ -17,13 +17,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use aya::EbpfLoader;
-use aya::programs::SkLookup;
 use aya::programs::links::FdLink;
+use aya::programs::{ProgramError, SkLookup};
 use rustix::fs::{FlockOperation, flock};
 
 use super::error::SharingError;
 use crate::addr::VipAddr;
-use crate::sys::bpf::{self, Map, Update};
+use crate::sys::bpf::{self, LoadRefusal, Map, Update};
 use crate::sys::{bpffs, netdev};
 
 /// Of the maps and the program together: another number, another directory. `src/offload/bpf/sharing.c` says when it changes.
@@ -145,7 +145,12 @@ impl PortPins {
         let mut object = loader.load(OBJECT).map_err(|error| SharingError::Load(Box::new(error)))?;
         let program = object.program_mut("sharing").expect("the object has it");
         let program: &mut SkLookup = program.try_into().expect("it looks up sockets");
-        let fail = |error| SharingError::Program(Box::new(error));
+        let fail = |error| match error {
+            ProgramError::LoadError { io_error, verifier_log } => {
+                SharingError::Refused(LoadRefusal::new(io_error, &verifier_log.to_string()))
+            }
+            other => SharingError::Program(Box::new(other)),
+        };
         program.load().map_err(fail)?;
         let (namespace, _) = netdev::namespace().map_err(SharingError::Namespace)?;
         let id = program.attach(namespace).map_err(fail)?;

@@ -1,10 +1,12 @@
 //! Waiting for events, always with a deadline, and measuring how long they took.
 
-use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{LazyLock, Once};
 use std::time::Duration;
 
 use baton::sys::clock::now_ns;
+
+use super::LONG;
 
 /// How often a condition is looked at. Small beside every figure that a test asserts.
 const POLL: Duration = Duration::from_millis(4);
@@ -69,6 +71,7 @@ pub fn eventually(deadline: Duration, what: &str, mut condition: impl FnMut() ->
 #[track_caller]
 pub fn eventually_some<T>(deadline: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> (T, Duration) {
     let watch = Stopwatch::start();
+    let deadline = if deadline < LONG { deadline } else { deadline * *PATIENCE };
     loop {
         // Taken before the look, so that a slow look cannot turn a met condition into a missed deadline.
         let elapsed = watch.elapsed();
@@ -80,10 +83,18 @@ pub fn eventually_some<T>(deadline: Duration, what: &str, mut look: impl FnMut()
     }
 }
 
+/// An emulated processor is ten times as slow (tests/machines/suite): waits without a figure to meet, and figures that are compared by
+/// [`meets`], may be longer there by this factor.
+static PATIENCE: LazyLock<u32> = LazyLock::new(|| {
+    let given = std::env::var("BATON_TESTS_PATIENCE").ok();
+    given.map_or(1, |factor| factor.parse().expect("BATON_TESTS_PATIENCE is a whole number"))
+});
+
 /// Checks that a figure is below `limit`. It is taken up to three times, for one below a few scheduler slices says
 /// as much about who else is running as about Baton; what else `scenario` checks must hold each time.
 #[track_caller]
 pub fn meets(limit: Duration, what: &str, mut scenario: impl FnMut() -> Duration) {
+    let limit = limit * *PATIENCE;
     let mut figures = Vec::new();
     for _ in 0..3 {
         let figure = scenario();

@@ -30,7 +30,7 @@ impl Browser {
         let mut command = Command::new("sh");
         command.args(["-c", "exec chromium \"$@\" 3<&0 4>&1 </dev/null >/dev/null 2>&1", "sh", "--headless"]);
         command.args(["--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]);
-        command.args(["--disable-component-update", "--disable-sync", "--no-first-run"]);
+        command.args(["--disable-component-update", "--disable-sync", "--no-first-run", "--disable-dev-shm-usage"]);
         command.arg(format!("--user-data-dir={}", profile.path().display())).env("HOME", profile.path());
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = host.enter(|| command.spawn()).expect("sh");

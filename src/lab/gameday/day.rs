@@ -11,7 +11,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep};
 use super::guard::NodeGuard;
 use super::order::{self, GOOD};
 use super::plan::{GamedayPlan, PlanStep};
-use super::report::{GamedayReport, Halt, Sample, StepReport};
+use super::report::{GamedayReport, Halt, SilenceSample, StepReport};
 use super::{GamedayArgs, GamedayError};
 use crate::lab::drill::KubeletFleet;
 use crate::lab::kubelet::{KubeletEvent, Observed};
@@ -33,7 +33,7 @@ struct Day<'p> {
     signals: [Signal; 2],
     guard: NodeGuard,
     began: Instant,
-    samples: Vec<Sample>,
+    samples: Vec<SilenceSample>,
     /// Of this step.
     window: Window,
     every: Duration,
@@ -224,7 +224,7 @@ impl Day<'_> {
 
     fn sample(&mut self) {
         let all = self.fleet.summaries();
-        self.samples.push(Sample {
+        self.samples.push(SilenceSample {
             at_ms: self.now_ms(),
             silent_ms: all.iter().map(|it| it.last_renewal_ms).max().unwrap_or(0),
             lost: all.iter().map(|it| it.disconnections).sum(),

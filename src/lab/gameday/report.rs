@@ -23,7 +23,7 @@ pub(super) struct GamedayReport {
     pub left_out: Vec<String>,
     pub halt: Option<Halt>,
     /// One a second.
-    pub samples: Vec<Sample>,
+    pub samples: Vec<SilenceSample>,
     pub leases_left: usize,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct StepReport {
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Sample {
+pub(super) struct SilenceSample {
     pub at_ms: u64,
     /// The longest time since a kubelet's last heartbeat.
     pub silent_ms: u64,

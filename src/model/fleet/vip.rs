@@ -100,7 +100,7 @@ enum VipStage {
 
 /// Another host has the addresses that no peer has.
 #[derive(Debug)]
-struct Answer {
+struct StrangeAnswer {
     since_ns: u64,
     is_told: bool,
 }
@@ -133,7 +133,7 @@ pub(crate) struct VipMachine {
     /// The instance does not ask before this time, for the reason in `why`.
     again_ns: u64,
     /// The first answer of this vacancy.
-    answered: Option<Answer>,
+    answered: Option<StrangeAnswer>,
     cut_off_ns: Option<u64>,
     unready_ns: Option<u64>,
     /// Since when no backend can be used here and a peer that could take the VIP has one.
@@ -225,7 +225,7 @@ impl VipMachine {
         if !self.takes() {
             return;
         }
-        let answer = self.answered.get_or_insert(Answer { since_ns: now_ns, is_told: false });
+        let answer = self.answered.get_or_insert(StrangeAnswer { since_ns: now_ns, is_told: false });
         let since_ns = answer.since_ns;
         if !answer.is_told && now_ns - since_ns >= STRANGE_NS {
             answer.is_told = true;

@@ -1,13 +1,17 @@
 //! The demo by itself: every fault of its tour, the real program, real clients.
 
+use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::time::Instant;
 
 #[test]
 fn no_client_of_the_tour_waits_on_a_dead_connection_and_nothing_is_left_behind() {
     let tmp = tempfile::tempdir().unwrap();
-    // A port of its own, so that a demo that someone watches meanwhile is not in its way.
-    let mut ports = (20_000..21_000).map(|port| std::net::SocketAddr::from(([127, 0, 0, 1], port)));
-    let free = ports.find(|address| std::net::TcpListener::bind(address).is_ok()).expect("a free port");
+    let free = free_port();
     let demo = Command::new(env!("CARGO_BIN_EXE_baton"))
         .args(["demo", "--tour", "--for", "150s", "--kubelets", "6", "--http", &free.to_string()])
         .env("TMPDIR", tmp.path())
@@ -24,9 +28,59 @@ fn no_client_of_the_tour_waits_on_a_dead_connection_and_nothing_is_left_behind()
     }
     assert!(!table.contains("TOO LONG"));
 
-    let left: Vec<_> = tmp.path().read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+    nothing_is_left(tmp.path());
+}
+
+/// Regression: the demo took the end of the old process for the end of Baton, ended, and left the new process behind.
+#[test]
+fn somebody_upgrades_baton_in_another_terminal_and_the_demo_goes_on_and_ends_both() {
+    let tmp = tempfile::tempdir().unwrap();
+    let mut demo = Command::new(env!("CARGO_BIN_EXE_baton"))
+        .args(["demo", "--no-tui", "--for", "150s", "--kubelets", "3", "--http", &free_port().to_string()])
+        .env("TMPDIR", tmp.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("baton starts");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let baton = |arguments: &[&str]| {
+        let places = tmp.path().read_dir().unwrap().flatten().map(|place| place.path().join("admin.sock"));
+        let socket = places.last().unwrap_or_default();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
+        command.arg("--socket").arg(socket).args(arguments).output().expect("baton starts")
+    };
+    while !baton(&["ready"]).status.success() {
+        assert!(Instant::now() < deadline, "it is not ready");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    for _ in 0..2 {
+        let upgraded = baton(&["upgrade"]);
+        assert!(upgraded.status.success(), "{upgraded:?}");
+        // Longer than the demo waits for an answer of the new process.
+        let end = Instant::now() + Duration::from_secs(5);
+        while Instant::now() < end {
+            assert!(demo.try_wait().unwrap().is_none(), "the demo has ended");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert!(baton(&["ready"]).status.success());
+    }
+    kill_process(Pid::from_child(&demo), Signal::INT).unwrap();
+    demo.wait().unwrap();
+    nothing_is_left(tmp.path());
+}
+
+/// A port of its own, so that a demo that someone watches meanwhile is not in its way.
+fn free_port() -> SocketAddr {
+    let mut ports = (20_000..21_000).map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+    ports.find(|address| std::net::TcpListener::bind(address).is_ok()).expect("a free port")
+}
+
+/// Neither files in `tmp` nor processes that know of it.
+#[track_caller]
+fn nothing_is_left(tmp: &Path) {
+    let left: Vec<_> = tmp.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(left.is_empty(), "left behind: {left:?}");
-    let places = tmp.path().display().to_string();
+    let places = tmp.display().to_string();
     for process in std::fs::read_dir("/proc").unwrap().flatten() {
         let command = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
         assert!(!String::from_utf8_lossy(&command).contains(&places), "still runs: {:?}", process.path());

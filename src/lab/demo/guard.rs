@@ -34,8 +34,13 @@ impl Guard {
 
     /// Has `child` killed when the demo is gone.
     pub(crate) fn take(&mut self, child: &Child) -> io::Result<()> {
+        self.take_process(child.id())
+    }
+
+    /// The same for a process that is no child.
+    pub(crate) fn take_process(&mut self, pid: u32) -> io::Result<()> {
         match &mut self.process.stdin {
-            Some(pipe) => writeln!(pipe, "{}", child.id()),
+            Some(pipe) => writeln!(pipe, "{pid}"),
             None => Ok(()),
         }
     }

@@ -14,6 +14,7 @@ use super::space::NetSpace;
 use crate::addr::BackendAddr;
 use crate::lab::certs::CertFiles;
 use crate::lab::stand_in::LISTENING;
+use crate::sys::process::ProcessHandle;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
@@ -216,6 +217,33 @@ impl Drop for Reaper {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+/// A process that is no child: an upgrade has put it in place of one. Dropping it kills it.
+#[derive(Debug)]
+pub(crate) struct UpgradedProcess {
+    pub pid: u32,
+    handle: ProcessHandle,
+}
+
+impl UpgradedProcess {
+    pub(crate) fn open(pid: u32) -> io::Result<Self> {
+        Ok(Self { pid, handle: ProcessHandle::open(pid)? })
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.handle.ends_within(Duration::ZERO)
+    }
+
+    pub(crate) fn terminate(&self) {
+        self.handle.signal(Signal::TERM);
+    }
+}
+
+impl Drop for UpgradedProcess {
+    fn drop(&mut self) {
+        self.handle.signal(Signal::KILL);
     }
 }
 

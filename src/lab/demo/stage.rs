@@ -130,7 +130,7 @@ impl DemoStage {
         };
         let mut baton = Baton::start(places, &ca, &stand_ins, &mut guard)?;
         let mut status = status::follow(baton.places().http);
-        until_ready(&mut baton, &mut status).await?;
+        until_ready(&mut baton, &mut status, &mut guard).await?;
 
         let tls = tls::client_config(&ca)?;
         let frontend = baton.places().frontend;
@@ -151,7 +151,8 @@ impl DemoStage {
 
     /// Why Baton has ended, if it has.
     pub(super) fn baton_ended(&mut self) -> Option<StageError> {
-        let status = self.baton.ended()?;
+        let answers = self.status.borrow().instance.pid;
+        let status = self.baton.ended(answers, &mut self.guard)?;
         Some(StageError::BatonEnded { status, last_words: self.baton.last_words() })
     }
 
@@ -216,10 +217,15 @@ impl DemoStage {
     }
 }
 
-async fn until_ready(baton: &mut Baton, status: &mut watch::Receiver<DemoStatus>) -> Result<(), StageError> {
+async fn until_ready(
+    baton: &mut Baton,
+    status: &mut watch::Receiver<DemoStatus>,
+    guard: &mut Guard,
+) -> Result<(), StageError> {
     let deadline = tokio::time::Instant::now() + READY_TIMEOUT;
     while !status.borrow_and_update().all_ready() {
-        if let Some(status) = baton.ended() {
+        let answers = status.borrow().instance.pid;
+        if let Some(status) = baton.ended(answers, guard) {
             return Err(StageError::BatonEnded { status, last_words: baton.last_words() });
         }
         if tokio::time::Instant::now() > deadline {

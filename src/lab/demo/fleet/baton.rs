@@ -2,18 +2,16 @@
 
 use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::sync::watch;
 
 use super::layout::VIP;
 use crate::lab::demo::baton::status::DemoStatus;
 use crate::lab::demo::guard::Guard;
-use crate::lab::demo::process::Reaper;
+use crate::lab::demo::process::{Reaper, UpgradedProcess};
 use crate::lab::demo::space::NetSpace;
 
 /// Baton on a host.
@@ -26,7 +24,7 @@ pub(super) struct FleetBaton {
     pub status: watch::Receiver<DemoStatus>,
     child: Option<Reaper>,
     /// The process that replaced the child in an upgrade.
-    successor: Option<OwnedFd>,
+    successor: Option<UpgradedProcess>,
 }
 
 impl FleetBaton {
@@ -57,16 +55,13 @@ impl FleetBaton {
 
     /// SIGKILL.
     pub(super) fn kill(&mut self) {
-        if let Some(successor) = self.successor.take() {
-            let _ = pidfd_send_signal(successor, Signal::KILL);
-        }
+        self.successor = None;
         self.child = None;
     }
 
     /// An upgrade has replaced the process by this one.
     pub(super) fn replaced_by(&mut self, pid: u32) {
-        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        self.successor = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        self.successor = UpgradedProcess::open(pid).ok();
     }
 
     /// Whether its process has ended, and none has replaced it.

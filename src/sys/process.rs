@@ -5,9 +5,7 @@ use std::num::NonZero;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use rustix::process::{
-    Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process, pidfd_open, pidfd_send_signal, setrlimit,
-};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process, pidfd_open, setrlimit};
 
 use super::fd_passing;
 
@@ -121,11 +119,6 @@ impl ProcessHandle {
     pub fn open(pid: u32) -> io::Result<Self> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
         Ok(Self(pidfd_open(pid, PidfdFlags::empty())?))
-    }
-
-    /// It is no error if the process has ended.
-    pub(crate) fn signal(&self, signal: Signal) {
-        let _ = pidfd_send_signal(&self.0, signal);
     }
 
     /// Whether it has ended, or ends within `limit`.

@@ -2,19 +2,20 @@
 
 use std::io::{self, BufRead, BufReader};
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
 use super::guard::Guard;
 use super::space::NetSpace;
 use crate::addr::BackendAddr;
 use crate::lab::certs::CertFiles;
 use crate::lab::stand_in::LISTENING;
-use crate::sys::process::ProcessHandle;
+use crate::sys::fd_passing;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
@@ -224,26 +225,28 @@ impl Drop for Reaper {
 #[derive(Debug)]
 pub(crate) struct UpgradedProcess {
     pub pid: u32,
-    handle: ProcessHandle,
+    /// Its pidfd.
+    handle: OwnedFd,
 }
 
 impl UpgradedProcess {
     pub(crate) fn open(pid: u32) -> io::Result<Self> {
-        Ok(Self { pid, handle: ProcessHandle::open(pid)? })
+        let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Self { pid, handle: pidfd_open(number, PidfdFlags::empty())? })
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        self.handle.ends_within(Duration::ZERO)
+        fd_passing::wait_readable(&self.handle, Duration::ZERO).unwrap_or(false)
     }
 
     pub(crate) fn terminate(&self) {
-        self.handle.signal(Signal::TERM);
+        let _ = pidfd_send_signal(&self.handle, Signal::TERM);
     }
 }
 
 impl Drop for UpgradedProcess {
     fn drop(&mut self) {
-        self.handle.signal(Signal::KILL);
+        let _ = pidfd_send_signal(&self.handle, Signal::KILL);
     }
 }
 

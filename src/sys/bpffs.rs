@@ -30,6 +30,15 @@ pub(crate) fn mount_usual() -> io::Result<()> {
     Ok(mount("bpf", MOUNT_POINT, "bpf", flags, Some(c"mode=700"))?)
 }
 
+/// Whether a process has a mount at `path` in its mount namespace (proc(5), mountinfo: the fifth field). rmdir(2) in another namespace removes such mounts.
+pub(crate) fn is_mounted(path: &Path) -> bool {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mounts = processes.filter_map(|process| std::fs::read_to_string(process.path().join("mountinfo")).ok());
+    mounts
+        .into_iter()
+        .any(|text| text.lines().any(|line| line.split(' ').nth(4).is_some_and(|at| Path::new(at) == path)))
+}
+
 /// The names in a directory; none if there is no such directory.
 pub(crate) fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
     match std::fs::read_dir(directory) {

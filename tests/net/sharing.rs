@@ -292,12 +292,23 @@ fn a_stop_gives_no_vip_to_the_apiserver_and_the_command_does() {
     assert!(baton.process.wait(LONG).success());
     it.refused(VIP);
     it.is_apiservers(it.lab.lb.v4(6443));
+    // As a unit that runs has its ReadWritePaths. Regression: the mount went with the directory, and could not be made again there.
+    let pins = std::path::Path::new("/sys/fs/bpf/baton-ports");
+    let mounted = format!("mount --bind {0} {0} && echo mounted && sleep 60", pins.display());
+    let unit = it.lab.lb.spawn(&["unshare", "-m", "sh", "-c", &mounted], &it.lab.directory().join("unit.log"));
+    eventually(LONG, "the unit has its mount", || unit.log_text().contains("mounted"));
     let said = remove();
     assert!(said.contains("removed: the program that shares ports, with 2 addresses"), "{said}");
     it.is_apiservers(vip(VIP));
     assert!(!remove().contains("shares ports"), "it is gone");
+    let mounts = std::fs::read_to_string(format!("/proc/{}/mountinfo", unit.pid().as_raw_nonzero())).unwrap();
+    assert!(mounts.contains(&format!(" {} ", pins.display())), "the unit still has its mount");
+    drop(unit);
+    it.start(&it.config()).process.kill();
+    eventually(LONG, "the places are removed", || {
+        matches!(it.lab.lb.enter(::baton::proxy::remove_shared_ports), Ok(Some(2)))
+    });
     // Other tests have places there at times.
-    let pins = std::path::Path::new("/sys/fs/bpf/baton-ports");
     eventually(LONG, "the directory is not there, or has places of another namespace", || {
         std::fs::read_dir(pins).map_or(true, |mut names| names.next().is_some())
     });

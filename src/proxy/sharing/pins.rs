@@ -23,7 +23,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::error::SharingError;
 use crate::addr::VipAddr;
-use crate::sys::bpf::{self, LoadRefusal, Map, Update};
+use crate::sys::bpf::{self, Map, Update};
 use crate::sys::{bpffs, netdev};
 
 /// Of the maps and the program together: another number, another directory. `src/offload/bpf/sharing.c` says when it changes.
@@ -122,8 +122,11 @@ impl PortPins {
         places.iter().try_for_each(|(place, _)| ports.free(place))?;
         clear(&self.directory)?;
         sweep()?;
-        // It is not empty if another namespace has places, and busy where a unit has it mounted.
-        let _ = std::fs::remove_dir(DIRECTORY);
+        // The mounts of a running unit would go with it (ReadWritePaths of systemd.exec(5)), and it could not be made again there. It is not
+        // empty if another namespace has places.
+        if !bpffs::is_mounted(Path::new(DIRECTORY)) {
+            let _ = std::fs::remove_dir(DIRECTORY);
+        }
         Ok(Some(places.len()))
     }
 
@@ -145,12 +148,7 @@ impl PortPins {
         let mut object = loader.load(OBJECT).map_err(|error| SharingError::Load(Box::new(error)))?;
         let program = object.program_mut("sharing").expect("the object has it");
         let program: &mut SkLookup = program.try_into().expect("it looks up sockets");
-        let fail = |error| match error {
-            ProgramError::LoadError { io_error, verifier_log } => {
-                SharingError::Refused(LoadRefusal::new(io_error, &verifier_log.to_string()))
-            }
-            other => SharingError::Program(Box::new(other)),
-        };
+        let fail = |error: ProgramError| SharingError::Program(error.into());
         program.load().map_err(fail)?;
         let (namespace, _) = netdev::namespace().map_err(SharingError::Namespace)?;
         let id = program.attach(namespace).map_err(fail)?;

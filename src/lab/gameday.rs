@@ -26,7 +26,7 @@ use std::process::ExitCode;
 
 use super::drill::{DrillArgs, DrillError};
 use crate::model::humane::date_and_time;
-use crate::sys::clock::unix_ns;
+use crate::sys::clock::unix_ms;
 use plan::{GamedayPlan, PlanError};
 use report::GamedayReport;
 
@@ -122,7 +122,7 @@ fn tell(report: &GamedayReport, page: &Path, json: bool) {
 
 /// In the working directory, with the time in its name.
 fn unnamed() -> PathBuf {
-    let (date, time) = date_and_time(unix_ns() / 1_000_000);
+    let (date, time) = date_and_time(unix_ms());
     PathBuf::from(format!("gameday-{date}-{}.md", time.replace(':', "-")))
 }
 

@@ -211,3 +211,27 @@ fn a_fleet_that_is_killed_or_told_to_end_leaves_no_namespace_behind() {
         assert_eq!(status.success(), signal == Signal::TERM, "{status}");
     }
 }
+
+/// Regression: the demo took the end of the old process for the end of Baton, and ended.
+#[test]
+fn somebody_upgrades_baton_on_a_host_in_another_terminal_and_the_demo_goes_on() {
+    let mut demo = Demo::start(&["--no-tui", "--for", "100s"]);
+    if !demo.wait_line("or run") {
+        let test = "somebody_upgrades_baton_on_a_host_in_another_terminal_and_the_demo_goes_on";
+        let Some((_, output)) = output(demo, test) else { return };
+        panic!("it ended before it served: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let place = demo.directory.path().join(format!("baton-demo-{}", demo.child.id()));
+    let baton = |verb: &str| {
+        let socket = place.join("cp1.sock");
+        Command::new(BINARY).arg("--socket").arg(socket).arg(verb).output().expect("baton starts")
+    };
+    eventually(secs(60), "cp1 is ready", || baton("ready").status.success());
+    let upgraded = baton("upgrade");
+    assert!(upgraded.status.success(), "{upgraded:?}");
+    // Longer than the demo waits for an answer of the new process.
+    wait::throughout(secs(5), "the demo goes on", || demo.child.try_wait().unwrap().is_none());
+    assert!(baton("ready").status.success());
+    demo.signal(Signal::TERM);
+    demo.wait_nothing_left();
+}

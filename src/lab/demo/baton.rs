@@ -10,11 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Signal, kill_process};
-use tokio::time::Instant;
-
 use super::guard::Guard;
-use super::process::{Reaper, StandInProcess, UpgradedProcess};
+use super::process::{BatonProcess, StandInProcess};
 use crate::addr::VipAddr;
 
 #[derive(Debug, thiserror::Error)]
@@ -51,11 +48,7 @@ pub(super) struct DemoPlaces {
 /// A running Baton. Dropping it kills it.
 #[derive(Debug)]
 pub(super) struct Baton {
-    child: Reaper,
-    /// The process that an upgrade has put in the child's place.
-    successor: Option<UpgradedProcess>,
-    /// Since when no process is known to run.
-    gone: Option<Instant>,
+    process: BatonProcess,
     places: DemoPlaces,
 }
 
@@ -83,30 +76,16 @@ impl Baton {
             .spawn()
             .map_err(DemoStartError::Spawn)?;
         let _ = guard.take(&child);
-        Ok(Self { child: Reaper(child), successor: None, gone: None, places })
+        Ok(Self { process: BatonProcess::new(child), places })
     }
 
     pub(super) fn places(&self) -> &DemoPlaces {
         &self.places
     }
 
-    /// The exit status of the child, if it has ended and no other process is in its place. `answers`: the process that answers for the
-    /// instance now; 0: none has answered yet.
+    /// See [`BatonProcess::ended`].
     pub(super) fn ended(&mut self, answers: u32, guard: &mut Guard) -> Option<ExitStatus> {
-        let status = self.child.0.try_wait().ok().flatten()?;
-        if self.successor.as_ref().is_some_and(|successor| !successor.has_ended()) {
-            return None;
-        }
-        let last = self.successor.as_ref().map_or(self.child.0.id(), |successor| successor.pid);
-        if answers != 0 && answers != last {
-            self.successor = UpgradedProcess::open(answers).ok();
-            self.gone = None;
-            let _ = guard.take_process(answers);
-            return None;
-        }
-        // After an upgrade the other process answers a moment later.
-        let since = self.gone.get_or_insert_with(Instant::now);
-        (!status.success() || since.elapsed() >= REPLACED_MAX).then_some(status)
+        self.process.ended(answers, guard)
     }
 
     /// The end of its log, for a failure.
@@ -118,13 +97,9 @@ impl Baton {
 
     /// SIGTERM, then up to `limit` for it to end by itself.
     pub(super) async fn stop(mut self, limit: Duration) {
-        let _ = kill_process(self.child.pid(), Signal::TERM);
-        if let Some(successor) = &self.successor {
-            successor.terminate();
-        }
+        self.process.terminate();
         let ended = async {
-            let successor_runs = |it: &Self| it.successor.as_ref().is_some_and(|successor| !successor.has_ended());
-            while matches!(self.child.0.try_wait(), Ok(None)) || successor_runs(&self) {
+            while self.process.runs() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
@@ -198,6 +173,4 @@ ca_file = {ca}
 /// The demo's drain timer.
 pub(super) const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 const ORDER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Limit for the first answer of the process that an upgrade has put in the child's place.
-const REPLACED_MAX: Duration = Duration::from_secs(3);
 const LAST_WORDS_LINES: usize = 12;

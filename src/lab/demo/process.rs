@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+use tokio::time::Instant;
 
 use super::guard::Guard;
 use super::space::NetSpace;
@@ -221,33 +222,92 @@ impl Drop for Reaper {
     }
 }
 
-/// A process that is no child: an upgrade has put it in place of one. Dropping it kills it.
+/// A process of Baton: a child, or the process that an upgrade has put in its place. Dropping this kills both.
 #[derive(Debug)]
-pub(crate) struct UpgradedProcess {
-    pub pid: u32,
+pub(crate) struct BatonProcess {
+    child: Reaper,
+    successor: Option<UpgradedProcess>,
+    /// Since when no process is known to run.
+    gone: Option<Instant>,
+}
+
+impl BatonProcess {
+    pub(crate) fn new(child: Child) -> Self {
+        Self { child: Reaper(child), successor: None, gone: None }
+    }
+
+    /// The exit status of the child, if it has ended and no other process is in its place. `answers`: the process that answers for the
+    /// instance now; 0: none has answered yet.
+    pub(crate) fn ended(&mut self, answers: u32, guard: &mut Guard) -> Option<ExitStatus> {
+        let status = self.child.0.try_wait().ok().flatten()?;
+        if self.successor_runs() {
+            return None;
+        }
+        if answers != 0 && answers != self.pid() && self.replaced_by(answers) {
+            let _ = guard.take_process(answers);
+            return None;
+        }
+        // After an upgrade the other process answers a moment later.
+        let since = self.gone.get_or_insert_with(Instant::now);
+        (!status.success() || since.elapsed() >= REPLACED_MAX).then_some(status)
+    }
+
+    /// An upgrade has put the process `pid` in this one's place. Returns whether it runs.
+    pub(crate) fn replaced_by(&mut self, pid: u32) -> bool {
+        let Ok(successor) = UpgradedProcess::open(pid) else { return false };
+        (self.successor, self.gone) = (Some(successor), None);
+        self.successor_runs()
+    }
+
+    /// SIGTERM.
+    pub(crate) fn terminate(&self) {
+        let _ = kill_process(self.child.pid(), Signal::TERM);
+        self.successor.iter().for_each(|it| it.signal(Signal::TERM));
+    }
+
+    pub(crate) fn runs(&mut self) -> bool {
+        matches!(self.child.0.try_wait(), Ok(None)) || self.successor_runs()
+    }
+
+    /// That of the process that was in place last.
+    fn pid(&self) -> u32 {
+        self.successor.as_ref().map_or(self.child.0.id(), |it| it.pid)
+    }
+
+    fn successor_runs(&self) -> bool {
+        self.successor.as_ref().is_some_and(|it| !it.has_ended())
+    }
+}
+
+#[derive(Debug)]
+struct UpgradedProcess {
+    pid: u32,
     /// Its pidfd.
     handle: OwnedFd,
 }
 
 impl UpgradedProcess {
-    pub(crate) fn open(pid: u32) -> io::Result<Self> {
+    fn open(pid: u32) -> io::Result<Self> {
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
         Ok(Self { pid, handle: pidfd_open(number, PidfdFlags::empty())? })
     }
 
-    pub(crate) fn has_ended(&self) -> bool {
+    fn has_ended(&self) -> bool {
         fd_passing::wait_readable(&self.handle, Duration::ZERO).unwrap_or(false)
     }
 
-    pub(crate) fn terminate(&self) {
-        let _ = pidfd_send_signal(&self.handle, Signal::TERM);
+    fn signal(&self, signal: Signal) {
+        let _ = pidfd_send_signal(&self.handle, signal);
     }
 }
 
 impl Drop for UpgradedProcess {
     fn drop(&mut self) {
-        let _ = pidfd_send_signal(&self.handle, Signal::KILL);
+        self.signal(Signal::KILL);
     }
 }
+
+/// Limit for the first answer of the process that an upgrade has put in the child's place.
+const REPLACED_MAX: Duration = Duration::from_secs(3);
 
 const START_TIMEOUT: Duration = Duration::from_secs(10);

@@ -16,7 +16,7 @@ use super::{GamedayArgs, GamedayError};
 use crate::lab::drill::KubeletFleet;
 use crate::lab::kubelet::{KubeletEvent, Observed};
 use crate::model::humane::{date_and_time, plural, printable};
-use crate::sys::clock::unix_ns;
+use crate::sys::clock::unix_ms;
 
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 /// Limit for the first heartbeats, beyond two intervals.
@@ -72,7 +72,7 @@ pub(super) async fn play(args: &GamedayArgs, plan: &GamedayPlan, quiet: bool) ->
     let mut day = Day { plan, fleet, observed, births, ticks, signals, guard, began, samples, window, every, quiet };
     day.gather().await?;
     let mut report = GamedayReport {
-        began_unix_ms: unix_ns() / 1_000_000,
+        began_unix_ms: unix_ms(),
         server: day.fleet.server().to_owned(),
         kubelets: args.drill.kubelets.into(),
         every_ms: args.drill.every.as_millis() as u64,
@@ -119,7 +119,7 @@ impl Day<'_> {
     async fn step(&mut self, step: &PlanStep) -> (StepReport, Option<Halt>) {
         self.window = Window::default();
         let began = self.now_ms();
-        let at = date_and_time(unix_ns() / 1_000_000).1;
+        let at = date_and_time(unix_ms()).1;
         let plan = self.plan;
         let command = plan.command(step, &step.run);
         let mut halt = None;
@@ -258,7 +258,7 @@ impl Day<'_> {
 
     fn say(&self, text: &str) {
         if !self.quiet {
-            println!("{}Z  {text}", date_and_time(unix_ns() / 1_000_000).1);
+            println!("{}Z  {text}", date_and_time(unix_ms()).1);
         }
     }
 }

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::layout::VIP;
 use crate::lab::demo::baton::status::DemoStatus;
 use crate::lab::demo::guard::Guard;
-use crate::lab::demo::process::{Reaper, UpgradedProcess};
+use crate::lab::demo::process::BatonProcess;
 use crate::lab::demo::space::NetSpace;
 
 /// Baton on a host.
@@ -22,9 +22,7 @@ pub(super) struct FleetBaton {
     pub socket: PathBuf,
     log: PathBuf,
     pub status: watch::Receiver<DemoStatus>,
-    child: Option<Reaper>,
-    /// The process that replaced the child in an upgrade.
-    successor: Option<UpgradedProcess>,
+    process: Option<BatonProcess>,
 }
 
 impl FleetBaton {
@@ -36,8 +34,7 @@ impl FleetBaton {
             socket: stem.with_extension("sock"),
             log: stem.with_extension("log"),
             status,
-            child: None,
-            successor: None,
+            process: None,
         }
     }
 
@@ -49,25 +46,24 @@ impl FleetBaton {
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
         let child = space.inside(|| command.spawn())?;
         let _ = guard.take(&child);
-        self.child = Some(Reaper(child));
+        self.process = Some(BatonProcess::new(child));
         Ok(())
     }
 
     /// SIGKILL.
     pub(super) fn kill(&mut self) {
-        self.successor = None;
-        self.child = None;
+        self.process = None;
     }
 
     /// An upgrade has replaced the process by this one.
     pub(super) fn replaced_by(&mut self, pid: u32) {
-        self.successor = UpgradedProcess::open(pid).ok();
+        self.process.as_mut().map(|process| process.replaced_by(pid));
     }
 
     /// Whether its process has ended, and none has replaced it.
-    pub(super) fn has_ended(&mut self) -> bool {
-        let ended = self.child.as_mut().is_some_and(|child| matches!(child.0.try_wait(), Ok(Some(_))));
-        ended && self.successor.is_none()
+    pub(super) fn has_ended(&mut self, guard: &mut Guard) -> bool {
+        let answers = self.status.borrow().instance.pid;
+        self.process.as_mut().is_some_and(|process| process.ended(answers, guard).is_some())
     }
 
     pub(super) fn has_vip(&self) -> bool {
@@ -76,12 +72,6 @@ impl FleetBaton {
 
     pub(super) fn last_words(&self) -> String {
         last_lines(&self.log)
-    }
-}
-
-impl Drop for FleetBaton {
-    fn drop(&mut self) {
-        self.kill();
     }
 }
 

@@ -138,9 +138,9 @@ impl FleetHost {
     }
 
     /// Whether its balancer has ended, although nobody ended it.
-    pub(super) fn has_failed(&mut self) -> bool {
+    pub(super) fn has_failed(&mut self, guard: &mut Guard) -> bool {
         let ended = match &mut self.balancer {
-            Some(Balancer::Baton(baton)) => baton.has_ended(),
+            Some(Balancer::Baton(baton)) => baton.has_ended(guard),
             Some(Balancer::Haproxy(haproxy)) => self.duty == Duty::Serves && haproxy.has_ended(),
             None => false,
         };

@@ -293,7 +293,7 @@ impl FleetStage {
             {
                 host.start_balancer(&mut self.guard)?;
                 said.push((now_ns(), host.plan.name, format!("{label} was started again, as systemd does it")));
-            } else if host.has_failed() {
+            } else if host.has_failed(&mut self.guard) {
                 let last_words = host.last_words();
                 return Err(FleetError::BalancerEnded { balancer: label, host: host.plan.name, last_words });
             }

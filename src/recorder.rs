@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use crate::config::{Config, RecorderSettings};
 use crate::essential;
 use crate::model::humane::plural;
-use crate::sys::clock::{now_ns, unix_ns};
+use crate::sys::clock::{now_ns, unix_ms};
 use crate::table::Part;
 use crate::table::backend::Registry;
 use crate::table::journal::{Event, Journal, What};
@@ -117,7 +117,7 @@ impl Recorder {
     }
 
     fn write(&mut self, events: &[Event], sample: bool) -> io::Result<()> {
-        let at_unix_ms = unix_ns() / 1_000_000;
+        let at_unix_ms = unix_ms();
         let mut too_long = 0;
         let (mut history, mut flows) = (Vec::new(), Vec::new());
         let mut written = 0;

@@ -16,7 +16,7 @@ use super::{check, socket};
 use crate::admin::protocol::Command;
 use crate::config;
 use crate::model::humane::{bytes, date_and_time};
-use crate::sys::clock::unix_ns;
+use crate::sys::clock::unix_ms;
 
 #[derive(Debug, Args)]
 pub(super) struct BundleArguments {
@@ -41,7 +41,7 @@ pub(super) fn run(
     config: Option<&Path>,
     output: &Output,
 ) -> Result<ExitCode, CliError> {
-    let at_ms = unix_ns() / 1_000_000;
+    let at_ms = unix_ms();
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let path = arguments.output.clone().unwrap_or_else(|| default_name(&host, at_ms));
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);

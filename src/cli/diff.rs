@@ -8,7 +8,6 @@ use clap::Args;
 use super::grid::{Align::*, Grid};
 use super::output::{CliError, Output};
 use super::socket;
-use super::wrap::wrap;
 use crate::admin::diff::{AffectedFlows, FlowEffect, ReloadDiff};
 use crate::admin::protocol::Command;
 use crate::model::humane::{count, duration_ms, printable};
@@ -48,7 +47,7 @@ fn diff(file: &Path, named: Option<PathBuf>, config: Option<&Path>, output: &Out
     if output.json {
         output.document(&diff)?;
     } else {
-        output.text(&wrap(&in_words(&diff, output), output.width))?;
+        output.wrapped(&in_words(&diff, output))?;
     }
     let is_same = diff.changes.is_empty() && diff.refused.is_empty();
     Ok(if is_same { ExitCode::SUCCESS } else { EXIT_DIFFERENT.into() })

@@ -10,7 +10,6 @@ use clap::Args;
 use super::output::{CliError, Output};
 use super::recording::{self, RecordingFrom};
 use super::socket;
-use super::wrap::wrap;
 use crate::admin::protocol::{Command, EventFilter, Listed};
 use crate::model::duration;
 use crate::model::moment;
@@ -139,7 +138,7 @@ fn write(event: &Event, number: &str, output: &Output) -> Result<(), CliError> {
     let at = recording::shown(event.at_unix_ms);
     let what = output.paint(event.what.weight(), &event.what.sentence());
     let line = format!("{}  {what}", output.faint(&format!("{number}  {at}")));
-    output.line(wrap(&line, output.width))
+    output.wrapped(&(line + "\n"))
 }
 
 fn since(text: &str) -> Result<EventsSince, moment::MomentFault> {

@@ -12,7 +12,6 @@ use serde::Serialize;
 
 use super::output::{CliError, Output};
 use super::recording::{self, RecordingFrom};
-use super::wrap::wrap;
 use super::{shell, socket};
 use crate::admin::protocol::{Command, FlowFilter, FlowRow, Listed};
 use crate::model::humane::duration_ms;
@@ -73,7 +72,7 @@ pub(super) fn run(
     };
     match output.json {
         true => output.document(&Explanation { sentences, figures })?,
-        false => output.line(wrap(&sentences.join("\n"), output.width))?,
+        false => output.wrapped(&(sentences.join("\n") + "\n"))?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -5,14 +5,12 @@ use std::time::Duration;
 
 use super::grid::{Align::*, Cell, Grid};
 use super::output::{CliError, Output};
-use super::wrap::wrap;
 use crate::admin::client::Client;
 use crate::admin::nodes::{NodeRow, NodeRowState, NodesReport};
 use crate::admin::protocol::Command;
 use crate::admin::words;
 use crate::model::humane::{count, duration_ms, plural};
 use crate::model::weight::Weight;
-use crate::table::names::NodeListSource;
 
 /// Between two looks.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
@@ -63,7 +61,7 @@ pub(super) fn nodes(client: &mut Client, arguments: &NodesArguments, output: &Ou
         match output.json {
             true if arguments.watch => output.json_line(&report)?,
             true => output.document(&report)?,
-            false => output.text(&wrap(&in_words(&report, all, more, output), output.width))?,
+            false => output.wrapped(&in_words(&report, all, more, output))?,
         }
         if !arguments.watch {
             return Ok(ExitCode::SUCCESS);
@@ -81,7 +79,7 @@ fn in_words(report: &NodesReport, all: usize, more: usize, output: &Output) -> S
     if more > 0 {
         text += &output.faint(&format!("… and {} more; --limit 0 lists all\n", count(more as u64)));
     }
-    let source = by(source);
+    let source = source.in_words();
     let weight = if report.silent > 0 { Weight::Bad } else { Weight::Plain };
     let silent = output.paint(weight, &format!("{} silent", count(report.silent)));
     text += &format!("{} by {source}, {silent}\n", plural(all as u64, "node"));
@@ -89,13 +87,6 @@ fn in_words(report: &NodesReport, all: usize, more: usize, output: &Output) -> S
         text += &format!("{}\n", output.paint(Weight::Notice, &words::sees_not_all(why)));
     }
     text
-}
-
-pub(super) fn by(source: NodeListSource) -> &'static str {
-    match source {
-        NodeListSource::Cluster => "the cluster's list",
-        NodeListSource::File => "the file of [names]",
-    }
 }
 
 pub(super) fn grid<'a>(nodes: impl IntoIterator<Item = &'a NodeRow>, lease_renew_ms: u64) -> Grid {
@@ -133,6 +124,7 @@ mod tests {
     use super::*;
     use crate::cli::samples;
     use crate::model::fleet::InstanceName;
+    use crate::table::names::NodeListSource;
     use crate::table::nodes::SilenceKind;
 
     fn node(name: &str, state: NodeRowState) -> NodeRow {

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 use thiserror::Error;
 
+use super::wrap::wrap;
 use crate::admin::client::ClientError;
 use crate::admin::protocol::{Refusal, errors_in_words};
 use crate::config::Diagnostic;
@@ -121,6 +122,11 @@ impl Output {
         let mut stdout = io::stdout().lock();
         stdout.write_all(text.as_bytes())?;
         Ok(stdout.flush()?)
+    }
+
+    /// Writes `text` at once, its lines broken at the edge of the terminal.
+    pub(super) fn wrapped(&self, text: &str) -> Result<(), CliError> {
+        self.text(&wrap(text, self.width))
     }
 
     /// One JSON document over several lines.

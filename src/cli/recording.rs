@@ -15,7 +15,7 @@ use crate::config::{self, RecorderSettings};
 use crate::model::humane::date_and_time;
 use crate::model::moment::{self, MomentFault};
 use crate::recorder::{self, FileOwner, ReadFault, Recording};
-use crate::sys::clock::unix_ns;
+use crate::sys::clock::unix_ms;
 
 #[derive(Clone, Debug, Default, Args)]
 pub(super) struct RecordingFrom {
@@ -130,7 +130,7 @@ pub(super) const RECORDS: &str = "recorder";
 
 /// A time on the command line, in ms since 1970.
 pub(super) fn time(text: &str) -> Result<u64, MomentFault> {
-    moment::parse(text, unix_ns() / 1_000_000)
+    moment::parse(text, unix_ms())
 }
 
 /// `2026-11-25 03:12:00Z`.

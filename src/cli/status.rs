@@ -4,7 +4,6 @@ use std::process::ExitCode;
 
 use super::grid::{Align::*, Cell, Grid};
 use super::output::{CliError, Output};
-use super::wrap::wrap;
 use crate::admin::client::Client;
 use crate::admin::control::LastReload;
 use crate::admin::protocol::{BackendName, Command};
@@ -23,7 +22,7 @@ pub(super) fn status(client: &mut Client, output: &Output) -> Result<ExitCode, C
     if output.json {
         output.document(&status)?;
     } else {
-        output.text(&wrap(&in_words(&status, output), output.width))?;
+        output.wrapped(&in_words(&status, output))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -4,7 +4,6 @@ use std::process::ExitCode;
 
 use super::grid::{Align::*, Cell, Grid};
 use super::output::{CliError, Output};
-use super::wrap::wrap;
 use crate::admin::client::Client;
 use crate::admin::protocol::Command;
 use crate::admin::status::VipReport;
@@ -23,7 +22,7 @@ pub(super) fn vip(client: &mut Client, arguments: &VipArguments, output: &Output
     let report: VipReport = client.ask(&Command::Vip {})?;
     match output.json {
         true => output.document(&report)?,
-        false => output.text(&wrap(&in_words(&report, arguments.why, output), output.width))?,
+        false => output.wrapped(&in_words(&report, arguments.why, output))?,
     }
     Ok(ExitCode::SUCCESS)
 }

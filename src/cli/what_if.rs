@@ -9,7 +9,6 @@ use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use super::grid::{Align::*, Cell, Grid};
 use super::output::{CliError, Output};
 use super::shell;
-use super::wrap::wrap;
 use crate::admin::client::Client;
 use crate::admin::protocol::Command;
 use crate::admin::what_if::{ExpectedGap, WhatIfCase, WhatIfReport, WhatIfRequest};
@@ -37,7 +36,7 @@ pub(super) fn what_if(client: &mut Client, arguments: &WhatIfArguments, output: 
     let report: WhatIfReport = client.ask(&Command::WhatIf(asked))?;
     match output.json {
         true => output.document(&report)?,
-        false => output.text(&wrap(&in_words(&report, output), output.width))?,
+        false => output.wrapped(&in_words(&report, output))?,
     }
     Ok(ExitCode::SUCCESS)
 }

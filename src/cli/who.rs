@@ -15,7 +15,7 @@ use crate::admin::protocol::{Command, FlowFilter, FlowRow, Listed};
 use crate::model::ids::FlowId;
 use crate::model::names::named;
 use crate::recorder::Recorded;
-use crate::sys::clock::unix_ns;
+use crate::sys::clock::unix_ms;
 use crate::table::journal::What;
 
 #[derive(Debug, Args)]
@@ -81,7 +81,7 @@ pub(super) fn run(
 
 /// Flows that go on, if an instance answers.
 fn living(address: SocketAddr, socket: Option<&Path>, config: Option<&Path>) -> Vec<ClientBehind> {
-    let now_ms = unix_ns() / 1_000_000;
+    let now_ms = unix_ms();
     let mut found = Vec::new();
     let path = socket.map_or_else(|| socket::find(config), |path| Ok(path.to_owned()));
     let client = path.ok().and_then(|path| socket::connect(&path).ok());

@@ -8,7 +8,7 @@ mod verdict;
 
 pub(crate) use barrier::Barrier;
 pub(crate) use shared::SharedWords;
-pub use verdict::LoadRefusal;
+pub use verdict::ProgramFault;
 
 use std::ffi::CString;
 use std::io;

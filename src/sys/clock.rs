@@ -20,6 +20,11 @@ pub(crate) fn unix_ns() -> u64 {
     now.tv_sec.max(0) as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// Milliseconds since 1970, UTC.
+pub(crate) fn unix_ms() -> u64 {
+    unix_ns() / 1_000_000
+}
+
 /// The UTC time in milliseconds since 1970 of a moment on the monotonic clock.
 pub(crate) fn unix_ms_of(monotonic_ns: u64) -> u64 {
     unix_ns().saturating_sub(now_ns().saturating_sub(monotonic_ns)) / 1_000_000

@@ -34,6 +34,15 @@ pub(crate) enum NodeListSource {
     File,
 }
 
+impl NodeListSource {
+    pub(crate) fn in_words(self) -> &'static str {
+        match self {
+            Self::Cluster => "the cluster's list",
+            Self::File => "the file of [names]",
+        }
+    }
+}
+
 /// In the order of their weight: what an operator writes counts more than what the cluster says.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum NameSource {

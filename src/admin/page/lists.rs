@@ -10,7 +10,6 @@ use crate::admin::words;
 use crate::model::humane::{bytes, count, duration_ms, duration_us, plural};
 use crate::model::weight::Weight;
 use crate::table::flows::FlowState;
-use crate::table::names::NodeListSource;
 
 pub(super) fn render(page: &mut String, lists: &PageLists) {
     // Without a script, one button sends all of its fields.
@@ -21,13 +20,9 @@ pub(super) fn render(page: &mut String, lists: &PageLists) {
 
 fn nodes(page: &mut String, lists: &PageLists) {
     let report = &lists.nodes;
-    let source = match report.source {
-        Some(NodeListSource::Cluster) => " by the cluster's list",
-        Some(NodeListSource::File) => " by the file of [names]",
-        None => "",
-    };
+    let source = report.source.map(|source| format!(" by {}", source.in_words())).unwrap_or_default();
     let hidden = if report.source.is_none() { " hidden" } else { "" };
-    let of = of(lists.nodes_found, lists.nodes_all, report.nodes.len(), "node", source);
+    let of = of(lists.nodes_found, lists.nodes_all, report.nodes.len(), "node", &source);
     write(page, format_args!("<section id=\"nodes\"{hidden}>\n<h2>Nodes{}", HeadlineFacts("nodes-facts", &of)));
     page.push_str("</h2>\n<p class=\"find\">");
     let text = Escaped(&lists.search.nodes.text);

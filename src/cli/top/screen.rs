@@ -220,7 +220,7 @@ fn nodes_title(board: &Board) -> Line<'static> {
     let mut spans = vec![plural(board.nodes.len() as u64, "node").bold()];
     if let Some((report, source)) = board.nodes.report().and_then(|report| Some((report, report.source?))) {
         let weight = if report.silent > 0 { Weight::Bad } else { Weight::Plain };
-        spans.push(format!(" by {}, ", nodes::by(source)).into());
+        spans.push(format!(" by {}, ", source.in_words()).into());
         spans.push(painted(weight, format!("{} silent", count(report.silent))));
     }
     spans.extend(filter(board));

@@ -10,7 +10,7 @@ use aya::programs::ProgramError;
 use thiserror::Error;
 
 use super::Unread;
-use crate::sys::bpf::LoadRefusal;
+use crate::sys::bpf::ProgramFault;
 
 /// Why nothing can be offloaded. Each message says what fixes it; until then every flow stays proxied.
 #[derive(Debug, Error)]
@@ -36,12 +36,7 @@ pub enum OpenError {
         "loading the program: {0}; it takes a kernel with the BPF of Linux 6.1, /sys/kernel/btf/vmlinux and CAP_BPF, CAP_NET_ADMIN, \
          CAP_PERFMON"
     )]
-    Program(Box<ProgramError>),
-    #[error(
-        "loading the program: {0}; it takes a kernel with the BPF of Linux 6.1, /sys/kernel/btf/vmlinux and CAP_BPF, CAP_NET_ADMIN, \
-         CAP_PERFMON"
-    )]
-    Refused(LoadRefusal),
+    Program(ProgramFault),
     #[error("pinning: {0}")]
     Pin(Box<PinError>),
     #[error("interface {interface}: {source}; name those of this host in [offload] interfaces")]
@@ -69,12 +64,7 @@ impl OpenError {
     }
 
     pub(super) fn program(error: ProgramError) -> Self {
-        match error {
-            ProgramError::LoadError { io_error, verifier_log } => {
-                Self::Refused(LoadRefusal::new(io_error, &verifier_log.to_string()))
-            }
-            other => Self::Program(Box::new(other)),
-        }
+        Self::Program(error.into())
     }
 
     pub(super) fn attach(interface: &str, error: impl Error + Send + Sync + 'static) -> Self {

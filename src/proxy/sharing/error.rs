@@ -5,10 +5,9 @@ use std::path::PathBuf;
 
 use aya::EbpfError;
 use aya::pin::PinError;
-use aya::programs::ProgramError;
 
 use crate::addr::VipAddr;
-use crate::sys::bpf::LoadRefusal;
+use crate::sys::bpf::ProgramFault;
 use crate::sys::port_holder::PortHolder;
 
 /// Why Baton cannot listen.
@@ -46,9 +45,7 @@ pub enum SharingError {
     #[error("cannot load the BPF program: {0}; it takes Linux 5.9, CAP_BPF and CAP_NET_ADMIN")]
     Load(Box<EbpfError>),
     #[error("cannot load the BPF program: {0}; it takes Linux 5.9, CAP_BPF and CAP_NET_ADMIN")]
-    Program(Box<ProgramError>),
-    #[error("cannot load the BPF program: {0}; it takes Linux 5.9, CAP_BPF and CAP_NET_ADMIN")]
-    Refused(LoadRefusal),
+    Program(ProgramFault),
     #[error("cannot pin the BPF program: {0}")]
     Pin(Box<PinError>),
     #[error("cannot change the map of shared ports: {0}")]

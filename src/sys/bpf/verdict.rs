@@ -3,6 +3,28 @@
 use std::fmt;
 use std::io;
 
+use aya::programs::ProgramError;
+
+/// Why a program cannot be loaded or attached.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramFault {
+    #[error(transparent)]
+    Refused(LoadRefusal),
+    #[error(transparent)]
+    Other(Box<ProgramError>),
+}
+
+impl From<ProgramError> for ProgramFault {
+    fn from(error: ProgramError) -> Self {
+        match error {
+            ProgramError::LoadError { io_error, verifier_log } => {
+                Self::Refused(LoadRefusal::new(io_error, &verifier_log.to_string()))
+            }
+            other => Self::Other(Box::new(other)),
+        }
+    }
+}
+
 /// Why the kernel refused to load a program, as bpf(2) and its verifier say.
 #[derive(Debug, thiserror::Error)]
 pub struct LoadRefusal {
@@ -13,7 +35,7 @@ pub struct LoadRefusal {
 
 impl LoadRefusal {
     /// `log`: up to megabytes, with a line for each instruction that the verifier walked through.
-    pub fn new(source: io::Error, log: &str) -> Self {
+    fn new(source: io::Error, log: &str) -> Self {
         Self { source, verdict: verdict(log).map(str::to_owned) }
     }
 }

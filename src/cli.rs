@@ -24,11 +24,13 @@ mod nodes;
 mod offload;
 mod orders;
 mod output;
+mod panes;
 mod peers;
 mod ready;
 mod recording;
 mod reload;
 mod renamed;
+mod replay;
 pub(crate) mod run;
 #[cfg(test)]
 mod samples;
@@ -36,6 +38,7 @@ mod service;
 mod shell;
 mod socket;
 mod status;
+mod terminal;
 mod top;
 mod upgrade;
 mod vip;
@@ -110,6 +113,8 @@ enum Verb {
     Vip(vip::VipArguments),
     /// Lists events, also of the past and of a process that has ended: --at 03:12 --for 5m.
     Events(events::EventsArguments),
+    /// Shows an instance as it was at a time of the past, on a terminal: --at 03:12. Needs no instance.
+    Replay(replay::ReplayArguments),
     /// Says why in a few sentences: why a flow ended, why a backend was lost, what was behind an event, what happened last.
     Explain(explain::ExplainArguments),
     /// Says which client was behind an address and port of Baton's, as an apiserver's audit log has them.
@@ -226,6 +231,11 @@ pub fn main() -> ExitCode {
             let told = explain::run(&wanted, arguments.socket, arguments.config.as_deref(), &output);
             told.unwrap_or_else(|error| output.fail(&error))
         }
+        Verb::Replay(wanted) => {
+            let output = Output::new(arguments.json);
+            let shown = replay::run(&wanted, arguments.socket, arguments.config.as_deref(), &output);
+            shown.unwrap_or_else(|error| output.fail(&error))
+        }
         Verb::Who(wanted) => {
             let output = Output::new(arguments.json);
             let told = who::run(&wanted, arguments.socket, arguments.config.as_deref(), &output);
@@ -285,6 +295,7 @@ fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &O
         | Verb::Events(_)
         | Verb::Explain(_)
         | Verb::Bundle(_)
+        | Verb::Replay(_)
         | Verb::Who(_)
         | Verb::Import(_)
         | Verb::Init(_)

@@ -8,6 +8,7 @@
 
 mod entry;
 mod files;
+pub(crate) mod past;
 mod reader;
 #[cfg(test)]
 mod tests;

@@ -13,6 +13,7 @@ const GROUPS: [(&str, &[(&str, &str)]); 5] = [
             ("flows", "baton flows --backend cp2 --limit 0"),
             ("backends", "baton backends cp2"),
             ("events", "baton events --follow"),
+            ("replay", "baton replay --at 03:12 --for 10m"),
             ("explain", "baton explain last"),
             ("who", "baton who 10.0.0.100:51234 --at 03:12:07"),
             ("bundle", "baton bundle"),

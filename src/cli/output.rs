@@ -57,8 +57,8 @@ pub(super) enum CliError {
     #[error("this instance records nothing: size_mb in [recorder] is 0; --from PATH reads another recorder's files")]
     NotRecorded,
     /// What would have to be a terminal, or why none may be used.
-    #[error("`baton top` needs a terminal, and {0}; `baton top --once` prints one frame as text")]
-    NoTerminal(&'static str),
+    #[error("`baton {command}` needs a terminal, and {why}; `baton {command} --once` prints one frame as text")]
+    NoTerminal { command: &'static str, why: &'static str },
     #[error("cannot use the terminal: {0}")]
     Terminal(io::Error),
     #[error("{0} is no longer draining: an operator has ended the drain")]

@@ -14,7 +14,7 @@ use crate::admin::protocol::Command;
 use crate::config::{self, RecorderSettings};
 use crate::model::humane::date_and_time;
 use crate::model::moment::{self, MomentFault};
-use crate::recorder::{self, FileOwner, ReadFault, Recording};
+use crate::recorder::{self, FileOwner, ReadFault, Recorded, Recording, past};
 use crate::sys::clock::unix_ms;
 
 #[derive(Clone, Debug, Default, Args)]
@@ -87,7 +87,13 @@ fn configured(path: &Path, must_be: bool) -> Result<PathBuf, CliError> {
 
 impl RecordingSource {
     pub(super) fn read(&self, times: RangeInclusive<u64>) -> Result<Recording, CliError> {
-        Ok(recorder::read_files(self.files()?, times)?)
+        let is_within = |what: &Recorded| what.at_unix_ms().is_some_and(|at| times.contains(&at));
+        Ok(recorder::read_files(self.files()?, is_within)?)
+    }
+
+    /// All that tells of the time from `from_ms` to `until_ms`.
+    pub(super) fn read_past(&self, from_ms: u64, until_ms: u64) -> Result<Recording, CliError> {
+        Ok(recorder::read_files(self.files()?, |what| past::tells_of(what, from_ms, until_ms))?)
     }
 
     /// The recorder's files there: name and content.

@@ -13,7 +13,6 @@ mod node_rows;
 mod orders;
 mod rows;
 mod screen;
-mod terminal;
 
 use std::io;
 use std::path::Path;
@@ -25,12 +24,13 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::network;
 use super::output::{CliError, Output};
+use super::panes;
+use super::terminal::{self, Terminal, TerminalInput};
 use crate::admin::protocol::{BackendName, FlowFilter};
 use crate::sys::clock::now_ns;
 use board::Board;
 use feed::{Feed, FeedReport};
 use keys::BoardWish;
-use terminal::{Terminal, TerminalInput};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct TopArguments {
@@ -50,8 +50,12 @@ pub(super) struct TopArguments {
 
 /// Shows the instance at `socket` until `q`, Ctrl-C or a signal that asks it to end.
 pub(super) fn top(socket: &Path, arguments: TopArguments, output: &Output) -> Result<ExitCode, CliError> {
-    if !arguments.once || output.json {
-        terminal::check(output.json)?;
+    if output.json {
+        let why = "--json is for programs, which `baton status --json` and `baton flows --json` serve";
+        return Err(CliError::NoTerminal { command: "top", why });
+    }
+    if !arguments.once {
+        terminal::check("top")?;
     }
     let filter = FlowFilter {
         frontend: arguments.frontend,
@@ -80,7 +84,7 @@ fn once(mut board: Board, mut reports: UnboundedReceiver<FeedReport>, output: &O
         None => return Err(CliError::Terminal(feed_ended())),
     }
     let (width, height) = terminal::size(output);
-    Ok(screen::text(&mut board, now_ns(), width, height))
+    Ok(panes::text(width, height, |frame| screen::draw_all(frame, &mut board, now_ns())))
 }
 
 fn feed_ended() -> io::Error {

@@ -3,8 +3,8 @@
 use super::fleet::Liveness;
 use super::health::HealthState;
 
-/// Its colour on the page and in the terminal; for an event also the level of its log line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Its colour on the page and in the terminal; for an event also the level of its log line. The heaviest comes last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Weight {
     /// Something is well again.
     Good,

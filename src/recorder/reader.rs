@@ -65,8 +65,11 @@ pub(crate) fn contents(directory: &Path) -> Result<Vec<(String, Vec<u8>)>, ReadF
     Ok(contents)
 }
 
-/// Reads what was recorded within `times`, in milliseconds since 1970, from files with their names.
-pub(crate) fn read_files(files: Vec<(String, Vec<u8>)>, times: RangeInclusive<u64>) -> Result<Recording, ReadFault> {
+/// Reads what was recorded and is `wanted`, from files with their names.
+pub(crate) fn read_files(
+    files: Vec<(String, Vec<u8>)>,
+    wanted: impl Fn(&Recorded) -> bool,
+) -> Result<Recording, ReadFault> {
     let mut recording = Recording::default();
     for (file, content) in files {
         let mut records = RecordsIn::new(&content).map_err(|source| ReadFault::Content { file, source })?;
@@ -81,7 +84,7 @@ pub(crate) fn read_files(files: Vec<(String, Vec<u8>)>, times: RangeInclusive<u6
                         recording.owners.len() - 1
                     }));
                 }
-                Some(what) => recording.add(what, &mut owner, &times),
+                Some(what) => recording.add(what, &mut owner, &wanted),
             }
         }
         recording.skipped_bytes += records.skipped();
@@ -92,11 +95,11 @@ pub(crate) fn read_files(files: Vec<(String, Vec<u8>)>, times: RangeInclusive<u6
 }
 
 impl Recording {
-    fn add(&mut self, what: Recorded, owner: &mut Option<usize>, times: &RangeInclusive<u64>) {
+    fn add(&mut self, what: Recorded, owner: &mut Option<usize>, wanted: impl Fn(&Recorded) -> bool) {
         let Some(at_unix_ms) = what.at_unix_ms() else { return };
         let covers = self.covers.clone().unwrap_or(at_unix_ms..=at_unix_ms);
         self.covers = Some(at_unix_ms.min(*covers.start())..=at_unix_ms.max(*covers.end()));
-        if times.contains(&at_unix_ms) {
+        if wanted(&what) {
             let owner = *owner.get_or_insert_with(|| {
                 // Its first record is damaged.
                 self.owners.push(FileOwner::default());

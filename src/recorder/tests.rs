@@ -14,7 +14,7 @@ use crate::model::ids::FlowId;
 use crate::table::Table;
 
 fn read(directory: &Path, times: std::ops::RangeInclusive<u64>) -> Result<Recording, ReadFault> {
-    read_files(contents(directory)?, times)
+    read_files(contents(directory)?, |what| what.at_unix_ms().is_some_and(|at| times.contains(&at)))
 }
 
 const NO_WAIT: Duration = Duration::ZERO;

@@ -160,5 +160,27 @@ fn from_a_bundle_alone_a_hung_apiserver_is_explained_with_the_figures_of_the_sta
     let why = read(&["explain", &flow["flow"].to_string()]);
     assert!(why.contains("for the reason backend_ejected") && why.contains("no answer within"), "{why}");
     assert_eq!(read(&["explain", "last"]), read(&["explain", &format!("event:{}", ejected["number"])]));
+
+    let at = live.strip_prefix("At ").and_then(|said| said.split_once("Z ")).expect("its time").0.to_owned() + "Z";
+    let moment: Value = serde_json::from_str(&read(&["--json", "replay", "--at", &at])).expect("JSON");
+    let then = moment["backends"].as_array().expect("a list").iter().find(|it| it["name"] == "b1").expect("b1");
+    assert_eq!((&then["state"], &then["flows"]), (&"ejected".into(), &flows.into()), "{moment}");
+    assert_eq!(then["since_unix_ms"], ejected["at_unix_ms"]);
+    assert_eq!(moment["events"].as_array().expect("a list").last(), Some(ejected), "{moment}");
+    let shown = read(&["replay", "--at", &at, "--once"]);
+    assert!(shown.contains(" ejected  b1 ") || shown.contains("ejected  b1 "), "{shown}");
+    assert!(shown.contains("apiserver/b1: ready → ejected: no answer within") && shown.contains("● events"), "{shown}");
+    let last: Value = serde_json::from_str(&read(&["--json", "replay"])).expect("JSON");
+    assert!(last["process"]["pid"].is_u64() && last["flows"] == 4, "the kubelets are connected anew: {last}");
+    let mut command = std::process::Command::new(BINARY);
+    command.args(["replay", "--once", "--at", "2001-01-01T00:00Z", "--from", bundle.to_str().expect("UTF-8")]);
+    let refused = command.output().expect("the binary runs");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success()
+            && said.contains("nothing from 2001-01-01 00:00:00Z")
+            && said.contains(" covers from "),
+        "{said}"
+    );
     drop(lab);
 }

@@ -1,20 +1,19 @@
 //! Draws the board: the service, the backends, the flows, and the line of keys.
 
 use ratatui::Frame;
-use ratatui::Terminal;
-use ratatui::backend::TestBackend;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
-use ratatui::style::{Style, Stylize};
+use ratatui::style::Stylize;
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Clear, Paragraph, Wrap};
+use ratatui::widgets::{Paragraph, Wrap};
 
 use super::board::{Board, LowerTable, Mode, Selectable, full};
 use super::keys;
 use super::rows::Column;
 use crate::admin::status::Status;
 use crate::admin::words;
-use crate::cli::grid::{Align::*, Cell, Grid, Piece};
+use crate::cli::grid::{Align::*, Cell, Grid};
 use crate::cli::nodes;
+use crate::cli::panes::{draw_help, keys_line, lines, painted};
 use crate::model::humane::{bytes, count, date_and_time, duration_ms, duration_us, plural, rate};
 use crate::model::weight::Weight;
 use crate::table::backend::Service;
@@ -35,20 +34,14 @@ pub(super) fn draw(frame: &mut Frame<'_>, board: &mut Board, now_ns: u64) {
     draw_body(frame, body, board, now_ns);
     frame.render_widget(Paragraph::new(foot).wrap(Wrap { trim: true }), bottom);
     if board.mode == Mode::Help {
-        draw_help(frame, body);
+        draw_help(frame, body, &keys::HELP);
     }
 }
 
-/// One frame as lines of text, without the line of keys.
-pub(super) fn text(board: &mut Board, now_ns: u64, width: u16, height: u16) -> String {
-    let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));
-    let Ok(drawn) = terminal.draw(|frame| {
-        let area = frame.area();
-        draw_body(frame, area, board, now_ns);
-    });
-    let row = |y| -> String { (0..width).map(|x| drawn.buffer[(x, y)].symbol()).collect() };
-    let lines: Vec<_> = (0..height).map(|y| row(y).trim_end().to_owned()).collect();
-    lines.join("\n").trim_end().to_owned() + "\n"
+/// Fills the frame, without the line of keys.
+pub(super) fn draw_all(frame: &mut Frame<'_>, board: &mut Board, now_ns: u64) {
+    let area = frame.area();
+    draw_body(frame, area, board, now_ns);
 }
 
 fn draw_body(frame: &mut Frame<'_>, area: Rect, board: &mut Board, now_ns: u64) {
@@ -294,27 +287,6 @@ fn flow_lines(board: &mut Board, width: u16, room: usize) -> Vec<Line<'static>> 
     lines(&grid, width, focused, marked)
 }
 
-fn lines(grid: &Grid, width: u16, focused: bool, marked: Option<usize>) -> Vec<Line<'static>> {
-    let (head, rows) = grid.laid_out(width.into());
-    let style = if focused { Style::new().bold().underlined() } else { Style::new().dim() };
-    let mut lines = vec![line(head).style(style)];
-    for (place, row) in rows.into_iter().enumerate() {
-        let is_marked = focused && marked == Some(place);
-        let mut line = line(row);
-        if is_marked {
-            // The bar reaches the edge.
-            line.spans.push(" ".repeat(usize::from(width).saturating_sub(line.width())).into());
-            line = line.style(Style::new().reversed());
-        }
-        lines.push(line);
-    }
-    lines
-}
-
-fn line(pieces: Vec<Piece>) -> Line<'static> {
-    pieces.into_iter().map(|piece| painted(piece.weight, piece.text)).collect()
-}
-
 /// The question, what was told, or the keys.
 fn foot(board: &Board, width: u16) -> Vec<Line<'static>> {
     let line = match (&board.mode, &board.told) {
@@ -331,38 +303,10 @@ fn foot(board: &Board, width: u16) -> Vec<Line<'static>> {
         (_, Some((weight, told))) => Line::from(painted(*weight, told.clone())),
         (_, None) => {
             let keys = if board.takes_orders { &keys::LINE[..] } else { &keys::READ_ONLY_LINE[..] };
-            let mut text = String::new();
-            for key in keys {
-                let next = if text.is_empty() { (*key).to_owned() } else { format!("{text}  {key}") };
-                if next.chars().count() > usize::from(width) {
-                    break;
-                }
-                text = next;
-            }
-            Line::from(text.dim())
+            Line::from(keys_line(keys, width).dim())
         }
     };
     vec![line]
-}
-
-fn draw_help(frame: &mut Frame<'_>, area: Rect) {
-    let width = keys::HELP.iter().map(|line| line.chars().count()).max().unwrap_or(0) as u16 + 4;
-    let height = keys::HELP.len() as u16 + 2;
-    let window = area.centered(Constraint::Length(width), Constraint::Length(height));
-    let block = Block::bordered().title(" keys ");
-    let text: Vec<_> = keys::HELP.iter().map(|line| Line::from(format!(" {line}"))).collect();
-    frame.render_widget(Clear, window);
-    frame.render_widget(Paragraph::new(text).block(block), window);
-}
-
-fn painted(weight: Weight, text: impl Into<String>) -> Span<'static> {
-    let span = Span::from(text.into());
-    match weight {
-        Weight::Plain => span,
-        Weight::Good => span.green(),
-        Weight::Notice => span.yellow(),
-        Weight::Bad => span.red(),
-    }
 }
 
 /// Lines of reasons why clients are not served, or why this host should not have the VIP.

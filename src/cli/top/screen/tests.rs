@@ -1,3 +1,5 @@
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use serde_json::json;
 
@@ -9,6 +11,7 @@ use super::super::rows::tests::flow;
 use super::*;
 use crate::admin::nodes::NodesReport;
 use crate::admin::protocol::{KillCheck, KillTarget};
+use crate::cli::panes::text;
 use crate::model::ids::FlowId;
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -251,14 +254,14 @@ fn no_size_of_a_terminal_panics() {
         press(&mut board, keys);
         for (width, height) in [(1, 1), (1, 40), (2, 2), (10, 5), (40, 8), (80, 10), (300, 100)] {
             drawn(&mut board, width, height);
-            text(&mut board, 0, width, height);
+            text(width, height, |frame| draw_all(frame, &mut board, 0));
         }
     }
 }
 
 #[test]
 fn one_frame_is_text_without_its_keys() {
-    let shown = text(&mut board(true), 2 * SECOND_NS, 80, 24);
+    let shown = text(80, 24, |frame| draw_all(frame, &mut board(true), 2 * SECOND_NS));
     assert!(shown.starts_with("Baton 0.1.0 on lb-a: ready") && !shown.contains("q quit"), "{shown}");
     assert_eq!(shown.lines().count(), 24);
     assert!(shown.lines().all(|line| line == line.trim_end()));

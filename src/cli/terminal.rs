@@ -8,14 +8,11 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEvent, KeyEventKind};
 use tokio::sync::mpsc;
 
-use crate::cli::output::{CliError, Output};
+use super::output::{CliError, Output};
 
 /// Whether there is a terminal to draw on, and one may be drawn on.
-pub(super) fn check(json: bool) -> Result<(), CliError> {
-    let cannot = |why| Err(CliError::NoTerminal(why));
-    if json {
-        return cannot("--json is for programs, which `baton status --json` and `baton flows --json` serve");
-    }
+pub(super) fn check(command: &'static str) -> Result<(), CliError> {
+    let cannot = |why| Err(CliError::NoTerminal { command, why });
     if !io::stdout().is_terminal() {
         return cannot("standard output is not one");
     }
@@ -133,7 +130,7 @@ mod tests {
         let mut command = Command::new("setsid");
         // Not a controlling terminal: its end would hang it up.
         command.arg("--wait").arg(std::env::current_exe().unwrap());
-        command.args(["--ignored", "--nocapture", "--exact", "cli::top::terminal::tests::panics_on_a_terminal"]);
+        command.args(["--ignored", "--nocapture", "--exact", "cli::terminal::tests::panics_on_a_terminal"]);
         let ended = command.stdin(far()).stdout(far()).stderr(far()).env("RUST_BACKTRACE", "0").status().unwrap();
         assert!(!ended.success());
         let after = tcgetattr(&kept).unwrap();

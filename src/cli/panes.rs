@@ -1,0 +1,74 @@
+//! What the commands that draw on a terminal share: tables, colours, and a frame as text.
+
+use ratatui::backend::TestBackend;
+use ratatui::layout::{Constraint, Rect};
+use ratatui::style::{Style, Stylize};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Clear, Paragraph};
+use ratatui::{Frame, Terminal};
+
+use super::grid::{Grid, Piece};
+use crate::model::weight::Weight;
+
+/// A table of `width` columns. `focused`: keys act on it, and on the row that is `marked`.
+pub(super) fn lines(grid: &Grid, width: u16, focused: bool, marked: Option<usize>) -> Vec<Line<'static>> {
+    let (head, rows) = grid.laid_out(width.into());
+    let style = if focused { Style::new().bold().underlined() } else { Style::new().dim() };
+    let mut lines = vec![line(head).style(style)];
+    for (place, row) in rows.into_iter().enumerate() {
+        let is_marked = focused && marked == Some(place);
+        let mut line = line(row);
+        if is_marked {
+            // The bar reaches the edge.
+            line.spans.push(" ".repeat(usize::from(width).saturating_sub(line.width())).into());
+            line = line.style(Style::new().reversed());
+        }
+        lines.push(line);
+    }
+    lines
+}
+
+fn line(pieces: Vec<Piece>) -> Line<'static> {
+    pieces.into_iter().map(|piece| painted(piece.weight, piece.text)).collect()
+}
+
+pub(super) fn painted(weight: Weight, text: impl Into<String>) -> Span<'static> {
+    let span = Span::from(text.into());
+    match weight {
+        Weight::Plain => span,
+        Weight::Good => span.green(),
+        Weight::Notice => span.yellow(),
+        Weight::Bad => span.red(),
+    }
+}
+
+/// What `draw` draws on a terminal of that size, as lines of text.
+pub(super) fn text(width: u16, height: u16, draw: impl FnOnce(&mut Frame<'_>)) -> String {
+    let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));
+    let Ok(drawn) = terminal.draw(draw);
+    let row = |y| -> String { (0..width).map(|x| drawn.buffer[(x, y)].symbol()).collect() };
+    let lines: Vec<_> = (0..height).map(|y| row(y).trim_end().to_owned()).collect();
+    lines.join("\n").trim_end().to_owned() + "\n"
+}
+
+/// Those of `keys` that `width` has room for, the most needed first.
+pub(super) fn keys_line(keys: &[&str], width: u16) -> String {
+    let mut text = String::new();
+    for key in keys {
+        let next = if text.is_empty() { (*key).to_owned() } else { format!("{text}  {key}") };
+        if next.chars().count() > usize::from(width) {
+            break;
+        }
+        text = next;
+    }
+    text
+}
+
+/// A window with what the keys do.
+pub(super) fn draw_help(frame: &mut Frame<'_>, area: Rect, help: &[&str]) {
+    let width = help.iter().map(|line| line.chars().count()).max().unwrap_or(0) as u16 + 4;
+    let window = area.centered(Constraint::Length(width), Constraint::Length(help.len() as u16 + 2));
+    let text: Vec<_> = help.iter().map(|line| Line::from(format!(" {line}"))).collect();
+    frame.render_widget(Clear, window);
+    frame.render_widget(Paragraph::new(text).block(Block::bordered().title(" keys ")), window);
+}

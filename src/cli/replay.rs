@@ -1,0 +1,134 @@
+//! `baton replay`: an instance as it was, from the recorder's files, with the time under keys.
+//!
+//! ```text
+//!   the recorder's files, a bundle ──▶ Past ──▶ player (the moment; keys move it) ──▶ view
+//! ```
+
+mod player;
+mod view;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
+
+use super::output::{CliError, Output};
+use super::panes;
+use super::recording::{self, RecordingFrom};
+use super::terminal::{self, Terminal, TerminalInput};
+use crate::model::duration;
+use crate::recorder::past::{Past, ReplayMoment};
+use crate::table::journal::Event;
+use player::Player;
+
+#[derive(Debug, Args)]
+pub(super) struct ReplayArguments {
+    /// The first moment, UTC unless the time has a zone: 03:12, 2026-11-25T03:12Z, 10m (ago) [default: --for before the last record].
+    #[arg(long, value_name = "TIME", value_parser = recording::time)]
+    at: Option<u64>,
+    /// How much of the time after it, such as 30m.
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration::parse, default_value = "10m")]
+    for_: Duration,
+    /// Prints the first moment as text, and ends.
+    #[arg(long)]
+    once: bool,
+    #[command(flatten)]
+    from: RecordingFrom,
+}
+
+/// A moment for programs, with what had just happened.
+#[derive(Serialize)]
+struct MomentDocument<'a> {
+    #[serde(flatten)]
+    moment: ReplayMoment,
+    /// Of the minute before, oldest first; ends of flows left out.
+    events: Vec<&'a Event>,
+}
+
+pub(super) fn run(
+    arguments: &ReplayArguments,
+    named: Option<PathBuf>,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<ExitCode, CliError> {
+    let is_for_people = !arguments.once && !output.json;
+    if is_for_people {
+        terminal::check("replay")?;
+    }
+    let source = recording::find(&arguments.from, named, config)?;
+    let length_ms = (arguments.for_.as_millis() as u64).max(1000);
+    let from_ms = match arguments.at {
+        Some(at) => at,
+        None => {
+            let nothing = source.read(0..=0)?;
+            let end = nothing.covers.as_ref().map_or(0, |covers| *covers.end());
+            end.saturating_sub(if is_for_people { length_ms } else { 0 })
+        }
+    };
+    let until_ms = from_ms.saturating_add(length_ms);
+    let recording = source.read_past(from_ms.saturating_sub(EVENTS_BEFORE_MS), until_ms)?;
+    let covers = recording.covers.clone().filter(|it| *it.start() <= until_ms && *it.end() >= from_ms);
+    let Some(covers) = covers else {
+        let subject = format!("nothing {}", recording::times_in_words(from_ms, until_ms));
+        return Err(CliError::NotExplained { subject, covers: source.covers_in_words(&recording) });
+    };
+    let past = Past::new(recording);
+    if output.json {
+        let events = past.events(from_ms.saturating_sub(EVENTS_BEFORE_MS), from_ms).collect();
+        output.document(&MomentDocument { moment: past.at(from_ms), events })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    // What has not come yet is not on the scale.
+    let until_ms = until_ms.min((*covers.end()).max(from_ms + 1000));
+    let mut player = Player::new(past, from_ms, until_ms);
+    if arguments.once {
+        let (width, height) = terminal::size(output);
+        output.text(&panes::text(width, height, |frame| view::draw_body(frame, frame.area(), &mut player)))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CliError::Terminal)?;
+    runtime.block_on(show(player)).map_err(CliError::Terminal)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn show(mut player: Player) -> io::Result<()> {
+    // Hooked before the screen is taken, so that each of them gives it back.
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    let mut terminal = Terminal::take()?;
+    let mut inputs = terminal::read_inputs();
+    let mut last = Instant::now();
+    loop {
+        let now = Instant::now();
+        player.advance(now - last);
+        last = now;
+        terminal.draw(|frame| view::draw(frame, &mut player))?;
+        tokio::select! {
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+            _ = hang_up.recv() => return Ok(()),
+            input = inputs.recv() => match input {
+                // The terminal is gone, so no more keys can come.
+                None => return Ok(()),
+                Some(TerminalInput::Resized) => {}
+                Some(TerminalInput::Key(key)) => {
+                    if player.press(key) {
+                        return Ok(());
+                    }
+                }
+            },
+            () = tokio::time::sleep(FRAME), if player.is_playing() => {}
+        }
+    }
+}
+
+/// Between two frames while the time runs.
+const FRAME: Duration = Duration::from_millis(200);
+/// What had just happened at the first moment is listed, too.
+const EVENTS_BEFORE_MS: u64 = 60_000;

@@ -1,0 +1,309 @@
+//! What was at a moment of the past, from the samples and events that were recorded around it.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::{FileOwner, Recorded, RecordedSample, Recording};
+use crate::model::health::HealthState;
+use crate::table::journal::{Event, What};
+
+/// A time of which everything was read.
+#[derive(Debug, Default)]
+pub(crate) struct Past {
+    owners: Vec<FileOwner>,
+    /// With the index of their process, in the order of time.
+    samples: Vec<(usize, RecordedSample)>,
+    /// All but the ends of flows, in the order of time.
+    events: Vec<(usize, Event)>,
+    /// The ends of flows.
+    ends: Vec<Event>,
+}
+
+/// One instance at one moment, as far as it was recorded.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct ReplayMoment {
+    pub at_unix_ms: u64,
+    /// The process that wrote the last sample; `None`: there is none in the seconds before, so that no process recorded.
+    pub process: Option<FileOwner>,
+    pub flows: u32,
+    /// Averages over the ten seconds before.
+    pub new_per_s: f64,
+    pub ended_per_s: f64,
+    /// Flows that ended in the ten seconds before, by their reason.
+    pub ended: BTreeMap<&'static str, u64>,
+    pub backends: Vec<ReplayBackend>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct ReplayBackend {
+    pub frontend: String,
+    pub name: String,
+    /// Its health state.
+    pub state: String,
+    /// Since when it had this state, and why. `None`: the change was not recorded.
+    pub since_unix_ms: Option<u64>,
+    pub why: Option<String>,
+    pub flows: u32,
+    /// Of its frontend's flows.
+    pub share_percent: u32,
+    /// Averages over the ten seconds before.
+    pub new_per_s: f64,
+    pub failed_per_s: f64,
+    /// 0: no probe had ended.
+    pub last_probe_us: u64,
+}
+
+/// Whether a listing of what was in `from_ms..=until_ms` needs it, besides the changes of backends before.
+pub(crate) fn tells_of(what: &Recorded, from_ms: u64, until_ms: u64) -> bool {
+    match what {
+        Recorded::Owner(_) => true,
+        Recorded::Sample(sample) => (from_ms.saturating_sub(RATES_OVER_MS)..=until_ms).contains(&sample.at_unix_ms),
+        Recorded::Event(event) => match &event.what {
+            What::FlowEnded { duration_ms, .. } => {
+                let begun_ms = event.at_unix_ms.saturating_sub(*duration_ms);
+                begun_ms <= until_ms && event.at_unix_ms >= from_ms.saturating_sub(RATES_OVER_MS)
+            }
+            What::BackendChanged { .. } => event.at_unix_ms <= until_ms,
+            _ => (from_ms..=until_ms).contains(&event.at_unix_ms),
+        },
+    }
+}
+
+impl Past {
+    pub(crate) fn new(recording: Recording) -> Self {
+        let mut past = Self { owners: recording.owners, ..Self::default() };
+        for record in recording.records {
+            match record.what {
+                Recorded::Owner(_) => {}
+                Recorded::Sample(sample) => past.samples.push((record.owner, sample)),
+                Recorded::Event(event) if matches!(event.what, What::FlowEnded { .. }) => past.ends.push(event),
+                Recorded::Event(event) => past.events.push((record.owner, event)),
+            }
+        }
+        past
+    }
+
+    /// The state at `at_ms`, milliseconds since 1970.
+    pub(crate) fn at(&self, at_ms: u64) -> ReplayMoment {
+        let ended_since = at_ms.saturating_sub(RATES_OVER_MS);
+        let mut ended = BTreeMap::new();
+        for event in &self.ends {
+            if let What::FlowEnded { reason, .. } = &event.what
+                && event.at_unix_ms > ended_since
+                && event.at_unix_ms <= at_ms
+            {
+                *ended.entry(reason.label()).or_default() += 1;
+            }
+        }
+        let nothing = ReplayMoment { at_unix_ms: at_ms, ended, ..ReplayMoment::default() };
+        let until = self.samples.partition_point(|(_, sample)| sample.at_unix_ms <= at_ms);
+        let Some((owner, last)) = self.samples[..until].last() else { return nothing };
+        if at_ms - last.at_unix_ms > SILENCE_MS {
+            return nothing;
+        }
+        // Counters begin anew with each process.
+        let before = self.samples[..until]
+            .iter()
+            .rev()
+            .take_while(|(it, sample)| it == owner && last.at_unix_ms - sample.at_unix_ms <= RATES_OVER_MS)
+            .last()
+            .map_or(last, |(_, sample)| sample);
+        let seconds = (last.at_unix_ms - before.at_unix_ms).max(1) as f64 / 1e3;
+        let per_s = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
+        let mut moment = ReplayMoment { process: Some(self.owners[*owner].clone()), ..nothing };
+        for frontend in &last.frontends {
+            moment.flows += frontend.flows;
+            if let Some(then) = before.frontends.iter().find(|it| it.name == frontend.name) {
+                moment.new_per_s += per_s(frontend.accepted_total, then.accepted_total);
+                moment.ended_per_s += per_s(frontend.ended_total, then.ended_total);
+            }
+        }
+        for backend in &last.backends {
+            let is_same = |frontend: &str, name: &str| frontend == backend.frontend && name == backend.name;
+            let then = before.backends.iter().find(|it| is_same(&it.frontend, &it.name)).unwrap_or(backend);
+            let of_frontend = last.backends.iter().filter(|it| it.frontend == backend.frontend);
+            let all: u64 = of_frontend.map(|it| u64::from(it.flows)).sum();
+            let change =
+                self.events.iter().rev().filter(|(_, event)| event.at_unix_ms <= at_ms).find_map(|(_, event)| {
+                    match &event.what {
+                        What::BackendChanged { frontend, backend, to, cause, .. } if is_same(frontend, backend) => {
+                            Some((event.at_unix_ms, *to, cause.to_string()))
+                        }
+                        _ => None,
+                    }
+                });
+            // An event is exact, and a sample up to a second old.
+            let change = change.filter(|(at, to, _)| *at > last.at_unix_ms || to.label() == backend.state);
+            let state = change.as_ref().map_or(&*backend.state, |(_, to, _)| to.label());
+            moment.backends.push(ReplayBackend {
+                frontend: backend.frontend.clone(),
+                name: backend.name.clone(),
+                state: state.to_owned(),
+                since_unix_ms: change.as_ref().map(|(at, ..)| *at),
+                why: change.map(|(.., why)| why),
+                flows: backend.flows,
+                share_percent: (u64::from(backend.flows) * 100 / all.max(1)) as u32,
+                new_per_s: per_s(backend.connected_total, then.connected_total),
+                failed_per_s: per_s(backend.failed_total, then.failed_total),
+                last_probe_us: backend.last_probe_us,
+            });
+        }
+        moment
+    }
+
+    /// The events from `from_ms` up to `until_ms`, ends of flows left out.
+    pub(crate) fn events(&self, from_ms: u64, until_ms: u64) -> impl DoubleEndedIterator<Item = &Event> {
+        let first = self.events.partition_point(|(_, event)| event.at_unix_ms < from_ms);
+        let end = self.events.partition_point(|(_, event)| event.at_unix_ms <= until_ms).max(first);
+        self.events[first..end].iter().map(|(_, event)| event)
+    }
+
+    /// The ends of those flows that lived at `at_ms` and have ended since. A flow that lives still is not among them.
+    pub(crate) fn ended_since(&self, at_ms: u64) -> impl Iterator<Item = &Event> {
+        self.ends.iter().filter(move |event| match &event.what {
+            What::FlowEnded { duration_ms, .. } => {
+                event.at_unix_ms > at_ms && event.at_unix_ms.saturating_sub(*duration_ms) <= at_ms
+            }
+            _ => false,
+        })
+    }
+
+    /// The number of flows in each of `parts` equal parts of the time, at its end. `None`: no process recorded.
+    pub(crate) fn flows_over(&self, from_ms: u64, until_ms: u64, parts: usize) -> Vec<Option<u32>> {
+        let part_ms = until_ms.saturating_sub(from_ms) as f64 / parts.max(1) as f64;
+        let silence = SILENCE_MS.max(part_ms as u64);
+        (1..=parts)
+            .map(|part| {
+                let at_ms = from_ms + (part as f64 * part_ms) as u64;
+                let end = self.samples.partition_point(|(_, sample)| sample.at_unix_ms <= at_ms);
+                let (_, sample) = self.samples[..end].last()?;
+                (at_ms - sample.at_unix_ms <= silence).then(|| sample.frontends.iter().map(|it| it.flows).sum())
+            })
+            .collect()
+    }
+}
+
+impl ReplayBackend {
+    /// `None`: a state of another version.
+    pub(crate) fn health_state(&self) -> Option<HealthState> {
+        HealthState::ALL.into_iter().find(|state| state.label() == self.state)
+    }
+}
+
+/// Rates are averages over so much, like those of the status.
+const RATES_OVER_MS: u64 = 10_000;
+/// Without a sample for longer than this, no process recorded: there is one each second.
+const SILENCE_MS: u64 = 3_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::health::Cause;
+    use crate::recorder::entry::FrontendSample;
+    use crate::recorder::tests::ended;
+    use crate::recorder::{BackendSample, TimedRecord};
+
+    fn sample(at_s: u64, state: &str, flows: u32, connected: u64) -> Recorded {
+        let backend = |name: &str, state: &str, flows, connected_total| BackendSample {
+            frontend: "api".to_owned(),
+            name: name.to_owned(),
+            state: state.to_owned(),
+            flows,
+            connected_total,
+            failed_total: 0,
+            last_probe_us: 900,
+        };
+        Recorded::Sample(RecordedSample {
+            at_unix_ms: at_s * 1000,
+            frontends: vec![FrontendSample {
+                name: "api".to_owned(),
+                flows: flows + 10,
+                accepted_total: connected * 2,
+                ended_total: 0,
+            }],
+            backends: vec![backend("cp1", "ready", 10, connected), backend("cp2", state, flows, connected)],
+        })
+    }
+
+    fn lost(at_s: u64) -> Recorded {
+        let what = What::BackendChanged {
+            frontend: "api".to_owned(),
+            backend: "cp2".to_owned(),
+            from: HealthState::Ready,
+            to: HealthState::Ejected,
+            cause: Cause::Refused,
+        };
+        Recorded::Event(Event { number: at_s, at_unix_ms: at_s * 1000, what })
+    }
+
+    fn past(of: impl IntoIterator<Item = (usize, Recorded)>) -> Past {
+        let process = |pid| FileOwner { pid, ..FileOwner::default() };
+        let records =
+            of.into_iter().map(|(owner, what)| TimedRecord { at_unix_ms: what.at_unix_ms().unwrap(), owner, what });
+        Past::new(Recording {
+            records: records.collect(),
+            owners: vec![process(1), process(2)],
+            ..Recording::default()
+        })
+    }
+
+    #[test]
+    fn a_moment_has_the_last_sample_the_rates_before_it_and_the_cause_of_each_state() {
+        let past = past([
+            (0, sample(100, "ready", 30, 1000)),
+            (0, sample(105, "ready", 30, 1050)),
+            (0, lost(106)),
+            (0, sample(107, "ejected", 0, 1050)),
+            (0, sample(108, "ejected", 0, 1050)),
+        ]);
+        let before = past.at(105_900);
+        assert_eq!((before.flows, before.new_per_s), (40, 20.0));
+        assert_eq!((&*before.backends[1].state, before.backends[1].share_percent), ("ready", 75));
+        assert_eq!(before.backends[1].why, None, "its beginning was not recorded");
+        let at_once = &past.at(106_000).backends[1];
+        assert_eq!((&*at_once.state, at_once.flows), ("ejected", 30), "the sample is older than the event");
+        let after = past.at(108_500);
+        let cp2 = &after.backends[1];
+        assert_eq!((after.flows, &*cp2.state, cp2.since_unix_ms), (10, "ejected", Some(106_000)));
+        assert_eq!(cp2.why.as_deref(), Some(&*Cause::Refused.to_string()));
+        assert_eq!(cp2.health_state(), Some(HealthState::Ejected));
+        assert_eq!(past.events(0, 105_999).count(), 0);
+        assert_eq!(past.events(106_000, 106_000).count(), 1);
+    }
+
+    #[test]
+    fn a_time_in_which_no_process_recorded_has_no_figures() {
+        let past = past([(0, sample(100, "ready", 30, 1000)), (0, sample(200, "ready", 30, 1000))]);
+        assert_eq!(past.at(99_999).process, None);
+        assert!(past.at(103_000).process.is_some());
+        assert_eq!(past.at(103_001).process, None);
+        assert_eq!(past.flows_over(95_000, 205_000, 11)[..2], [Some(40), None]);
+        assert_eq!(past.flows_over(95_000, 205_000, 11)[9..], [None, Some(40)]);
+    }
+
+    /// Regression: an upgrade would have shown millions of new flows a second, or none for ten seconds.
+    #[test]
+    fn rates_never_span_two_processes() {
+        let past = past([
+            (0, sample(100, "ready", 30, 1_000_000)),
+            (1, sample(101, "ready", 30, 0)),
+            (1, sample(103, "ready", 30, 20)),
+        ]);
+        assert_eq!(past.at(101_000).new_per_s, 0.0);
+        let after = past.at(103_000);
+        assert_eq!((after.new_per_s, after.process.unwrap().pid), (20.0, 2));
+    }
+
+    #[test]
+    fn flows_that_lived_then_and_have_ended_since_are_known() {
+        // It lasted 5 ms.
+        let end = |at_unix_ms| (0, Recorded::Event(Event { number: 1, at_unix_ms, what: ended(9) }));
+        let past = past([end(100_000)]);
+        assert_eq!(past.ended_since(99_998).count(), 1);
+        assert_eq!(past.ended_since(99_990).count(), 0, "it had not begun");
+        assert_eq!(past.ended_since(100_000).count(), 0, "it had ended");
+        assert_eq!(past.at(100_000).ended.values().sum::<u64>(), 1);
+        assert!(tells_of(&end(100_000).1, 99_998, 99_999) && !tells_of(&end(100_000).1, 99_000, 99_990));
+    }
+}

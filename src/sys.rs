@@ -26,3 +26,4 @@ pub(crate) mod sock_diag;
 pub mod socket;
 pub(crate) mod source;
 pub(crate) mod tcp_info;
+pub(crate) mod text;

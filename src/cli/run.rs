@@ -20,7 +20,7 @@ use crate::config::{self, Config};
 use crate::drain::LifePhase;
 use crate::essential;
 use crate::proxy;
-use crate::sys::{inherited, process};
+use crate::sys::{inherited, process, text};
 use crate::upgrade::channel::Channel;
 use crate::upgrade::destination;
 
@@ -35,6 +35,9 @@ const TELL_MAX: Duration = Duration::from_secs(1);
 
 /// Keepalive messages within the time after which the service manager expects one.
 const KEEP_ALIVES: u32 = 5;
+
+/// After this the start is over: probes have ended, and flows have moved.
+const SETTLED: Duration = Duration::from_secs(10);
 
 /// The source of a new process's listeners.
 enum ListenerOrigin {
@@ -165,6 +168,7 @@ async fn serve(config: Config, path: &Path, origin: ListenerOrigin, logging: &Ar
     }
     tokio::spawn(essential::task("reloads", reload_on(hangup, bound.reloader(), bound.upgrader())));
     tokio::spawn(essential::task("upgrades", upgrade_on(replace, bound.upgrader())));
+    tokio::spawn(essential::task("start's code", forget_code_of_the_start()));
     let mut stops = Stops { terminate, interrupt };
     tokio::select! {
         () = stops.next() => stop(bound, stops, manager).await,
@@ -172,6 +176,15 @@ async fn serve(config: Config, path: &Path, origin: ListenerOrigin, logging: &Ar
         () = serve_what_is_left(&bound) => bound.leave().await,
     }
     ExitCode::SUCCESS
+}
+
+/// Most of the code in memory served the start alone.
+async fn forget_code_of_the_start() {
+    tokio::time::sleep(SETTLED).await;
+    match essential::aside(text::forget_unused).await {
+        Some(Err(error)) => tracing::debug!("the code of the start stays in memory: {error}"),
+        Some(Ok(_)) | None => {}
+    }
 }
 
 async fn stop(bound: Bound, mut stops: Stops, manager: Arc<ServiceManager>) {

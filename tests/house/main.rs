@@ -12,6 +12,7 @@ mod readme;
 mod runbook;
 mod seeds;
 mod sources;
+mod supply;
 mod told;
 mod visibility;
 mod walls;

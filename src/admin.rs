@@ -25,6 +25,7 @@ pub(crate) mod rates;
 pub(crate) mod search;
 pub mod session;
 pub mod status;
+mod summary;
 pub mod unix;
 pub mod upgrade;
 pub(crate) mod watchdog;
@@ -50,6 +51,7 @@ use collect::CollectorParts;
 use control::Control;
 use rates::{Sample, Samples};
 use status::Status;
+use summary::WorstSoFar;
 
 /// The ports that the admin servers use.
 #[derive(Clone, Debug)]
@@ -127,13 +129,20 @@ impl Admin {
         reasons
     }
 
-    /// Samples the counters once a second, as long as it is polled: the source of all rates.
+    /// Samples the counters once a second, as long as it is polled: the source of all rates, and of what the peers are
+    /// told of this instance.
     pub(crate) async fn sample_rates(self: Arc<Self>) {
         let mut ticks = tokio::time::interval(Duration::from_secs(1));
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut worst = WorstSoFar::default();
         loop {
             ticks.tick().await;
-            let sample = Sample::take(&self.table.registry, now_ns());
+            let now_ns = now_ns();
+            let sample = Sample::take(&self.table.registry, now_ns);
+            if self.ports.fleet.is_enabled() {
+                let samples = self.samples();
+                self.ports.fleet.show_summary(summary::take(&self, &mut worst, &sample, &samples, now_ns));
+            }
             self.samples().push(sample);
         }
     }

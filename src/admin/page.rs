@@ -1,6 +1,7 @@
 //! The status page, rendered entirely on the server, so that it works without scripts. The script only fetches it
 //! again, replaces the changing parts (class `live`), and shows when the instance does not answer.
 
+mod fleet;
 mod lists;
 
 use std::fmt::{self, Display, Write};
@@ -23,7 +24,9 @@ pub(crate) fn render(status: &Status, lists: &PageLists, again: Duration) -> Str
     let mut page = String::with_capacity(64 * 1024);
     let shortfall = words::shortfall(status);
     let silence = words::silence(&status.nodes);
-    let (weight, word) = match (words::instance(&status.instance), &shortfall, &silence) {
+    let dispute = words::dispute(&status.fleet);
+    let notice = dispute.as_ref().or(silence.as_ref());
+    let (weight, word) = match (words::instance(&status.instance), &shortfall, notice) {
         ((Weight::Bad, word), ..) => (Weight::Bad, word),
         (_, Some((weight, what)), _) => (*weight, what.as_str()),
         ((Weight::Good, _), None, Some((what, _))) => (Weight::Notice, what.as_str()),
@@ -46,9 +49,11 @@ pub(crate) fn render(status: &Status, lists: &PageLists, again: Duration) -> Str
     page.push_str("<p id=\"lost\" role=\"alert\" hidden></p>\n<main>\n");
     let again_ms = again.as_millis();
     write(&mut page, format_args!("<div class=\"live\" id=\"now\" data-again=\"{again_ms}\">\n"));
-    header(&mut page, status, shortfall.as_ref(), silence.as_ref().map(|(_, sentence)| sentence.as_str()));
+    let notices: Vec<_> = [&dispute, &silence].into_iter().flatten().map(|(_, sentence)| sentence.as_str()).collect();
+    header(&mut page, status, shortfall.as_ref(), &notices);
     troubles(&mut page, status);
     figures(&mut page, status);
+    fleet::render(&mut page, status);
     status.frontends.iter().for_each(|it| frontend(&mut page, it));
     peers(&mut page, &status.fleet);
     page.push_str("</div>\n");
@@ -63,8 +68,8 @@ pub(crate) fn render(status: &Status, lists: &PageLists, again: Duration) -> Str
     page
 }
 
-/// Two facts: whether this host should have the VIP, and whether clients are served. And the nodes that are silent.
-fn header(page: &mut String, status: &Status, shortfall: Option<&(Weight, String)>, silence: Option<&str>) {
+/// Two facts: whether this host should have the VIP, and whether clients are served. And what else is not well.
+fn header(page: &mut String, status: &Status, shortfall: Option<&(Weight, String)>, notices: &[&str]) {
     let instance = &status.instance;
     let (weight, word) = words::instance(instance);
     // A VIP at no instance is a trouble of its own.
@@ -73,15 +78,15 @@ fn header(page: &mut String, status: &Status, shortfall: Option<&(Weight, String
     let ready = match shortfall {
         // Green only if everything is well.
         Some(_) if weight == Weight::Good => Pill("plain", "ready for the VIP").to_string(),
-        None if weight == Weight::Good && silence.is_some() => Pill("plain", word).to_string(),
+        None if weight == Weight::Good && !notices.is_empty() => Pill("plain", word).to_string(),
         _ => Pill(tone(weight), word).to_string(),
     };
     let served = shortfall.map(|(weight, what)| Pill(tone(*weight), what).to_string()).unwrap_or_default();
-    let silence = silence.map(|sentence| Pill("notice", sentence).to_string()).unwrap_or_default();
+    let notices: String = notices.iter().map(|sentence| Pill("notice", sentence).to_string()).collect();
     write(
         page,
         format_args!(
-            "<header>\n<h1>Baton</h1><span class=\"host\">{}</span>{ready}{served}{silence}\n<span class=\"facts\">{}{} · version {} · pid {} · \
+            "<header>\n<h1>Baton</h1><span class=\"host\">{}</span>{ready}{served}{notices}\n<span class=\"facts\">{}{} · version {} · pid {} · \
              up {} · {}</span>\n</header>\n",
             Escaped(&instance.host),
             words::vips(&instance.vips),

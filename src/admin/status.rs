@@ -7,12 +7,13 @@ mod build;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use super::control::ConfigState;
-use crate::model::fleet::InstanceName;
 use crate::model::fleet::vip::VipView;
+use crate::model::fleet::{Disagreement, InstanceName, InstanceSummary};
 use crate::model::health::{Cause, HealthState};
 use crate::table::backend::Service;
 use crate::table::fleet::MemberView;
@@ -21,7 +22,7 @@ use crate::table::journal::Event;
 use crate::table::nodes::SilenceKind;
 
 pub(crate) use build::{backend_status, peers_report, vip_report};
-pub(super) use build::{is_fixed, vips};
+pub(super) use build::{is_fixed, unix_ms, vips};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
@@ -136,7 +137,14 @@ pub struct PeersReport {
     /// The frontends' addresses that are on this host.
     #[serde(default)]
     pub vips: Vec<IpAddr>,
+    /// What this instance says of itself, in the form of its peers' `summary`. `None`: it has no peers, or just began.
+    #[serde(default)]
+    pub own: Option<Arc<InstanceSummary>>,
     pub peers: Vec<MemberView>,
+    /// Backends that instances see in different states, for longer than an instance takes to notice: three times
+    /// `interval` times the larger of `rise` and `fall`. Peers that this instance does not hear are left out.
+    #[serde(default)]
+    pub disagreements: Vec<Disagreement>,
 }
 
 /// The VIP that Baton itself moves.

@@ -3,11 +3,13 @@
 use std::net::IpAddr;
 
 use super::nodes::{NodeRow, NodeRowState};
-use super::status::{FrontendStatus, Instance, NodesStatus, Status, VipStatus};
+use super::status::{FrontendStatus, Instance, NodesStatus, PeersReport, Status, VipStatus};
+use crate::model::fleet::Disagreement;
 use crate::model::health::HealthState;
 use crate::model::humane::{count, duration_ms, list, plural};
 use crate::model::weight::Weight;
 use crate::table::backend::Service;
+use crate::table::fleet::MemberView;
 
 /// Of offload.
 pub(crate) const STOPPED: &str = "flows were reset right after Baton had offloaded them, so the others stay proxied; Baton \
@@ -41,7 +43,22 @@ pub(crate) fn of_service(service: Service) -> Weight {
 
 /// The state of an instance in one word, and its severity.
 pub(crate) fn instance(instance: &Instance) -> (Weight, &str) {
-    match (&instance.not_live[..], &instance.not_ready[..], &*instance.phase) {
+    condition(&instance.not_live, &instance.not_ready, &instance.phase)
+}
+
+/// The same of a peer.
+pub(crate) fn peer(peer: &MemberView) -> (Weight, &str) {
+    match &peer.summary {
+        Some(said) if said.is_present => {
+            condition(&said.summary.not_live, &said.summary.not_ready, &said.summary.phase)
+        }
+        _ => (Weight::of_liveness(peer.liveness), peer.liveness.label()),
+    }
+}
+
+/// Of an instance that says this of itself.
+pub(crate) fn condition<'a>(not_live: &[String], not_ready: &[String], phase: &'a str) -> (Weight, &'a str) {
+    match (not_live, not_ready, phase) {
         ([_, ..], _, _) => (Weight::Bad, "not live"),
         (_, [], _) => (Weight::Good, "ready"),
         (_, _, "serving") => (Weight::Bad, "not ready"),
@@ -90,6 +107,37 @@ pub(crate) fn silence(nodes: &NodesStatus) -> Option<(String, String)> {
     let are = if more == 1 { "is" } else { "are" };
     let sentence = format!("{sentence}; {} more {are} silent: {}{unnamed}", plural(more, "node"), list(&others));
     Some((format!("{} are silent", plural(more + 1, "node")), sentence))
+}
+
+/// Backends that instances of the fleet see in different states, in a few words that stay the same meanwhile, and in a
+/// sentence. `None`: there are none.
+pub(crate) fn dispute(fleet: &PeersReport) -> Option<(String, String)> {
+    let [first, more @ ..] = &fleet.disagreements[..] else { return None };
+    let sentence = disagreement(first);
+    if more.is_empty() {
+        let about = format!("instances disagree about {}/{}", first.frontend, first.backend);
+        return Some((about, format!("instances disagree about {sentence}")));
+    }
+    let about = format!("instances disagree about {}", plural(fleet.disagreements.len() as u64, "backend"));
+    Some((about, format!("instances disagree about {sentence}; and about {} more", count(more.len() as u64))))
+}
+
+/// `apiserver/cp-2: ejected at lb-b (no answer within 500 ms), ready at lb-a and lb-c, for 42 s`.
+pub(crate) fn disagreement(it: &Disagreement) -> String {
+    let of = |health_state: HealthState| {
+        let of_it: Vec<_> = it.opinions.iter().filter(|opinion| opinion.health_state == health_state).collect();
+        let why = of_it.iter().map(|opinion| &*opinion.why).find(|why| !why.is_empty());
+        let why = why.map_or(String::new(), |why| format!(" ({why})"));
+        let names: Vec<_> = of_it.iter().map(|opinion| opinion.instance.to_string()).collect();
+        let names = match &names[..] {
+            [] => return None,
+            [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
+            names => names.concat(),
+        };
+        Some(format!("{} at {names}{why}", health_state.label()))
+    };
+    let each: Vec<_> = HealthState::ALL.into_iter().rev().filter_map(of).collect();
+    format!("{}/{}: {}, for {}", it.frontend, it.backend, each.join(", "), duration_ms(it.for_ms))
 }
 
 /// Whether a node is connected, and where.
@@ -180,7 +228,32 @@ const NAMED_MAX: usize = 3;
 mod tests {
     use super::super::status::SilentNodeStatus;
     use super::*;
+    use crate::model::fleet::{InstanceName, Opinion};
     use crate::table::nodes::SilenceKind;
+
+    #[test]
+    fn a_disagreement_names_the_instances_of_each_opinion() {
+        let opinion = |instance: &str, health_state, why: &str| Opinion {
+            instance: InstanceName(instance.into()),
+            health_state,
+            why: why.to_owned(),
+        };
+        let opinions = vec![
+            opinion("lb-a", HealthState::Ready, ""),
+            opinion("lb-b", HealthState::Ejected, "connection refused"),
+            opinion("lb-c", HealthState::Ready, ""),
+        ];
+        let it =
+            Disagreement { frontend: "apiserver".to_owned(), backend: "cp-2".to_owned(), for_ms: 42_000, opinions };
+        let said = "apiserver/cp-2: ejected at lb-b (connection refused), ready at lb-a and lb-c, for 42 s";
+        let report = |disagreements| PeersReport { disagreements, ..PeersReport::default() };
+        assert_eq!(dispute(&report(vec![])), None);
+        let one = ("instances disagree about apiserver/cp-2".to_owned(), format!("instances disagree about {said}"));
+        assert_eq!(dispute(&report(vec![it.clone()])), Some(one));
+        let three = dispute(&report(vec![it.clone(), it.clone(), it])).unwrap();
+        assert_eq!(three.0, "instances disagree about 3 backends");
+        assert_eq!(three.1, format!("instances disagree about {said}; and about 2 more"));
+    }
 
     #[test]
     fn silent_nodes_are_one_sentence_however_many_they_are() {

@@ -9,7 +9,9 @@ use crate::admin::client::Client;
 use crate::admin::protocol::Command;
 use crate::admin::status::PeersReport;
 use crate::admin::words;
-use crate::model::humane::{count, duration_ms, duration_us};
+use crate::model::fleet::{InstanceName, InstanceSummary, OffloadBrief};
+use crate::model::health::HealthState;
+use crate::model::humane::{count, duration_ms, duration_us, rate};
 use crate::model::weight::Weight;
 use crate::table::fleet::MemberView;
 
@@ -70,7 +72,70 @@ fn in_words(report: &PeersReport, output: &Output) -> String {
         grid.row(row(it));
     }
     text += &grid.render(output);
+    if let Some(own) = &report.own {
+        text += "\n";
+        let mut grid = Grid::new(&[
+            ("INSTANCE", Left),
+            ("SAYS", Left),
+            ("UP", Right),
+            ("FLOWS", Right),
+            ("NEW/S", Right),
+            ("OFFLOAD", Left),
+            ("SILENT NODES", Right),
+            ("BACKENDS", Left),
+            ("", Left),
+        ])
+        .spare(&["SILENT NODES", "OFFLOAD", "NEW/S", "UP"]);
+        let (weight, word) = words::condition(&own.not_live, &own.not_ready, &own.phase);
+        grid.row(says(name, Cell::painted(weight, word), own, 0, true));
+        for it in &report.peers {
+            let (weight, word) = words::peer(it);
+            let state = Cell::painted(weight, word);
+            match &it.summary {
+                Some(said) => grid.row(says(&it.name, state, &said.summary, said.age_ms, said.is_present)),
+                None => grid.row(says(&it.name, state, &InstanceSummary::default(), 0, false)),
+            }
+        }
+        text += &grid.render(output);
+    }
+    for it in &report.disagreements {
+        text += &format!("{}\n", output.paint(Weight::Notice, &format!("Disagreement: {}", words::disagreement(it))));
+    }
     text
+}
+
+/// What an instance said of itself `age_ms` ago. `is_present`: it still holds.
+fn says(name: &InstanceName, state: Cell, said: &InstanceSummary, age_ms: u64, is_present: bool) -> [Cell; 9] {
+    let known = |text: String| if said.phase.is_empty() { "-".to_owned() } else { text };
+    let offload = match said.offload {
+        OffloadBrief::On => Cell::from("on"),
+        OffloadBrief::Off => Cell::from(known("off".to_owned())),
+        OffloadBrief::Stopped => Cell::painted(Weight::Bad, "stopped"),
+    };
+    let ready = said.backends.iter().filter(|it| it.health_state == Some(HealthState::Ready)).count();
+    let mut backends = vec![format!("{ready} ready")];
+    for it in said.backends.iter().filter(|it| it.health_state != Some(HealthState::Ready)) {
+        let label = it.health_state.map_or("not probed", HealthState::label);
+        backends.push(format!("{}/{} {label}", it.frontend, it.name));
+    }
+    let mut why: Vec<_> = said.not_live.iter().chain(&said.not_ready).cloned().collect();
+    if said.phase.is_empty() {
+        why = vec!["it says nothing of itself".to_owned()];
+    } else if !is_present {
+        why = vec![format!("as it was {} ago", duration_ms(age_ms))];
+    }
+    let up_ms = said.uptime_ms.saturating_add(if is_present { age_ms } else { 0 });
+    [
+        name.to_string().into(),
+        state,
+        known(duration_ms(up_ms)).into(),
+        known(count(said.flows_proxied.saturating_add(said.flows_offloaded))).into(),
+        known(rate(said.new_flows_per_10_s as f64 / 10.0)).into(),
+        offload,
+        said.silent_nodes.map_or_else(|| "-".to_owned(), count).into(),
+        known(backends.join(", ")).into(),
+        why.join("; ").into(),
+    ]
 }
 
 fn row(it: &MemberView) -> [Cell; 14] {
@@ -98,11 +163,44 @@ fn row(it: &MemberView) -> [Cell; 14] {
 mod tests {
     use super::*;
     use crate::cli::samples;
-    use crate::model::fleet::{Epoch, InstanceName, Liveness};
+    use crate::model::fleet::{BackendSummary, Disagreement, Epoch, Liveness, Opinion, PeerSummary};
 
     #[test]
     fn the_documents_show_what_is_printed_of_peers() {
         let vip = "10.0.0.100".parse().unwrap();
+        let backend = |name: &str, health_state| BackendSummary {
+            frontend: "apiserver".to_owned(),
+            name: name.to_owned(),
+            health_state: Some(health_state),
+            for_ms: 12_000,
+            why: String::new(),
+        };
+        let summary = |flows_offloaded, cp_2| InstanceSummary {
+            phase: "serving".to_owned(),
+            uptime_ms: 93_600_000,
+            flows_proxied: 112,
+            flows_offloaded,
+            new_flows_per_10_s: 7,
+            offload: OffloadBrief::On,
+            silent_nodes: Some(0),
+            backends: vec![backend("cp-1", HealthState::Ready), backend("cp-2", cp_2)],
+            ..InstanceSummary::default()
+        };
+        let (own, of_b) = (summary(0, HealthState::Ready), summary(1092, HealthState::Ejected));
+        let opinion = |instance: &str, health_state, why: &str| Opinion {
+            instance: InstanceName(instance.into()),
+            health_state,
+            why: why.to_owned(),
+        };
+        let disagreement = Disagreement {
+            frontend: "apiserver".to_owned(),
+            backend: "cp-2".to_owned(),
+            for_ms: 12_000,
+            opinions: vec![
+                opinion("lb-a", HealthState::Ready, ""),
+                opinion("lb-b", HealthState::Ejected, "no answer within 500 ms"),
+            ],
+        };
         let peer = MemberView {
             name: InstanceName("lb-b".into()),
             address: "10.0.0.22:9471".parse().unwrap(),
@@ -120,9 +218,12 @@ mod tests {
             round_trip_us: 180,
             vips: vec![vip],
             why_not: None,
+            summary: Some(PeerSummary { age_ms: 300, is_present: true, summary: of_b.into() }),
         };
         let name = Some(InstanceName("lb-a".into()));
-        let report = PeersReport { name, slot: Some(0), ready: true, vips: vec![], peers: vec![peer] };
+        let (own, disagreements) = (Some(own.into()), vec![disagreement]);
+        let report =
+            PeersReport { name, slot: Some(0), ready: true, vips: vec![], own, peers: vec![peer], disagreements };
         assert_eq!(samples::shown("docs/fleet.md", "baton peers"), in_words(&report, &Output::new(false)));
     }
 }

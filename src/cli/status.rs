@@ -101,6 +101,9 @@ fn in_words(status: &Status, output: &Output) -> String {
     );
     text += &offload(&status.offload, totals.flows.offloaded);
     text += &fleet(&status.fleet, output);
+    for it in &status.fleet.disagreements {
+        text += &format!("{}\n", output.paint(Weight::Notice, &format!("Disagreement: {}", words::disagreement(it))));
+    }
     for frontend in &status.frontends {
         text += "\n";
         text += &frontend_in_words(frontend, output);

@@ -1,6 +1,7 @@
 //! A fleet: several instances that act as one. The messages about their flows, and the decisions that follow from these.
 
 mod beat;
+mod disagreement;
 pub(crate) mod evacuate;
 mod events;
 mod exchange;
@@ -14,6 +15,7 @@ mod session;
 #[cfg(test)]
 mod simulation;
 mod standby;
+pub(crate) mod summary;
 #[cfg(test)]
 pub(crate) mod testing;
 mod unknown_packet;
@@ -27,6 +29,8 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use beat::Wanted as BeatTo;
 pub use beat::{Beat, BeatKey, Heard as HeardOf};
+pub(crate) use disagreement::disagreements;
+pub use disagreement::{Disagreement, Opinion};
 pub use events::{Asked, Local, MemberView, PeerCommand, Remote, Said};
 pub(crate) use exchange::Notice;
 pub use exchange::{Exchange, KnowsQuery, Member, Own};
@@ -36,6 +40,7 @@ pub use port_range::PortRange;
 pub(crate) use port_range::port_range;
 pub(crate) use record::{FlowRecord, Keeping, Passage, RewriteState};
 pub(crate) use standby::{AcceptedFlow, PeerPortRange, StandbyAnswer, StandbyRequest};
+pub use summary::{BackendSummary, InstanceSummary, OffloadBrief, PeerSummary, WorstEvent};
 pub use unknown_packet::{Then, Unknown, UnknownPacket};
 pub(crate) use untold::{Abandoned, Remembered};
 

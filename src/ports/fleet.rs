@@ -5,18 +5,20 @@
 //!   workers, engine ──Local──▶ │ peer │ ══ link ══▶ other instances
 //!                              │ link │ ──Remote──▶ failover ──Request──▶ engine
 //!                              │      │ ◀──Command─ failover
+//!   admin ──────Summary──────▶ │      │
 //! ```
 //! `Remote` and `Command` go through channels that `app` makes; `Local` goes through a queue here, so that a worker
-//! never waits.
+//! never waits. The link takes only the latest summary.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::{Arc, OnceLock};
 
+use arc_swap::ArcSwapOption;
 use crossbeam_queue::SegQueue;
 use tokio::sync::watch;
 
 pub(crate) use crate::model::fleet::Local;
-use crate::model::fleet::PortRange;
+use crate::model::fleet::{InstanceSummary, PortRange};
 
 /// The queue between them, and the flags that each sets for the others. Unused without peers.
 #[derive(Debug, Default)]
@@ -35,6 +37,10 @@ pub struct Fleet {
     succeeded: AtomicBool,
     /// The ports of this instance's backend legs; if not set, all of the host's.
     ports: OnceLock<PortRange>,
+    /// What this instance last said of itself.
+    summary: ArcSwapOption<InstanceSummary>,
+    /// The same, until the link has taken it.
+    untold_summary: ArcSwapOption<InstanceSummary>,
 }
 
 impl Fleet {
@@ -94,6 +100,23 @@ impl Fleet {
 
     pub(crate) fn set_succeeded(&self, succeeded: bool) {
         self.succeeded.store(succeeded, Release);
+    }
+
+    /// This instance's summary, at most a second or two old. `None`: none was gathered yet.
+    pub(crate) fn summary(&self) -> Option<Arc<InstanceSummary>> {
+        self.summary.load_full()
+    }
+
+    /// Shows the summary, and leaves it for the link, which looks every few milliseconds.
+    pub fn show_summary(&self, summary: InstanceSummary) {
+        let summary = Arc::new(summary);
+        self.summary.store(Some(summary.clone()));
+        self.untold_summary.store(Some(summary));
+    }
+
+    /// Takes the summary that the link has not seen yet.
+    pub(crate) fn take_summary(&self) -> Option<Arc<InstanceSummary>> {
+        self.untold_summary.swap(None)
     }
 
     /// Whether this instance may take a VIP: it has no peers, or knows their flows, or has waited for them long enough.

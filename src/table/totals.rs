@@ -239,6 +239,7 @@ mod tests {
             round_trip_us: 1,
             vips: Vec::new(),
             why_not: None,
+            summary: None,
         }
     }
 }

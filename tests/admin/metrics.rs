@@ -92,6 +92,7 @@ fn everything() -> FakeInstance {
         round_trip_us: 100,
         vips: Vec::new(),
         why_not: None,
+        summary: None,
     };
     instance.ports.fleet.set_enabled(true);
     instance.table.fleet.show_members(vec![member], now_ns());

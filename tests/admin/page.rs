@@ -1,5 +1,12 @@
 //! The lists of nodes and flows on the page, and the headline of silent nodes, as a client without scripts gets them.
 
+use std::time::Duration;
+
+use baton::config::{Config, PeerKey, Peers};
+use baton::model::fleet::{
+    BackendSummary, Epoch, InstanceName, InstanceSummary, Liveness, MemberView, PeerSummary, WorstEvent,
+};
+use baton::model::health::HealthState;
 use baton::model::nodes::SilenceKind;
 use baton::sys::clock::now_ns;
 use baton::table::nodes::SilentNode;
@@ -77,4 +84,80 @@ async fn silent_nodes_are_in_the_headline_the_title_and_the_status() {
     assert_eq!(nodes["silent"][1]["why"], "no_byte");
     instance.table.nodes.show(None);
     assert!(!get(&instance, "/").await.body.contains("worker-17"));
+}
+
+fn lb_b(summary: Option<PeerSummary>) -> MemberView {
+    MemberView {
+        name: InstanceName("lb-b".into()),
+        address: "10.0.0.22:9471".parse().unwrap(),
+        liveness: Liveness::Alive,
+        epoch: Epoch(1),
+        slot: Some(1),
+        version: "<i>2".to_owned(),
+        synced: true,
+        flows: 0,
+        offloaded: 0,
+        told: true,
+        behind: 0,
+        lag_ms: 0,
+        resyncs: 0,
+        round_trip_us: 100,
+        vips: Vec::new(),
+        why_not: None,
+        summary,
+    }
+}
+
+/// A peer may be of another release, or another program that has the key.
+#[tokio::test]
+async fn the_page_escapes_every_word_of_a_peer() {
+    let instance = FakeInstance::start();
+    let hostile = |text: &str| format!("<script>\"'{text}");
+    let backend = BackendSummary {
+        frontend: hostile("frontend"),
+        name: hostile("name"),
+        health_state: Some(HealthState::Ejected),
+        for_ms: 90_000,
+        why: hostile("why"),
+    };
+    let event = WorstEvent { at_unix_ms: 0, is_bad: true, sentence: hostile("event") };
+    let summary = InstanceSummary {
+        phase: hostile("phase"),
+        not_live: vec![],
+        not_ready: vec![hostile("reason")],
+        worst_event: Some(event),
+        backends: vec![backend],
+        ..InstanceSummary::default()
+    };
+    let settings = Peers {
+        name: InstanceName("lb-a".into()),
+        slot: 0,
+        listen: "10.0.0.21:9471".parse().unwrap(),
+        beat_port: None,
+        key: PeerKey([7; 32]),
+        key_file: "/etc/baton/peers.key".into(),
+        key_previous: None,
+        sync_deadline: Duration::from_secs(1),
+        peers: Vec::new(),
+    };
+    let config = Config { peers: Some(settings), ..Config::clone(&instance.admin.config.load()) };
+    instance.admin.config.store(config.into());
+    instance.ports.fleet.set_enabled(true);
+    instance.ports.fleet.show_summary(InstanceSummary::default());
+    for is_present in [true, false] {
+        let said = PeerSummary { age_ms: 61_000, is_present, summary: summary.clone().into() };
+        instance.table.fleet.show_members(vec![lb_b(Some(said))], now_ns());
+        let page = get(&instance, "/").await.body;
+        let (_, fleet) = page.split_once("<section id=\"fleet\">").expect("a section of the fleet");
+        let (fleet, _) = fleet.split_once("</section>").expect("its end");
+        assert!(!fleet.contains("<script>") && !fleet.contains("<i>2") && !fleet.contains("\"'"), "{fleet}");
+        let words: &[&str] =
+            if is_present { &["phase", "reason", "event", "frontend", "name", "why"] } else { &["event", "name"] };
+        for word in words {
+            assert!(fleet.contains(&format!("&lt;script&gt;&quot;&#39;{word}")), "{word}: {fleet}");
+        }
+        assert_eq!(fleet.contains("<tr class=\"old\">") && fleet.contains("as it was 1 m 01 s ago"), !is_present);
+    }
+    instance.table.fleet.show_members(vec![lb_b(None)], now_ns());
+    assert!(get(&instance, "/").await.body.contains("its release says nothing of itself"));
 }

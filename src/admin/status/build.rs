@@ -8,6 +8,7 @@ use super::*;
 use crate::admin::Admin;
 use crate::admin::census::Counts;
 use crate::admin::rates::{Sample, Samples};
+use crate::admin::summary;
 use crate::admin::watchdog;
 use crate::admin::words;
 use crate::config;
@@ -119,13 +120,17 @@ pub(crate) fn backend_status(entry: &BackendEntry, now_ns: u64) -> BackendStatus
 pub(crate) fn peers_report(admin: &Admin) -> PeersReport {
     let (config, fleet) = (admin.config.load(), &admin.ports.fleet);
     let settings = config.peers.as_ref().filter(|_| fleet.is_enabled());
-    PeersReport {
+    let mut report = PeersReport {
         name: settings.map(|it| it.name.clone()),
         slot: settings.map(|it| it.slot),
         ready: fleet.is_ready(),
         vips: vips(&config, admin),
+        own: fleet.summary(),
         peers: admin.table.fleet.members().to_vec(),
-    }
+        disagreements: Vec::new(),
+    };
+    report.disagreements = summary::lasting(&report, &config);
+    report
 }
 
 pub(crate) fn vip_report(admin: &Admin) -> VipReport {
@@ -304,6 +309,7 @@ fn balance_label(balance: crate::model::balance::Balance) -> &'static str {
     }
 }
 
-fn unix_ms() -> u64 {
+/// Milliseconds since 1970, UTC.
+pub(in crate::admin) fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }

@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::secure::{self, LinkError, Opener, Sealer, closed};
+use super::wire::Version;
 use crate::config::PeerKey;
 use crate::model::fleet::{Hello, InstanceName, Message};
 
@@ -41,6 +42,7 @@ pub(super) enum Input {
         hello: Hello,
         /// The key that the other end has proven.
         key: PeerKey,
+        version: Version,
         reply: oneshot::Sender<Result<Admitted, String>>,
     },
     Message {
@@ -155,7 +157,7 @@ impl Site {
         key: &PeerKey,
     ) -> Result<Admitted, LinkError> {
         let (reply, answer) = oneshot::channel();
-        let asked = self.inputs.send(Input::Greeted { hello, key: key.clone(), reply }).await;
+        let asked = self.inputs.send(Input::Greeted { hello, key: key.clone(), version: seals.version(), reply }).await;
         asked.map_err(|_| LinkError::Dropped)?;
         match answer.await.map_err(|_| LinkError::Dropped)? {
             Ok(admitted) => Ok(admitted),

@@ -254,6 +254,9 @@ impl Hub {
         if let Some(standing) = self.table.vip.take_untold() {
             self.exchange.set_vip(standing, now_ns);
         }
+        if let Some(summary) = self.table.fleet.take_summary() {
+            self.exchange.set_summary(summary, now_ns);
+        }
         self.take_beats(now_ns);
         self.exchange.handle_time(now_ns);
         let vip = self.table.vip.addresses();
@@ -364,8 +367,12 @@ impl Hub {
     fn take_input(&mut self, input: Input) {
         let now_ns = now_ns();
         match input {
-            Input::Greeted { hello, key, reply } => {
-                let _ = reply.send(self.greeted(&hello, key, now_ns));
+            Input::Greeted { hello, key, version, reply } => {
+                let admitted = self.greeted(&hello, key, now_ns);
+                if admitted.is_ok() && version.has_summaries() {
+                    self.exchange.tell_summaries(&hello.name, now_ns);
+                }
+                let _ = reply.send(admitted);
             }
             Input::Message { peer, link, message } if self.is_current(&peer, link) => {
                 if matches!(message, Message::Ask { .. }) {

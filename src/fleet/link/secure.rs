@@ -166,6 +166,10 @@ pub(crate) fn closed(error: io::Error) -> LinkError {
 }
 
 impl Sealer {
+    pub(crate) fn version(&self) -> Version {
+        self.version
+    }
+
     /// Adds the frame of `message` to `out`.
     pub(crate) fn write(&mut self, message: &Message, out: &mut Vec<u8>) -> Result<(), LinkError> {
         self.seal(&wire::encode(message, self.version)?, out)
@@ -269,7 +273,7 @@ mod tests {
     async fn a_peer_of_another_version_is_refused_and_both_can_say_so() {
         for connects in [true, false] {
             let (mut near, mut far) = duplex(4096);
-            let later = Versions { lowest: 3, highest: 4 };
+            let later = Versions { lowest: 7, highest: 9 };
             far.write_all(&later.preamble()).await.unwrap();
             let key = key(1);
             let made = match connects {
@@ -277,10 +281,57 @@ mod tests {
                 false => accept(&mut near, &[key]).await.map(|(secured, _)| secured),
             };
             let said = made.unwrap_err().to_string();
-            assert!(said.contains("speaks versions 3 to 4 of the peer protocol, this instance version 1"), "{said}");
+            assert!(
+                said.contains("speaks versions 7 to 9 of the peer protocol, this instance versions 1 to 2"),
+                "{said}"
+            );
             let mut heard = [0; PREAMBLE_BYTES];
             far.read_exact(&mut heard).await.unwrap();
             assert_eq!(Versions::parse(&heard), Some(VERSIONS));
+        }
+    }
+
+    /// As in the middle of an upgrade of the fleet.
+    #[tokio::test]
+    async fn a_release_that_has_version_1_alone_gets_no_summary() {
+        for connects in [true, false] {
+            let (mut near, mut far) = duplex(64 * 1024);
+            let (key, keys) = (key(1), [key(1)]);
+            let earlier = Versions { lowest: 1, highest: 1 }.preamble();
+            let other = async {
+                far.write_all(&earlier).await.unwrap();
+                let mut theirs = [0; PREAMBLE_BYTES];
+                far.read_exact(&mut theirs).await.unwrap();
+                let (mut message, mut first) = ([0; HANDSHAKE_BYTES], [0; HANDSHAKE_BYTES]);
+                let (maker, taker) = if connects { (theirs, earlier) } else { (earlier, theirs) };
+                let mut handshake = handshake(&key, maker, taker, !connects).unwrap();
+                if connects {
+                    first.copy_from_slice(&receive(&mut far).await.unwrap());
+                    handshake.read_message(&first, &mut []).unwrap();
+                }
+                handshake.write_message(&[], &mut message).unwrap();
+                send(&mut far, &message).await.unwrap();
+                if !connects {
+                    handshake.read_message(&receive(&mut far).await.unwrap(), &mut []).unwrap();
+                }
+                secured(handshake, Version::One).unwrap()
+            };
+            let this = async {
+                match connects {
+                    true => connect(&mut near, &key).await.unwrap(),
+                    false => accept(&mut near, &keys).await.unwrap().0,
+                }
+            };
+            let ((mut seals, mut opens), (mut its_seals, mut its_opens)) = tokio::join!(this, other);
+            assert!(!seals.version().has_summaries());
+            let mut frame = Vec::new();
+            seals.write(&Message::Whole, &mut frame).unwrap();
+            assert_eq!(its_opens.read(&frame[2..]).unwrap(), Message::Whole);
+            // A summary cannot come by such a link either.
+            let summary = wire::encode(&Message::Summary(Box::default()), Version::Two).unwrap();
+            frame.clear();
+            its_seals.seal(&summary, &mut frame).unwrap();
+            assert!(matches!(opens.read(&frame[2..]), Err(LinkError::Decode(FrameError::Later))));
         }
     }
 

@@ -20,13 +20,15 @@ pub(crate) const FRAME_MAX: usize = u16::MAX as usize;
 pub(crate) const SEAL_BYTES: usize = 16;
 
 /// The lowest and the highest version that this release supports.
-pub(crate) const VERSIONS: Versions = Versions { lowest: Version::One as u16, highest: Version::One as u16 };
+pub(crate) const VERSIONS: Versions = Versions { lowest: Version::One as u16, highest: Version::Two as u16 };
 
 /// The version of one link. Each has its own arm in [`encode`] and [`decode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
     /// Messages in postcard.
     One = 1,
+    /// The same, and summaries of the instances.
+    Two = 2,
 }
 
 const MAGIC: [u8; 4] = *b"BTNP";
@@ -44,12 +46,25 @@ pub enum FrameError {
     Body(String),
     #[error("{0} bytes are left over")]
     Rest(usize),
+    #[error("the link's version does not have it")]
+    Later,
 }
 
 /// The message is longer than a frame can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a message has {0} bytes, more than fit into a frame")]
 pub struct FrameTooLong(pub usize);
+
+impl Version {
+    /// Whether instances tell each other their summaries.
+    pub(crate) fn has_summaries(self) -> bool {
+        self >= Self::Two
+    }
+
+    fn has(self, message: &Message) -> bool {
+        self.has_summaries() || !matches!(message, Message::Summary(_))
+    }
+}
 
 impl Versions {
     pub(crate) fn preamble(self) -> [u8; PREAMBLE_BYTES] {
@@ -70,6 +85,7 @@ impl Versions {
     pub fn spoken(self) -> Option<Version> {
         match VERSIONS.common(self)? {
             1 => Some(Version::One),
+            2 => Some(Version::Two),
             _ => None,
         }
     }
@@ -91,17 +107,19 @@ impl std::fmt::Display for Versions {
 }
 
 pub fn encode(message: &Message, version: Version) -> Result<Vec<u8>, FrameTooLong> {
+    debug_assert!(version.has(message), "a version-{} link has no {message:?}", version as u16);
     let bytes = match version {
-        Version::One => postcard::to_stdvec(message).expect("a vector takes everything"),
+        Version::One | Version::Two => postcard::to_stdvec(message).expect("a vector takes everything"),
     };
     if bytes.len() > FRAME_MAX - SEAL_BYTES { Err(FrameTooLong(bytes.len())) } else { Ok(bytes) }
 }
 
 pub fn decode(bytes: &[u8], version: Version) -> Result<Message, FrameError> {
     let read = match version {
-        Version::One => postcard::take_from_bytes(bytes),
+        Version::One | Version::Two => postcard::take_from_bytes(bytes),
     };
     match read {
+        Ok((message, _)) if !version.has(&message) => Err(FrameError::Later),
         Ok((message, [])) => Ok(message),
         Ok((_, rest)) => Err(FrameError::Rest(rest.len())),
         Err(error) => Err(FrameError::Body(error.to_string())),
@@ -114,7 +132,7 @@ mod tests {
     use crate::model::fleet::testing::{passage, record};
     use crate::model::fleet::vip::VipStanding;
     use crate::model::fleet::{
-        Abandoned, Asked, Change, Epoch, Farewell, FleetId, FlowRecord, Hello, InstanceName, Keeping,
+        Abandoned, Asked, Change, Epoch, Farewell, FleetId, FlowRecord, Hello, InstanceName, Keeping, summary,
     };
     use crate::model::ids::FlowId;
 
@@ -160,12 +178,13 @@ mod tests {
                 256
             ]),
             Message::Vip(VipStanding { claim: u64::MAX, holder: Some(u16::MAX), ..VipStanding::default() }),
+            Message::Summary(Box::new(summary::tests::largest())),
         ]
     }
 
     #[test]
     fn every_message_survives_the_wire_and_fits_into_a_frame() {
-        let version = Version::One;
+        let version = Version::Two;
         for message in all() {
             let bytes = encode(&message, version).unwrap();
             assert_eq!(decode(&bytes, version).as_ref(), Ok(&message));
@@ -176,6 +195,9 @@ mod tests {
                 assert!(decode(&bytes[..length], version).is_err(), "{message:?} cut to {length}");
             }
         }
+        // A frame that took longer would delay a beat.
+        let summary = Message::Summary(Box::new(summary::tests::largest()));
+        assert!(encode(&summary, version).unwrap().len() <= 16 * 1024);
         let long = Message::Claim(vec![FleetId { flow: FlowId(u64::MAX), ends: u64::MAX }; 10_000]);
         assert!(encode(&long, version).is_err());
     }

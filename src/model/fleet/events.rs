@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Abandoned, Epoch, FleetId, FlowRecord, InstanceName, Liveness, Passage};
+use super::{Abandoned, Epoch, FleetId, FlowRecord, InstanceName, Liveness, Passage, PeerSummary};
 use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
 
@@ -158,6 +158,9 @@ pub struct MemberView {
     pub vips: Vec<IpAddr>,
     /// Why there is no link, for people to read.
     pub why_not: Option<String>,
+    /// What it last said of itself. `None`: nothing yet, or its release sends no summaries.
+    #[serde(default)]
+    pub summary: Option<PeerSummary>,
 }
 
 impl MemberView {

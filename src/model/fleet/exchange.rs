@@ -14,10 +14,12 @@ mod vip;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use super::message::{CLAIM_MAX, Hello, Message};
 use super::mirror::Mirror;
 use super::session::{Heard, PeerReport, Session};
+use super::summary::{InstanceSummary, SummariesTold};
 use super::vip::VipStanding;
 use super::{
     Asked, BeatKey, Epoch, Farewell, InstanceName, Liveness, Local, MemberView, PeerCommand, Remembered, Remote, Said,
@@ -125,6 +127,8 @@ pub struct Exchange {
     beats: u64,
     /// This instance's standing to the VIP. `None`: its file has none.
     vip: Option<VipStanding>,
+    /// This instance's own summary. `None`: none was gathered yet.
+    summary: Option<Arc<InstanceSummary>>,
 }
 
 #[derive(Debug)]
@@ -158,6 +162,7 @@ impl Exchange {
             beat_due_ns: now_ns,
             beats: 0,
             vip: None,
+            summary: None,
         };
         exchange.join(members, PeerReport::Awaited { since_ns: now_ns });
         exchange
@@ -270,6 +275,21 @@ impl Exchange {
         self.notices.push_back(Notice::Linked { peer: peer.clone(), version: hello.version.clone() });
         liveness.into_iter().for_each(|liveness| self.liveness_changed(peer.clone(), liveness));
         Ok(())
+    }
+
+    /// The link to this peer, which has just come up, carries summaries.
+    pub fn tell_summaries(&mut self, peer: &InstanceName, now_ns: u64) {
+        let Some(link) = self.sessions.get_mut(peer).and_then(|session| session.link.as_mut()) else { return };
+        let told = link.summaries.insert(SummariesTold::default());
+        self.summary.iter().for_each(|summary| told.offer(summary, now_ns));
+    }
+
+    /// Takes in this instance's own summary; call it about once a second. The peers get it if it is news to them, or if
+    /// they have heard none for some seconds.
+    pub fn set_summary(&mut self, summary: Arc<InstanceSummary>, now_ns: u64) {
+        let links = self.sessions.values_mut().filter_map(|session| session.link.as_mut());
+        links.filter_map(|link| link.summaries.as_mut()).for_each(|told| told.offer(&summary, now_ns));
+        self.summary = Some(summary);
     }
 
     /// A link has ended.

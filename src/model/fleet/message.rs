@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::summary::InstanceSummary;
 use super::vip::VipStanding;
 use super::{Abandoned, Asked, BeatKey, Epoch, Farewell, FleetId, FlowRecord, InstanceName};
 
@@ -71,6 +72,8 @@ pub enum Message {
     Vip(VipStanding),
     /// The frontends' addresses that the sender's host keeps on `lo` for flows, and has nowhere else. Its kernel drops packets from them.
     Kept(Vec<IpAddr>),
+    /// The sender as it sees itself, for people. Since version 2.
+    Summary(Box<InstanceSummary>),
 }
 
 /// The sender of a hello.

@@ -10,16 +10,18 @@
 //! A new link begins with a snapshot each way. This instance keeps what a peer told before its link broke: a failover
 //! needs it.
 
+mod view;
+
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use super::message::{CLAIM_MAX, Change, Hello, Message, RECORDS_MAX, UNTOLD_MAX};
 use super::mirror::Mirror;
+use super::summary::{InstanceSummary, SummariesTold};
 use super::vip::{PeerVip, VipStanding};
-use super::{
-    Abandoned, Asked, BeatKey, Epoch, Farewell, FleetId, InstanceName, Keeping, Liveness, MemberView, Notice, Remote,
-};
+use super::{Abandoned, Asked, BeatKey, Epoch, Farewell, FleetId, InstanceName, Keeping, Liveness, Notice, Remote};
 use crate::model::ids::FlowId;
 
 /// Between two beats.
@@ -72,6 +74,8 @@ pub(super) struct Session {
     has_told_addresses: bool,
     /// The latest standing of the peer's present process to the VIP.
     pub vip: Option<VipStanding>,
+    /// The latest summary of the peer's present process, and when it came.
+    summary: Option<(u64, Arc<InstanceSummary>)>,
     pub why_not: Option<String>,
     pub health_state: PeerReport,
 }
@@ -106,6 +110,8 @@ pub(super) struct Link {
     awaited: Option<(u32, u64)>,
     echo: Option<u32>,
     outbox: VecDeque<Message>,
+    /// `None`: the link's version has no summaries.
+    pub summaries: Option<SummariesTold>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,6 +177,7 @@ impl Session {
             vips: Vec::new(),
             has_told_addresses: false,
             vip: None,
+            summary: None,
             why_not: Some(why_not.to_owned()),
             health_state,
         }
@@ -184,7 +191,7 @@ impl Session {
             self.health_state = PeerReport::Awaited { since_ns: now_ns };
         }
         if self.epoch != hello.epoch {
-            (self.synced, self.vip, self.has_told_addresses) = (false, None, false);
+            (self.synced, self.vip, self.has_told_addresses, self.summary) = (false, None, false, None);
             (self.witnessed_ns, self.beat_ns, self.beat_key, self.beat_number) = (None, None, None, 0);
         }
         self.epoch = hello.epoch;
@@ -204,6 +211,7 @@ impl Session {
             awaited: None,
             echo: None,
             outbox: VecDeque::new(),
+            summaries: None,
         });
         self.heard_ns = Some(now_ns);
         self.set_liveness(Liveness::Alive)
@@ -411,6 +419,10 @@ impl Session {
             Message::Kept(vips) => remotes.push_back(Remote::Kept { owner: owner(), vips }),
             Message::BeatKey(key) => self.beat_key = Some(key),
             Message::Vip(standing) => self.vip = Some(standing),
+            Message::Summary(mut summary) => match summary.is_within_limits() {
+                true => self.summary = Some((now_ns, Arc::new(summary.printable()))),
+                false => return Err(Fault::TooLong),
+            },
             Message::Untold(all) => {
                 if all.len() > UNTOLD_MAX {
                     return Err(Fault::TooLong);
@@ -497,6 +509,9 @@ impl Session {
         if let Some(next) = link.ack.take() {
             return Some(Message::Ack { next });
         }
+        if let Some(summary) = link.summaries.as_mut().and_then(|it| it.poll(now_ns)) {
+            return Some(summary);
+        }
         match link.telling {
             Telling::Waiting if !whole => None,
             Telling::Waiting | Telling::Snapshot { after: None } => {
@@ -561,34 +576,5 @@ impl Session {
     #[cfg(test)]
     pub(super) fn has_all(&self, end: u64) -> bool {
         self.link.as_ref().is_some_and(|link| link.telling == Telling::Following && link.acked >= Some(end))
-    }
-
-    pub(super) fn view(&self, mirror: &Mirror, now_ns: u64) -> MemberView {
-        let (behind, since_ns) = match &self.link {
-            None => (0, None),
-            Some(Link { telling: Telling::Following, acked: Some(acked), .. }) => {
-                (mirror.end().saturating_sub(*acked) as usize, mirror.made_at_ns(*acked))
-            }
-            // Nothing counts before it has the whole snapshot.
-            Some(_) => (mirror.len(), None),
-        };
-        MemberView {
-            name: self.name.clone(),
-            address: self.address,
-            liveness: self.liveness,
-            epoch: self.epoch,
-            slot: self.slot,
-            version: self.version.clone(),
-            synced: self.synced,
-            told: matches!(&self.link, Some(Link { telling: Telling::Following, acked: Some(_), .. })),
-            flows: self.flows.len(),
-            offloaded: self.offloaded,
-            behind,
-            lag_ms: since_ns.map_or(0, |since| now_ns.saturating_sub(since) / 1_000_000),
-            resyncs: self.resyncs,
-            round_trip_us: self.round_trip_us,
-            vips: self.vips.clone(),
-            why_not: self.why_not.clone(),
-        }
     }
 }

@@ -32,6 +32,7 @@ fn peer(text: &str) -> MemberView {
         round_trip_us: 1,
         vips: vec![ip("10.0.0.22")],
         why_not: None,
+        summary: None,
     }
 }
 

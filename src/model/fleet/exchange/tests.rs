@@ -1,5 +1,7 @@
 //! Two or three exchanges that send their messages to each other at once.
 
+mod summaries;
+
 use super::*;
 use crate::model::fleet::BeatTo;
 use crate::model::fleet::testing::{passage, record};

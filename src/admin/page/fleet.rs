@@ -1,0 +1,211 @@
+//! The section of the whole fleet: a row per instance, as it sees itself, and each backend as each instance sees it.
+
+use std::collections::BTreeSet;
+
+use super::{Escaped, Pill, tone, write};
+use crate::admin::status::{PeersReport, Status};
+use crate::admin::words;
+use crate::model::fleet::{BackendSummary, InstanceName, InstanceSummary, Liveness, OffloadBrief};
+use crate::model::humane::{count, date_and_time, duration_ms, list, plural, rate};
+use crate::model::weight::Weight;
+
+/// One instance of the fleet.
+struct FleetColumn<'a> {
+    name: &'a InstanceName,
+    state: (Weight, &'a str),
+    version: &'a str,
+    vips: String,
+    summary: Option<&'a InstanceSummary>,
+    age_ms: u64,
+    /// Its summary is of the present.
+    is_present: bool,
+    /// Why it is not heard, or says nothing of itself.
+    why_not: &'a str,
+}
+
+pub(super) fn render(page: &mut String, status: &Status) {
+    let columns = columns(status);
+    if columns.is_empty() {
+        return;
+    }
+    let versions: BTreeSet<_> = columns.iter().map(|it| it.version).filter(|version| !version.is_empty()).collect();
+    let versions = match versions.len() {
+        0 | 1 => String::new(),
+        _ => format!(" · {} run", list(&versions.iter().collect::<Vec<_>>())),
+    };
+    write(
+        page,
+        format_args!(
+            "<section id=\"fleet\">\n<h2>Fleet<span class=\"facts\">{}{}</span></h2>\n",
+            plural(columns.len() as u64, "instance"),
+            Escaped(versions),
+        ),
+    );
+    // The headline has the first.
+    if status.fleet.disagreements.len() > 1 {
+        page.push_str("<ul class=\"dispute notice\">");
+        let lines = status.fleet.disagreements.iter().map(words::disagreement);
+        lines.for_each(|line| write(page, format_args!("<li>{}</li>", Escaped(line))));
+        page.push_str("</ul>\n");
+    }
+    page.push_str(
+        "<div class=\"scroll\"><table class=\"instances\">\n<thead><tr><th>State</th><th>Instance</th><th class=\"why\">Why, and its worst \
+         event of the last hour</th><th>Has the VIP</th><th class=\"r\">Flows</th><th class=\"r\">Offloaded</th><th class=\"r\">New /s</th>\
+         <th>Offload</th><th class=\"r\">Silent nodes</th></tr></thead>\n<tbody>\n",
+    );
+    columns.iter().for_each(|it| instance(page, it));
+    page.push_str("</tbody></table></div>\n");
+    matrix(page, &columns, &status.fleet);
+    page.push_str("</section>\n");
+}
+
+/// This instance first.
+fn columns(status: &Status) -> Vec<FleetColumn<'_>> {
+    let fleet = &status.fleet;
+    let Some(name) = &fleet.name else { return Vec::new() };
+    let own = FleetColumn {
+        name,
+        state: words::instance(&status.instance),
+        version: &status.instance.version,
+        vips: list(&fleet.vips),
+        summary: fleet.own.as_deref(),
+        age_ms: 0,
+        is_present: true,
+        why_not: "",
+    };
+    let peers = fleet.peers.iter().map(|it| {
+        let silent = if it.liveness == Liveness::Alive { "its release says nothing of itself" } else { "" };
+        FleetColumn {
+            name: &it.name,
+            state: words::peer(it),
+            version: &it.version,
+            vips: list(&it.vips),
+            summary: it.summary.as_ref().map(|said| &*said.summary),
+            age_ms: it.summary.as_ref().map_or(0, |said| said.age_ms),
+            is_present: it.summary.as_ref().is_some_and(|said| said.is_present),
+            why_not: match (&it.why_not, &it.summary) {
+                (Some(why_not), _) => why_not,
+                (None, None) => silent,
+                (None, Some(_)) => "",
+            },
+        }
+    });
+    std::iter::once(own).chain(peers).collect()
+}
+
+fn instance(page: &mut String, it: &FleetColumn<'_>) {
+    let none = InstanceSummary::default();
+    let said = it.summary.unwrap_or(&none);
+    let mut why: Vec<_> = said.not_live.iter().chain(&said.not_ready).map(String::as_str).collect();
+    if said.reload_refused {
+        why.push("it refused its last reload, and runs with the configuration before it");
+    }
+    if !it.is_present {
+        why = vec![it.why_not];
+    }
+    let event = said.worst_event.as_ref().map(|event| {
+        let time = date_and_time(event.at_unix_ms).1;
+        format!("<small class=\"{}\">{time} {}</small>", tone(event_weight(event.is_bad)), Escaped(&event.sentence))
+    });
+    let age = match it.summary {
+        Some(_) if !it.is_present => format!("as it was {} ago", duration_ms(it.age_ms)),
+        Some(said) => format!("up {}", duration_ms(said.uptime_ms.saturating_add(it.age_ms))),
+        None => String::new(),
+    };
+    let facts: Vec<_> = [it.version, &age].into_iter().filter(|fact| !fact.is_empty()).collect();
+    let known = |text: String| if it.summary.is_some() { text } else { "–".to_owned() };
+    let offload = match said.offload {
+        OffloadBrief::On => Pill("plain", "on").to_string(),
+        OffloadBrief::Off => Pill("plain", "off").to_string(),
+        OffloadBrief::Stopped => Pill("bad", "stopped").to_string(),
+    };
+    let silent = said.silent_nodes.map_or_else(|| "–".to_owned(), count);
+    write(
+        page,
+        format_args!(
+            "<tr{}><td>{}</td><td><b>{}</b><small>{}</small></td><td class=\"why\">{}{}</td>\
+             <td data-of=\"Has the VIP\"><span class=\"mono\">{}</span></td><td class=\"r\" data-of=\"Flows\">{}</td>\
+             <td class=\"r\" data-of=\"Offloaded\">{}</td><td class=\"r\" data-of=\"New /s\">{}</td>\
+             <td data-of=\"Offload\">{}</td><td class=\"r\" data-of=\"Silent nodes\">{}</td></tr>\n",
+            if it.is_present { "" } else { " class=\"old\"" },
+            Pill(tone(it.state.0), it.state.1),
+            Escaped(it.name),
+            Escaped(facts.join(" · ")),
+            Escaped(why.join("; ")),
+            event.unwrap_or_default(),
+            if it.vips.is_empty() { "–" } else { &it.vips },
+            known(count(said.flows_proxied.saturating_add(said.flows_offloaded))),
+            known(count(said.flows_offloaded)),
+            known(rate(said.new_flows_per_10_s as f64 / 10.0)),
+            known(offload),
+            silent,
+        ),
+    );
+}
+
+fn event_weight(is_bad: bool) -> Weight {
+    if is_bad { Weight::Bad } else { Weight::Notice }
+}
+
+/// Each backend as each instance sees it.
+fn matrix(page: &mut String, columns: &[FleetColumn<'_>], fleet: &PeersReport) {
+    let mut rows = Vec::new();
+    for row in columns.iter().filter_map(|it| it.summary).flat_map(|said| &said.backends).map(key) {
+        if !rows.contains(&row) {
+            rows.push(row);
+        }
+    }
+    if rows.is_empty() {
+        return;
+    }
+    page.push_str("<div class=\"scroll\"><table class=\"matrix\">\n<thead><tr><th>Backend, as seen by</th>");
+    columns.iter().for_each(|it| write(page, format_args!("<th>{}</th>", Escaped(it.name))));
+    page.push_str("</tr></thead>\n<tbody>\n");
+    for row in rows {
+        let disputed = fleet.disagreements.iter().any(|it| (&*it.frontend, &*it.backend) == row);
+        let disputed = if disputed { " class=\"disputed notice\"" } else { "" };
+        let (frontend, name) = row;
+        write(
+            page,
+            format_args!("<tr{disputed}><td><b>{}</b><small>{}</small></td>", Escaped(name), Escaped(frontend),),
+        );
+        columns.iter().for_each(|column| cell(page, column, row));
+        page.push_str("</tr>\n");
+    }
+    page.push_str("</tbody></table></div>\n");
+    let left_out = columns.iter().filter_map(|it| Some((it.name, it.summary?.backends_left_out)));
+    for (name, number) in left_out.filter(|(_, number)| *number > 0) {
+        let number = plural(number.into(), "backend");
+        write(page, format_args!("<p class=\"none\">{} says nothing of {number} more.</p>\n", Escaped(name)));
+    }
+}
+
+fn key(backend: &BackendSummary) -> (&str, &str) {
+    (&backend.frontend, &backend.name)
+}
+
+fn cell(page: &mut String, column: &FleetColumn<'_>, row: (&str, &str)) {
+    let seen = column.summary.and_then(|said| said.backends.iter().find(|it| key(it) == row));
+    let pill = match seen.map(|it| it.health_state) {
+        None => "–".to_owned(),
+        Some(None) => Pill("plain", "not probed").to_string(),
+        Some(Some(health_state)) => Pill(tone(Weight::of_health(health_state)), health_state.label()).to_string(),
+    };
+    let about = match seen {
+        Some(_) if !column.is_present => format!("{} ago", duration_ms(column.age_ms)),
+        Some(it) if it.health_state.is_some() => {
+            let lasting = format!("for {}", duration_ms(it.for_ms.saturating_add(column.age_ms)));
+            if it.why.is_empty() { lasting } else { format!("{lasting}: {}", it.why) }
+        }
+        _ => String::new(),
+    };
+    write(
+        page,
+        format_args!(
+            "<td{} data-of=\"{}\">{pill}<small>{}</small></td>",
+            if column.is_present { "" } else { " class=\"old\"" },
+            Escaped(column.name),
+            Escaped(about),
+        ),
+    );
+}

@@ -1,0 +1,129 @@
+//! Gathers this instance's summary for its peers once a second, and finds where the instances of the fleet disagree.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use super::Admin;
+use super::control::LastReload;
+use super::rates::{Sample, Samples};
+use super::status::PeersReport;
+use crate::config::{self, Config};
+use crate::model::fleet::{
+    BackendSummary, Disagreement, InstanceName, InstanceSummary, OffloadBrief, WorstEvent, disagreements,
+};
+use crate::model::health::{Cause, HealthState};
+use crate::model::weight::Weight;
+use crate::table::backend::BackendEntry;
+use crate::table::journal::{Event, Journal};
+
+/// An event is older news than what the summary says beside it.
+const EVENTS_WITHIN_MS: u64 = 3_600_000;
+
+/// Seconds of the rate of new flows.
+const RATE_S: f64 = 10.0;
+
+/// How many changes of its mind an instance gets before a difference counts: all see a fault of a backend within one,
+/// and a backend that fails while another comes back takes two.
+const CHANGES_OF_MIND: u32 = 3;
+
+/// The worst events so far, in the order of the journal.
+#[derive(Debug, Default)]
+pub(super) struct WorstSoFar {
+    /// Of the next event to look at.
+    next: u64,
+    bad: Option<WorstEvent>,
+    notice: Option<WorstEvent>,
+}
+
+impl WorstSoFar {
+    fn look(&mut self, journal: &Journal) -> Option<WorstEvent> {
+        let mut latest_ms = 0;
+        for Event { number, at_unix_ms, what } in journal.since(self.next, false) {
+            self.next = number + 1;
+            let weight = what.weight();
+            let event = || Some(WorstEvent { at_unix_ms, is_bad: weight == Weight::Bad, sentence: what.sentence() });
+            match weight {
+                Weight::Bad => self.bad = event(),
+                Weight::Notice => self.notice = event(),
+                Weight::Good | Weight::Plain => {}
+            }
+            latest_ms = at_unix_ms;
+        }
+        let since_ms = latest_ms.max(super::status::unix_ms()).saturating_sub(EVENTS_WITHIN_MS);
+        let within = |event: &&WorstEvent| event.at_unix_ms >= since_ms;
+        self.bad.as_ref().filter(within).or(self.notice.as_ref().filter(within)).cloned()
+    }
+}
+
+/// This instance at `now_ns`, for its peers.
+pub(super) fn take(
+    admin: &Admin,
+    worst: &mut WorstSoFar,
+    sample: &Sample,
+    samples: &Samples,
+    now_ns: u64,
+) -> InstanceSummary {
+    let (table, config) = (&admin.table, admin.config.load());
+    let uptime_ms = now_ns.saturating_sub(admin.started_at_ns()) / 1_000_000;
+    let flows: u64 = table.registry.frontends().iter().map(|it| u64::from(it.active.load(Relaxed))).sum();
+    let flows_offloaded = table.offload.without_sockets() as u64;
+    let rate = samples.rate(sample, |sample| Some(sample.totals));
+    let mut backends = table.registry.backends();
+    backends.retain(|it| !it.is_former() && !matches!(it.health().cause, Cause::Removed | Cause::Readdressed));
+    let place = |it: &Arc<BackendEntry>| config.frontends.iter().position(|frontend| frontend.name == it.frontend.name);
+    // Stable: those of one frontend keep their order.
+    backends.sort_by_key(|it| place(it).unwrap_or(usize::MAX));
+    let of_backend = |entry: &Arc<BackendEntry>| {
+        let health = entry.health();
+        let in_state_ms = now_ns.saturating_sub(health.since_ns) / 1_000_000;
+        let why = if health.health_state == HealthState::Ready { String::new() } else { health.cause.to_string() };
+        BackendSummary {
+            frontend: entry.frontend.name.to_string(),
+            name: entry.label().into_owned(),
+            health_state: (health.cause != Cause::NotProbed).then_some(health.health_state),
+            for_ms: if health.since_ns == 0 { uptime_ms } else { in_state_ms.min(uptime_ms) },
+            why,
+        }
+    };
+    let offload = match table.offload.view().why_not {
+        Some(_) => OffloadBrief::Off,
+        None if table.offload.is_stopped() => OffloadBrief::Stopped,
+        None => OffloadBrief::On,
+    };
+    let summary = InstanceSummary {
+        phase: admin.phase.phase().label().to_owned(),
+        uptime_ms,
+        not_live: admin.not_live(now_ns),
+        not_ready: admin.not_ready(),
+        flows_proxied: flows.saturating_sub(flows_offloaded),
+        flows_offloaded,
+        new_flows_per_10_s: (rate.flows_per_s * RATE_S).round() as u64,
+        offload,
+        silent_nodes: table.nodes.silent().map(|silent| silent.len() as u64),
+        reload_refused: matches!(admin.control.config_state().last_reload, LastReload::Refused { .. }),
+        worst_event: worst.look(&table.journal),
+        backends: backends.iter().map(of_backend).collect(),
+        backends_left_out: 0,
+    };
+    summary.cut()
+}
+
+/// The disagreements between this instance and the peers that it hears, which have lasted longer than it takes each
+/// instance to see what another has seen.
+pub(super) fn lasting(report: &PeersReport, config: &Config) -> Vec<Disagreement> {
+    let own = report.name.as_ref().zip(report.own.as_deref()).map(|(name, summary)| (name, summary, 0));
+    let peers = report.peers.iter().filter_map(|it| Some((&it.name, it.summary.as_ref()?)));
+    let peers = peers.filter(|(_, it)| it.is_present).map(|(name, it)| (name, &*it.summary, it.age_ms));
+    let of: Vec<(&InstanceName, &InstanceSummary, u64)> = own.into_iter().chain(peers).collect();
+    let mut all = disagreements(&of);
+    all.retain(|it| it.for_ms >= settled_after(config, &it.frontend).as_millis() as u64);
+    all
+}
+
+/// 6 s with the default probes.
+fn settled_after(config: &Config, frontend: &str) -> Duration {
+    let health = config.frontends.iter().find(|it| &*it.name == frontend).map(|it| &it.health);
+    let change_of_mind = |it: &config::Health| it.interval * it.rise.max(it.fall);
+    health.map_or(Duration::from_secs(2), change_of_mind) * CHANGES_OF_MIND
+}

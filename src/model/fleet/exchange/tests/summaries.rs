@@ -1,0 +1,87 @@
+//! What instances say of themselves to each other.
+
+use super::*;
+use crate::model::fleet::summary::tests::{backend, largest};
+use crate::model::health::HealthState;
+
+/// What instance `at` says of itself.
+fn sets_summary(fleet: &mut Fleet, at: usize, flows_proxied: u64) {
+    let backends = vec![backend("cp-1", HealthState::Ready, 5_000)];
+    let summary =
+        InstanceSummary { phase: "serving".to_owned(), flows_proxied, backends, ..InstanceSummary::default() };
+    let now_ns = fleet.now_ns;
+    fleet.instances[at].set_summary(summary.into(), now_ns);
+}
+
+#[test]
+fn peers_know_each_others_summaries_where_both_releases_have_them() {
+    let mut fleet = Fleet::linked(&["a", "b", "c"]);
+    sets_summary(&mut fleet, 0, 7);
+    // The link to c has version 1.
+    for (at, peer) in [(0, "b"), (1, "a")] {
+        let now_ns = fleet.now_ns;
+        fleet.instances[at].tell_summaries(&name(peer), now_ns);
+    }
+    sets_summary(&mut fleet, 1, 8);
+    sets_summary(&mut fleet, 2, 9);
+    fleet.talk();
+    assert_eq!(fleet.view(1, "a").summary.unwrap().summary.flows_proxied, 7, "told as soon as the link is up");
+    assert_eq!(fleet.view(0, "b").summary.unwrap().summary.flows_proxied, 8);
+    for (at, of) in [(0, "c"), (1, "c"), (2, "a"), (2, "b")] {
+        let view = fleet.view(at, of);
+        assert_eq!((view.summary, view.liveness, view.synced), (None, Liveness::Alive, true));
+    }
+}
+
+#[test]
+fn the_last_summary_of_a_lost_peer_stays_with_its_age_and_goes_with_its_next_process() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    let now_ns = fleet.now_ns;
+    fleet.instances[1].tell_summaries(&name("a"), now_ns);
+    sets_summary(&mut fleet, 1, 8);
+    fleet.talk();
+    let said = fleet.view(0, "b").summary.unwrap();
+    assert_eq!((said.age_ms, said.is_present), (0, true));
+    fleet.instances[0].handle_loss(&name("b"), "it is gone", now_ns);
+    fleet.pass(2_000);
+    let said = fleet.view(0, "b").summary.unwrap();
+    assert_eq!((said.age_ms, said.is_present, said.summary.flows_proxied), (2_000, false, 8));
+    // Its host begins anew, and this process has said nothing yet.
+    fleet.instances[1].begin_again(Epoch(2));
+    fleet.link(0, 1);
+    fleet.talk();
+    assert_eq!((fleet.view(0, "b").summary, fleet.view(0, "b").liveness), (None, Liveness::Alive));
+}
+
+#[test]
+fn a_peer_that_lives_and_has_said_nothing_for_long_is_not_of_the_present() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    let now_ns = fleet.now_ns;
+    fleet.instances[1].tell_summaries(&name("a"), now_ns);
+    sets_summary(&mut fleet, 1, 8);
+    fleet.talk();
+    let mut wait = |ms: u64| {
+        for _ in 0..ms / 50 {
+            fleet.pass(50);
+            fleet.talk();
+        }
+        let view = fleet.view(0, "b");
+        (view.liveness, view.summary.unwrap().is_present)
+    };
+    assert_eq!(wait(14_900), (Liveness::Alive, true));
+    assert_eq!(wait(100), (Liveness::Alive, false));
+}
+
+#[test]
+fn a_summary_beyond_the_limits_ends_the_link_and_is_not_kept() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    let now_ns = fleet.now_ns;
+    let mut hostile = largest();
+    hostile.backends.push(backend("one more", HealthState::Ready, 0));
+    fleet.instances[0].handle_message(&name("b"), Message::Summary(Box::new(largest())), now_ns);
+    assert_eq!(fleet.instances[0].poll_drop(), None);
+    fleet.instances[0].handle_message(&name("b"), Message::Summary(Box::new(hostile)), now_ns);
+    let (peer, why) = fleet.instances[0].poll_drop().expect("a violation");
+    assert_eq!((&*peer.0, &*why), ("b", "one of its messages is longer than allowed"));
+    assert_eq!(*fleet.view(0, "b").summary.unwrap().summary, largest());
+}

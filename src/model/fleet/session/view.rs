@@ -1,0 +1,45 @@
+//! A peer as people see it.
+
+use std::sync::Arc;
+
+use super::{Link, Mirror, Session, Telling};
+use crate::model::fleet::summary::{InstanceSummary, OLD_MS};
+use crate::model::fleet::{Liveness, MemberView, PeerSummary};
+
+impl Session {
+    pub(in crate::model::fleet) fn view(&self, mirror: &Mirror, now_ns: u64) -> MemberView {
+        let (behind, since_ns) = match &self.link {
+            None => (0, None),
+            Some(Link { telling: Telling::Following, acked: Some(acked), .. }) => {
+                (mirror.end().saturating_sub(*acked) as usize, mirror.made_at_ns(*acked))
+            }
+            // Nothing counts before it has the whole snapshot.
+            Some(_) => (mirror.len(), None),
+        };
+        MemberView {
+            name: self.name.clone(),
+            address: self.address,
+            liveness: self.liveness,
+            epoch: self.epoch,
+            slot: self.slot,
+            version: self.version.clone(),
+            synced: self.synced,
+            told: matches!(&self.link, Some(Link { telling: Telling::Following, acked: Some(_), .. })),
+            flows: self.flows.len(),
+            offloaded: self.offloaded,
+            behind,
+            lag_ms: since_ns.map_or(0, |since| now_ns.saturating_sub(since) / 1_000_000),
+            resyncs: self.resyncs,
+            round_trip_us: self.round_trip_us,
+            vips: self.vips.clone(),
+            summary: self.summary.as_ref().map(|summary| self.summary_view(summary, now_ns)),
+            why_not: self.why_not.clone(),
+        }
+    }
+
+    fn summary_view(&self, (at_ns, summary): &(u64, Arc<InstanceSummary>), now_ns: u64) -> PeerSummary {
+        let age_ms = now_ns.saturating_sub(*at_ns) / 1_000_000;
+        let is_present = self.liveness == Liveness::Alive && age_ms < OLD_MS;
+        PeerSummary { age_ms, is_present, summary: summary.clone() }
+    }
+}

@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use baton::model::fleet::{BeatKey, Epoch, Exchange, Hello, InstanceName, Member, Message, Own, Remote};
+use baton::model::fleet::{BeatKey, Epoch, Exchange, Hello, InstanceName, InstanceSummary, Member, Message, Own, Remote};
 use baton::fleet::link::wire::{self, Version, Versions};
 use libfuzzer_sys::fuzz_target;
 
@@ -29,12 +29,14 @@ fuzz_target!(|bytes: &[u8]| {
     exchange.set_whole();
     let hello = Hello { name: peer.clone(), epoch: Epoch(1), slot: 1, version: String::new() };
     exchange.handle_link(&hello, 1).expect("a peer");
+    exchange.tell_summaries(&peer, 1);
+    exchange.set_summary(InstanceSummary::default().into(), 1);
     let (mut rest, mut now_ns, mut flows) = (bytes, 1, HashSet::new());
     while let Some((length, behind)) = rest.split_first_chunk() {
         let length = usize::from(u16::from_be_bytes(*length)).min(behind.len());
         let (frame, next) = behind.split_at(length);
         (rest, now_ns) = (next, now_ns + STEP_NS);
-        let Ok(message) = wire::decode(frame, Version::One) else { continue };
+        let Ok(message) = wire::decode(frame, Version::Two) else { continue };
         reads_back(&message);
         exchange.handle_message(&peer, message, now_ns);
         exchange.handle_time(now_ns);
@@ -48,7 +50,9 @@ fuzz_target!(|bytes: &[u8]| {
                 _ => {}
             }
         }
-        assert_eq!(exchange.members(now_ns)[0].flows, flows.len());
+        let view = &exchange.members(now_ns)[0];
+        assert_eq!(view.flows, flows.len());
+        view.summary.iter().for_each(|said| is_bounded(&said.summary));
         while let Some(query) = exchange.poll_query() {
             exchange.handle_known(&query, false);
         }
@@ -59,9 +63,19 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
+/// What is kept of a peer's words is short, and no terminal obeys it.
+fn is_bounded(summary: &InstanceSummary) {
+    assert!(summary.backends.len() <= 64 && summary.not_live.len() <= 4 && summary.not_ready.len() <= 4);
+    let text = format!("{summary:?}");
+    assert!(text.len() <= 128 * 1024, "{} bytes", text.len());
+    let texts = summary.backends.iter().flat_map(|it| [&it.frontend, &it.name, &it.why]).chain(&summary.not_ready);
+    let mut texts = texts.chain(&summary.not_live).chain(summary.worst_event.iter().map(|it| &it.sentence));
+    assert!(texts.all(|text| !text.contains(|letter: char| letter.is_control() && letter != '\t')), "{text}");
+}
+
 /// What can be read can be written, and reads back the same.
 fn reads_back(message: &Message) {
-    if let Ok(bytes) = wire::encode(message, Version::One) {
-        assert_eq!(wire::decode(&bytes, Version::One).as_ref(), Ok(message));
+    if let Ok(bytes) = wire::encode(message, Version::Two) {
+        assert_eq!(wire::decode(&bytes, Version::Two).as_ref(), Ok(message));
     }
 }

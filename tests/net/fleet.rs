@@ -9,6 +9,7 @@ mod kubeadm;
 mod link;
 mod newborn;
 mod others;
+mod page;
 mod parted;
 mod path_mtu;
 mod ports_again;

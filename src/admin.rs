@@ -17,6 +17,7 @@ pub mod doors;
 pub mod evacuate;
 pub(crate) mod flow_log;
 mod flow_names;
+pub(crate) mod history;
 pub mod http;
 pub(crate) mod nodes;
 pub(crate) mod page;
@@ -49,6 +50,7 @@ use crate::table::{Part, Table};
 use census::Census;
 use collect::CollectorParts;
 use control::Control;
+use history::PageHistory;
 use rates::{Sample, Samples};
 use status::Status;
 use summary::WorstSoFar;
@@ -74,6 +76,7 @@ pub struct Admin {
     started_at_ns: u64,
     census: Arc<Census>,
     samples: Mutex<Samples>,
+    history: Mutex<PageHistory>,
     /// Locked during a search.
     searching: Mutex<()>,
 }
@@ -103,8 +106,20 @@ impl Admin {
             nodes: table.part(),
         };
         collect::register(&metrics, parts, config.clone(), census.clone());
-        let searching = Mutex::default();
-        Arc::new(Self { table, ports, config, metrics, control, phase, started_at_ns, census, samples, searching })
+        let (history, searching) = (Mutex::default(), Mutex::default());
+        Arc::new(Self {
+            table,
+            ports,
+            config,
+            metrics,
+            control,
+            phase,
+            started_at_ns,
+            census,
+            samples,
+            history,
+            searching,
+        })
     }
 
     /// Gathers the status on a blocking thread, where a walk over the table delays nothing.
@@ -129,8 +144,8 @@ impl Admin {
         reasons
     }
 
-    /// Samples the counters once a second, as long as it is polled: the source of all rates, and of what the peers are
-    /// told of this instance.
+    /// Samples the counters once a second, as long as it is polled: the source of all rates and charts, and of what the
+    /// peers are told of this instance.
     pub(crate) async fn sample_rates(self: Arc<Self>) {
         let mut ticks = tokio::time::interval(Duration::from_secs(1));
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -144,6 +159,7 @@ impl Admin {
                 self.ports.fleet.show_summary(summary::take(&self, &mut worst, &sample, &samples, now_ns));
             }
             self.samples().push(sample);
+            self.history().sample(&self.table.registry, now_ns);
         }
     }
 
@@ -168,6 +184,10 @@ impl Admin {
     /// Waits until no other search is under way.
     fn searching(&self) -> MutexGuard<'_, ()> {
         self.searching.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn history(&self) -> MutexGuard<'_, PageHistory> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn samples(&self) -> MutexGuard<'_, Samples> {

@@ -1,6 +1,7 @@
 //! Pure logic: no socket, no runtime, no clock, no randomness. Time and seeds are arguments, so every rule here
 //! can be tested at any instant.
 
+pub(crate) mod axis;
 pub mod balance;
 pub(crate) mod breaker;
 pub(crate) mod budget;

@@ -13,6 +13,7 @@
 //!   the VIP's holder ◀───▶ vip ◀─────▶ the peer link
 //!   workers ─────────▶ strangers ────▶ health
 //!   the journal ─────▶ unrecorded ───▶ the recorder
+//!   the journal ─────▶ news ─────────▶ the pages that are open
 //! ```
 //! Those below the VIP's and `suspicion` belong to a backend, the registry or the journal: the table has them beside its
 //! entries. `AllPorts` has the others.
@@ -22,6 +23,7 @@
 pub mod ended;
 pub(crate) mod fleet;
 pub(crate) mod late_resets;
+pub(crate) mod news;
 pub mod offload;
 pub mod orders;
 pub(crate) mod reachability;

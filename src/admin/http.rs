@@ -1,6 +1,7 @@
-//! The read-only HTTP servers: one with the page, `/status.json`, `/metrics`, `/livez` and `/readyz`, one with the last three alone.
+//! The read-only HTTP servers: one with the page, `/live`, `/status.json`, `/metrics`, `/livez` and `/readyz`, one with the last three alone.
 
 mod host;
+mod live;
 
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
@@ -18,14 +19,16 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::page::PageView;
 use super::search::{self, PageLists, PageSearch};
-use super::status::Status;
 use super::{Admin, page};
 use crate::metrics::Exposition;
 use crate::sys::clock::now_ns;
 use host::Hosts;
+use live::{LiveHub, PageBody};
 
 /// The pages that a server has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +41,7 @@ pub enum HttpPages {
 impl HttpPages {
     fn paths(self) -> &'static [&'static str] {
         match self {
-            Self::All => &["/", "/status.json", "/metrics", "/livez", "/readyz"],
+            Self::All => &["/", "/live", "/status.json", "/metrics", "/livez", "/readyz"],
             Self::Metrics => &["/metrics", "/livez", "/readyz"],
         }
     }
@@ -57,6 +60,9 @@ pub struct HttpLimits {
     pub head: Duration,
     /// Time for a whole connection. It then ends even if the client does not read; clients may connect again at once.
     pub connection: Duration,
+    /// Streams of server-sent events, and those of one source: each costs its reader's lists.
+    pub streams: usize,
+    pub streams_of_source: usize,
 }
 
 impl Default for HttpLimits {
@@ -68,6 +74,8 @@ impl Default for HttpLimits {
             extra_head: Duration::from_millis(500),
             head: Duration::from_secs(5),
             connection: Duration::from_secs(60),
+            streams: 16,
+            streams_of_source: 8,
         }
     }
 }
@@ -79,20 +87,34 @@ pub fn open(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(listener)
 }
 
-/// Serves `listener` as long as it is polled; accepted connections complete.
+/// Serves `listener` as long as it is polled. Accepted connections complete; the streams among them end.
 pub async fn serve(admin: Arc<Admin>, listener: TcpListener, pages: HttpPages, limits: HttpLimits) {
+    let live = LiveHub::new(&limits);
+    let _ended = live.end_with_this();
+    tokio::select! {
+        () = live.run(&admin) => {}
+        () = accept(&admin, &live, listener, pages, limits) => {}
+    }
+}
+
+async fn accept(admin: &Arc<Admin>, live: &Arc<LiveHub>, listener: TcpListener, pages: HttpPages, limits: HttpLimits) {
     let room = Arc::new(Semaphore::new(limits.connections));
     let sources = DoorSources::default();
     let mut extra = VecDeque::new();
     loop {
         match listener.accept().await {
             Ok((stream, from)) => {
-                let admin = admin.clone();
+                let (admin, live) = (admin.clone(), live.clone());
                 let place =
                     sources.enter(from.ip(), limits.connections_of_source).zip(room.clone().try_acquire_owned().ok());
                 let limits = match place {
                     Some(_) => limits,
-                    None => HttpLimits { head: limits.extra_head, connection: limits.extra_head, ..limits },
+                    None => HttpLimits {
+                        head: limits.extra_head,
+                        connection: limits.extra_head,
+                        streams_of_source: 0,
+                        ..limits
+                    },
                 };
                 let is_extra = place.is_none();
                 let cut_off = CancellationToken::new();
@@ -104,8 +126,9 @@ pub async fn serve(admin: Arc<Admin>, listener: TcpListener, pages: HttpPages, l
                 {
                     oldest.cancel();
                 }
+                let visit = Visit { live, from: from.ip(), limits, begun: Instant::now(), cut_off: cut_off.clone() };
                 tokio::spawn(async move {
-                    cut_off.run_until_cancelled(serve_connection(admin, pages, stream, limits)).await;
+                    cut_off.run_until_cancelled(serve_connection(admin, pages, stream, visit)).await;
                     drop(place);
                 });
             }
@@ -115,6 +138,17 @@ pub async fn serve(admin: Arc<Admin>, listener: TcpListener, pages: HttpPages, l
             }
         }
     }
+}
+
+/// What an answer may depend on beside its request.
+#[derive(Clone, Debug)]
+struct Visit {
+    live: Arc<LiveHub>,
+    from: IpAddr,
+    limits: HttpLimits,
+    begun: Instant,
+    /// Ends the connection at once.
+    cut_off: CancellationToken,
 }
 
 /// Number of connections per source.
@@ -149,10 +183,11 @@ impl Drop for DoorPermit {
     }
 }
 
-async fn serve_connection(admin: Arc<Admin>, pages: HttpPages, stream: TcpStream, limits: HttpLimits) {
+async fn serve_connection(admin: Arc<Admin>, pages: HttpPages, stream: TcpStream, visit: Visit) {
+    let limits = visit.limits;
     let service = service_fn(move |request| {
-        let admin = admin.clone();
-        async move { Ok::<_, Infallible>(respond(&admin, pages, &request).await) }
+        let (admin, visit) = (admin.clone(), visit.clone());
+        async move { Ok::<_, Infallible>(respond(&admin, pages, &visit, &request).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -172,7 +207,12 @@ async fn serve_connection(admin: Arc<Admin>, pages: HttpPages, stream: TcpStream
     }
 }
 
-async fn respond(admin: &Arc<Admin>, pages: HttpPages, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+async fn respond(
+    admin: &Arc<Admin>,
+    pages: HttpPages,
+    visit: &Visit,
+    request: &Request<Incoming>,
+) -> Response<PageBody> {
     let path = request.uri().path();
     if !pages.paths().contains(&path) {
         let there = pages.paths().join(", ");
@@ -184,7 +224,7 @@ async fn respond(admin: &Arc<Admin>, pages: HttpPages, request: &Request<Incomin
         response.headers_mut().insert(ALLOW, "GET, HEAD".parse().expect("it is ASCII"));
         return response;
     }
-    if matches!(path, "/" | "/status.json")
+    if matches!(path, "/" | "/live" | "/status.json")
         && let Err(refused) = Hosts::of(&admin.config.load()).check(request)
     {
         return text(StatusCode::MISDIRECTED_REQUEST, format!("{refused}\n"));
@@ -193,6 +233,7 @@ async fn respond(admin: &Arc<Admin>, pages: HttpPages, request: &Request<Incomin
         "/livez" => verdict(&admin.not_live(now_ns())),
         "/readyz" => verdict(&admin.not_ready()),
         "/metrics" => metrics(admin, request).await,
+        "/live" => live::respond(admin, visit, request),
         "/status.json" => match serde_json::to_vec_pretty(&admin.status().await) {
             Ok(json) => answer(StatusCode::OK, "application/json", json),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
@@ -201,9 +242,9 @@ async fn respond(admin: &Arc<Admin>, pages: HttpPages, request: &Request<Incomin
             let search = PageSearch::of_query(request.uri().query().unwrap_or(""));
             let page = admin.aside(move |admin| {
                 let begun_ns = now_ns();
-                let (status, lists) = (Status::gather(admin, begun_ns), PageLists::find(admin, search));
+                let (view, lists) = (PageView::gather(admin, begun_ns), PageLists::find(admin, search));
                 let again = search::pause(Duration::from_nanos(now_ns() - begun_ns));
-                page::render(&status, &lists, again)
+                page::render(&view, &lists, again)
             });
             let mut response = answer(StatusCode::OK, "text/html; charset=utf-8", page.await);
             let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
@@ -214,14 +255,14 @@ async fn respond(admin: &Arc<Admin>, pages: HttpPages, request: &Request<Incomin
     }
 }
 
-fn verdict(reasons: &[String]) -> Response<Full<Bytes>> {
+fn verdict(reasons: &[String]) -> Response<PageBody> {
     match reasons {
         [] => text(StatusCode::OK, "ok\n"),
         reasons => text(StatusCode::SERVICE_UNAVAILABLE, reasons.join("\n") + "\n"),
     }
 }
 
-async fn metrics(admin: &Arc<Admin>, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+async fn metrics(admin: &Arc<Admin>, request: &Request<Incoming>) -> Response<PageBody> {
     let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let exposition = Exposition::for_accept(accept);
     match admin.aside(move |admin| admin.metrics.encode(exposition)).await {
@@ -230,12 +271,12 @@ async fn metrics(admin: &Arc<Admin>, request: &Request<Incoming>) -> Response<Fu
     }
 }
 
-fn text(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
+fn text(status: StatusCode, text: impl Into<Bytes>) -> Response<PageBody> {
     answer(status, "text/plain; charset=utf-8", text)
 }
 
-fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
+fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response<PageBody> {
+    let mut response = Response::new(PageBody::Whole(Full::new(body.into())));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     for (name, value) in

@@ -1,12 +1,15 @@
-//! The status page, rendered entirely on the server, so that it works without scripts. The script only fetches it
-//! again, replaces the changing parts (class `live`), and shows when the instance does not answer.
+//! The status page, rendered entirely on the server, so that it works without scripts. The script only gets the
+//! changing parts (class `live`) anew, by server-sent events, and shows when the instance does not answer.
 
+mod charts;
 mod fleet;
 mod lists;
+mod timeline;
 
 use std::fmt::{self, Display, Write};
 use std::time::Duration;
 
+use super::Admin;
 use super::control::LastReload;
 use super::search::PageLists;
 use super::status::{BackendStatus, FrontendStatus, Instance, PeersReport, Status, WorkerCondition};
@@ -18,27 +21,74 @@ use crate::table::backend::Service;
 use crate::table::fleet::MemberView;
 use crate::table::flows::FlowState;
 use crate::table::journal::Event;
+use charts::TimeAxis;
+pub(crate) use lists::parts as parts_of_lists;
 
-/// The whole page, to be rendered anew after `again`.
-pub(crate) fn render(status: &Status, lists: &PageLists, again: Duration) -> String {
-    let mut page = String::with_capacity(64 * 1024);
-    let shortfall = words::shortfall(status);
-    let silence = words::silence(&status.nodes);
-    let dispute = words::dispute(&status.fleet);
-    let notice = dispute.as_ref().or(silence.as_ref());
-    let (weight, word) = match (words::instance(&status.instance), &shortfall, notice) {
-        ((Weight::Bad, word), ..) => (Weight::Bad, word),
-        (_, Some((weight, what)), _) => (*weight, what.as_str()),
-        ((Weight::Good, _), None, Some((what, _))) => (Weight::Notice, what.as_str()),
-        (well, None, _) => well,
-    };
-    // In a row of browser tabs only these two are visible.
-    let title = match weight {
-        Weight::Good => format!("Baton on {}", status.instance.host),
-        _ => format!("{word}: Baton on {}", status.instance.host),
-    };
-    let title = Escaped(title);
-    let icon = icon(weight);
+/// What the page shows to all readers alike.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PageView {
+    pub title: String,
+    /// A URL.
+    pub icon: String,
+    now: String,
+    charts: String,
+    past: String,
+    foot: String,
+}
+
+impl PageView {
+    /// It may walk the table: call it on a blocking thread.
+    pub(crate) fn gather(admin: &Admin, now_ns: u64) -> Self {
+        let status = Status::gather(admin, now_ns);
+        let shortfall = words::shortfall(&status);
+        let silence = words::silence(&status.nodes);
+        let dispute = words::dispute(&status.fleet);
+        let notice = dispute.as_ref().or(silence.as_ref());
+        let (weight, word) = match (words::instance(&status.instance), &shortfall, notice) {
+            ((Weight::Bad, word), ..) => (Weight::Bad, word),
+            (_, Some((weight, what)), _) => (*weight, what.as_str()),
+            ((Weight::Good, _), None, Some((what, _))) => (Weight::Notice, what.as_str()),
+            (well, None, _) => well,
+        };
+        // In a row of browser tabs only these two are visible.
+        let title = match weight {
+            Weight::Good => format!("Baton on {}", status.instance.host),
+            _ => format!("{word}: Baton on {}", status.instance.host),
+        };
+        let mut view = Self { title, icon: icon(weight), ..Self::default() };
+        let notices = [&dispute, &silence].into_iter().flatten().map(|(_, sentence)| sentence.as_str());
+        let notices: Vec<_> = notices.collect();
+        view.now.push_str("<div class=\"live\" id=\"now\">\n");
+        header(&mut view.now, &status, shortfall.as_ref(), &notices);
+        troubles(&mut view.now, &status);
+        figures(&mut view.now, &status);
+        fleet::render(&mut view.now, &status);
+        status.frontends.iter().for_each(|it| frontend(&mut view.now, it));
+        peers(&mut view.now, &status.fleet);
+        view.now.push_str("</div>\n");
+        let history = admin.history();
+        let axis = TimeAxis::new(&history, now_ns, status.at_unix_ms);
+        let lately = admin.table.journal.since_time(axis.from_unix_ms);
+        charts::render(&mut view.charts, &status, &history, axis, &lately);
+        drop(history);
+        view.past.push_str("<div class=\"live\" id=\"past\">\n<div class=\"two\">\n");
+        events(&mut view.past, &status.events, axis.from_unix_ms);
+        ended(&mut view.past, &status);
+        view.past.push_str("</div>\n</div>\n");
+        footer(&mut view.foot, &status);
+        view
+    }
+
+    /// The parts that change: the id of each element, and the element.
+    pub(crate) fn parts(&self) -> [(&'static str, &str); 4] {
+        [("now", &self.now), ("charts", &self.charts), ("past", &self.past), ("foot", &self.foot)]
+    }
+}
+
+/// The whole page. A reader without server-sent events asks for it anew after `again`.
+pub(crate) fn render(view: &PageView, lists: &PageLists, again: Duration) -> String {
+    let mut page = String::with_capacity(128 * 1024);
+    let (title, icon, build) = (Escaped(&view.title), &view.icon, build());
     page.push_str("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
     page.push_str("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
     page.push_str("<meta name=\"color-scheme\" content=\"light dark\">\n");
@@ -46,26 +96,21 @@ pub(crate) fn render(status: &Status, lists: &PageLists, again: Duration) -> Str
     write(&mut page, format_args!("<noscript><meta http-equiv=\"refresh\" content=\"{again_s}\"></noscript>\n"));
     write(&mut page, format_args!("<title>{title}</title>\n<link rel=\"icon\" href=\"{icon}\">\n"));
     write(&mut page, format_args!("<style>\n{STYLE}</style>\n</head>\n<body>\n"));
-    page.push_str("<p id=\"lost\" role=\"alert\" hidden></p>\n<main>\n");
+    page.push_str("<p id=\"lost\" role=\"alert\" hidden></p>\n");
     let again_ms = again.as_millis();
-    write(&mut page, format_args!("<div class=\"live\" id=\"now\" data-again=\"{again_ms}\">\n"));
-    let notices: Vec<_> = [&dispute, &silence].into_iter().flatten().map(|(_, sentence)| sentence.as_str()).collect();
-    header(&mut page, status, shortfall.as_ref(), &notices);
-    troubles(&mut page, status);
-    figures(&mut page, status);
-    fleet::render(&mut page, status);
-    status.frontends.iter().for_each(|it| frontend(&mut page, it));
-    peers(&mut page, &status.fleet);
-    page.push_str("</div>\n");
+    write(&mut page, format_args!("<main data-again=\"{again_ms}\" data-build=\"{build}\">\n"));
+    [&view.now, &view.charts, &view.past].into_iter().for_each(|part| page.push_str(part));
     lists::render(&mut page, lists);
-    page.push_str("<div class=\"live\" id=\"past\">\n<div class=\"two\">\n");
-    events(&mut page, &status.events);
-    ended(&mut page, status);
-    page.push_str("</div>\n");
-    footer(&mut page, status);
-    page.push_str("</div>\n");
+    page.push_str(&view.foot);
     write(&mut page, format_args!("</main>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n"));
     page
+}
+
+/// Differs between two versions of the page itself: a page that is open loads itself anew.
+pub(crate) fn build() -> String {
+    let mut sum = crc32fast::Hasher::new();
+    [env!("CARGO_PKG_VERSION"), STYLE, SCRIPT].iter().for_each(|part| sum.update(part.as_bytes()));
+    format!("{:08x}", sum.finalize())
 }
 
 /// Two facts: whether this host should have the VIP, and whether clients are served. And what else is not well.
@@ -271,18 +316,22 @@ fn peer(page: &mut String, it: &MemberView) {
     );
 }
 
-fn events(page: &mut String, events: &[Event]) {
-    page.push_str("<section><h2>Last events, UTC</h2>\n");
+/// All since `from_unix_ms`, to which the marks of the time line lead, and at least some.
+fn events(page: &mut String, events: &[Event], from_unix_ms: u64) {
+    page.push_str("<section id=\"events\"><h2>Last events, UTC</h2>\n");
     if events.is_empty() {
         page.push_str("<p class=\"none\">None yet.</p>");
     }
     page.push_str("<ol class=\"events\">\n");
-    for event in events.iter().rev().take(EVENTS) {
+    let shown =
+        events.iter().rev().enumerate().take_while(|(number, it)| *number < EVENTS || it.at_unix_ms >= from_unix_ms);
+    for (_, event) in shown {
         let (date, time) = date_and_time(event.at_unix_ms);
         write(
             page,
             format_args!(
-                "<li class=\"{}\"><time datetime=\"{date}T{time}Z\" title=\"{date} {time} UTC\">{time}</time> {}</li>\n",
+                "<li id=\"event-{}\" class=\"{}\"><time datetime=\"{date}T{time}Z\" title=\"{date} {time} UTC\">{time}</time> {}</li>\n",
+                event.number,
                 tone(event.what.weight()),
                 Escaped(event.what.sentence()),
             ),
@@ -330,7 +379,7 @@ fn footer(page: &mut String, status: &Status) {
     write(
         page,
         format_args!(
-            "<footer><span>{date} {time} UTC · rates over 10 s · <span class=\"mono\">{}</span>, {reload}</span>\
+            "<footer class=\"live\" id=\"foot\"><span>{date} {time} UTC · rates over 10 s · <span class=\"mono\">{}</span>, {reload}</span>\
              <nav><a href=\"/status.json\">status.json</a><a href=\"/metrics\">metrics</a>\
              <a href=\"/livez\">livez</a><a href=\"/readyz\">readyz</a></nav></footer>\n",
             Escaped(config.path.display()),

@@ -165,6 +165,11 @@ impl PageLists {
         lists
     }
 
+    /// Whether a source lists nodes.
+    pub(crate) fn has_nodes(&self) -> bool {
+        self.nodes.source.is_some()
+    }
+
     fn find_flows(&mut self, admin: &Admin) {
         // Several readers use one core together.
         let _alone = admin.searching();

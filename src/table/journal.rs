@@ -17,6 +17,7 @@ use crate::model::fleet::Liveness;
 use crate::model::health::{Cause, HealthState};
 use crate::model::ids::FlowId;
 use crate::model::nodes::SilenceKind;
+use crate::ports::news::News;
 use crate::ports::unrecorded::Unrecorded;
 
 /// Limit for each kind of event: ended flows are too many to share a ring with the others.
@@ -387,6 +388,8 @@ pub struct Journal {
     rings: Mutex<Rings>,
     /// For the recorder.
     pub(crate) unrecorded: Unrecorded<Event>,
+    /// Changes with each event but the ends of flows.
+    pub(crate) news: News,
 }
 
 #[derive(Debug, Default)]
@@ -414,6 +417,16 @@ impl Journal {
             ring.pop_front();
         }
         ring.push_back(event);
+        drop(rings);
+        if is_urgent {
+            self.news.announce();
+        }
+    }
+
+    /// The events since then, oldest first, ended flows left out.
+    pub(crate) fn since_time(&self, since_unix_ms: u64) -> Vec<Event> {
+        let rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        rings.other.iter().filter(|event| event.at_unix_ms >= since_unix_ms).cloned().collect()
     }
 
     /// The last events with a number of at least `since`, oldest first; ended flows only if requested.

@@ -4,6 +4,7 @@
 mod cli;
 mod fake;
 mod http;
+mod live;
 mod metrics;
 mod page;
 mod socket;

@@ -47,6 +47,7 @@ const FILE_LINES_MAX: usize = 600;
 /// Places that may spawn work that is not essential: the file, the text after `spawn(`, and the reason.
 const INESSENTIAL: &[(&str, &str, &str)] = &[
     ("admin/http.rs", "async move { cut_off", "a conversation"),
+    ("admin/http/live.rs", "async move { let served", "a conversation"),
     ("admin/session.rs", "async move {", "a conversation"),
     ("app/upgrade.rs", "attend)", "sees to another process"),
     ("health/probe.rs", "async move { manner.attempt", "an attempt, which its probe sees fail"),

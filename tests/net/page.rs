@@ -81,7 +81,128 @@ fn the_page_names_the_nodes_of_flows_finds_them_and_says_which_is_silent() {
     assert!(page.value("document.title").as_str().is_some_and(|it| it.starts_with("Baton on ")));
 }
 
+/// The drawn lines and areas that are not where a reader sees them.
+const UNSEEN: &str = r#"[...document.querySelectorAll(".plot .line, .plot .area")].filter((it) => {
+    it.scrollIntoView({ block: "center" });
+    const [drawn, plot] = [it, it.closest(".plot")].map((it) => it.getBoundingClientRect());
+    const style = getComputedStyle(it);
+    const isPainted = (style.fill !== "none" || style.stroke !== "none") && style.visibility === "visible";
+    const isWithin = drawn.left >= plot.left - 1 && drawn.right <= plot.right + 1 && drawn.top >= plot.top - 1 && drawn.bottom <= plot.bottom + 1;
+    const isOnScreen = plot.left >= 0 && plot.right <= document.documentElement.clientWidth && plot.top >= 0 && plot.bottom <= innerHeight;
+    return !(drawn.width > 0 && plot.height > 60 && plot.width > 250 && isPainted && isWithin && isOnScreen);
+}).map((it) => it.outerHTML)"#;
+
+/// The colours from the top to the bottom of the bands, so many samples before the last one.
+const COLOURS: &str = r#"(() => {
+    const plot = document.getElementById("bands-0")?.querySelector(".plot");
+    if (!plot) return "";
+    plot.scrollIntoView({ block: "center" });
+    const { left, top, width, height } = plot.getBoundingClientRect();
+    const x = left + width - 1 - AGO * width / 299;
+    const seen = Array.from({ length: Math.floor(height) - 1 }, (_, down) => document.elementFromPoint(x, top + 1 + down));
+    return [...new Set(seen.filter((it) => it?.matches(".area")).map((it) => it.classList[1]))].sort().join(" ");
+})()"#;
+
+#[test]
+fn the_charts_are_on_a_wide_screen_and_on_a_phone() {
+    let Some(lab) = Lab::new("charts on the page") else { return };
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&lab.config());
+    let mut all: Vec<_> = (0..6).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    all.iter_mut().for_each(|conn| conn.echo(1, 1000));
+    baton.wait_health("b1", "ready", LONG);
+    let mut page = Browser::open(&lab.lb, PAGE, 1280);
+    let charts = ["chart-flows", "chart-new", "chart-ends", "chart-latency", "bands-0"];
+    for width in [1280, 390] {
+        page.resize(width);
+        eventually(LONG, "two samples are drawn", || {
+            page.value("document.querySelectorAll('#bands-0 .area').length") == 3
+        });
+        for chart in charts {
+            assert_eq!(page.sees(&format!("#{chart} .plot")).len(), 1, "{chart} at {width}");
+            assert_eq!(page.sees(&format!("#{chart} .y")).len(), 2, "{chart} at {width}");
+        }
+        assert_eq!(page.value(UNSEEN), Value::from([""; 0]), "at {width}");
+        assert!(page.sees("#charts .times i").len() >= 8, "the times of both ends at {width}");
+        assert_eq!(page.sees("#bands-0 .legend > span").len(), 3, "at {width}");
+        assert!(page.sees("#timeline .mark").len() >= 2, "at {width}");
+        assert_eq!(page.value("document.documentElement.scrollWidth - document.documentElement.clientWidth"), 0);
+    }
+    let now = page.value("document.querySelector('#chart-flows desc').textContent");
+    assert!(now.as_str().is_some_and(|it| it.starts_with("6 now, ")), "{now}");
+}
+
+#[test]
+fn an_ejected_backend_s_band_ends_and_the_time_line_says_why() {
+    let Some(lab) = Lab::new("bands on the page") else { return };
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&lab.config());
+    let mut all: Vec<_> = (0..6).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    all.iter_mut().for_each(|conn| conn.echo(1, 1000));
+    let mut page = Browser::open(&lab.lb, PAGE, 1280);
+    let colours = |page: &mut Browser, ago: u32| page.value(&COLOURS.replace("AGO", &ago.to_string()));
+    eventually(LONG, "three bands are drawn", || colours(&mut page, 0) == "c0 c1 c2");
+    assert!(page.sees("#timeline .mark.bad").is_empty());
+
+    baton.order(&["eject", "b3"]);
+    eventually(LONG, "the third band has ended", || colours(&mut page, 0) == "c0 c1");
+    assert_eq!(colours(&mut page, 3), "c0 c1 c2", "its past stays");
+    assert_eq!(page.sees("#timeline .mark.bad").len(), 1);
+    let words = page.value("document.querySelector('#timeline .mark.bad').title");
+    assert!(
+        words.as_str().is_some_and(|it| it.contains("apiserver/b3: ready → ejected: ejected by an operator")),
+        "{words}"
+    );
+    assert_eq!(page.sees("#chart-ends .legend > span").len(), 1, "the reason of the ends");
+    // A finger has no mouse to rest on the mark.
+    page.value("document.querySelector('#timeline .mark.bad').click()");
+    let found = page.sees("#events li:target");
+    assert!(
+        found.len() == 1 && found[0].ends_with("apiserver/b3: ready → ejected: ejected by an operator"),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn an_event_is_on_an_open_page_within_a_second_without_a_question() {
+    let Some(lab) = Lab::new("events on the page") else { return };
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&lab.config());
+    let mut page = Browser::open(&lab.lb, PAGE, 1280);
+    eventually(LONG, "the page is there", || page.sees("header .pill.good") == ["ready"]);
+    page.value("window.polls = 0; window.fetch = () => (polls++, Promise.reject()); null");
+    page.value(
+        "new MutationObserver(() => { if (!window.seenAt && document.getElementById('events')?.innerText.includes('drained by an operator')) \
+         window.seenAt = Date.now() }).observe(document.body, { childList: true, subtree: true })",
+    );
+    // It gets every part by now, the clock in its foot each second.
+    page.value("document.getElementById('foot').dataset.old = 1");
+    eventually(LONG, "it is shown anew", || page.value("document.getElementById('foot').dataset.old").is_null());
+
+    let watch = Stopwatch::start();
+    baton.order(&["drain", "b2"]);
+    eventually(LONG, "the page shows the event", || page.value("window.seenAt ?? null").is_number());
+    let unstalled = watch.unstalled();
+    let stalled_ms = watch.elapsed().saturating_sub(unstalled).as_millis() as u64;
+    let drained = baton.events_of("backend_changed").pop().expect("an event");
+    let took_ms = page.value("seenAt").as_u64().unwrap().saturating_sub(drained["at_unix_ms"].as_u64().unwrap());
+    println!("shown {took_ms} ms after the event");
+    assert!(took_ms < 1000 + stalled_ms, "{took_ms} ms");
+    assert_eq!(page.value("polls"), 0);
+    let paint = page.value("Math.round(performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? -1)");
+    println!("first paint after {paint} ms");
+
+    // The next process has the same page.
+    let old = baton.status()["instance"]["pid"].clone();
+    baton.order(&["upgrade"]);
+    eventually(LONG, "the page shows the new process", || {
+        let shown = page.sees("header .facts").pop().unwrap_or_default();
+        shown.contains(" · pid ") && !shown.contains(&format!(" · pid {old} "))
+    });
+    assert_eq!(page.value("lost.hidden"), true);
+}
+
 /// `text` is `words` with a time, which goes on.
 fn is_silence(text: &str, words: &str) -> bool {
-    text.strip_prefix(words).is_some_and(|time| time.ends_with(" s"))
+    text.strip_prefix(words).is_some_and(|time| time.ends_with('s'))
 }

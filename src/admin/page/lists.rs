@@ -18,12 +18,19 @@ pub(super) fn render(page: &mut String, lists: &PageLists) {
     flows(page, lists);
 }
 
+/// The parts that change: the id of each element, and the element.
+pub(crate) fn parts(lists: &PageLists) -> [(&'static str, String); 4] {
+    [
+        ("nodes-facts", nodes_facts(lists)),
+        ("nodes-rows", nodes_rows(&lists.nodes)),
+        ("flows-facts", flows_facts(lists)),
+        ("flows-rows", flows_rows(lists)),
+    ]
+}
+
 fn nodes(page: &mut String, lists: &PageLists) {
-    let report = &lists.nodes;
-    let source = report.source.map(|source| format!(" by {}", source.in_words())).unwrap_or_default();
-    let hidden = if report.source.is_none() { " hidden" } else { "" };
-    let of = of(lists.nodes_found, lists.nodes_all, report.nodes.len(), "node", &source);
-    write(page, format_args!("<section id=\"nodes\"{hidden}>\n<h2>Nodes{}", HeadlineFacts("nodes-facts", &of)));
+    let hidden = if lists.has_nodes() { "" } else { " hidden" };
+    write(page, format_args!("<section id=\"nodes\"{hidden}>\n<h2>Nodes{}", nodes_facts(lists)));
     page.push_str("</h2>\n<p class=\"find\">");
     let text = Escaped(&lists.search.nodes.text);
     field(
@@ -32,20 +39,29 @@ fn nodes(page: &mut String, lists: &PageLists) {
             "name=\"nodes\" value=\"{text}\" placeholder=\"name, backend or state\" aria-label=\"Search the nodes\""
         ),
     );
-    page.push_str("</p>\n<div class=\"live\" id=\"nodes-rows\">\n");
+    write(page, format_args!("</p>\n{}</section>\n", nodes_rows(&lists.nodes)));
+}
+
+fn nodes_facts(lists: &PageLists) -> String {
+    let source = lists.nodes.source.map(|source| format!(" by {}", source.in_words())).unwrap_or_default();
+    let of = of(lists.nodes_found, lists.nodes_all, lists.nodes.nodes.len(), "node", &source);
+    HeadlineFacts("nodes-facts", &of).to_string()
+}
+
+fn nodes_rows(report: &NodesReport) -> String {
+    let mut rows = String::from("<div class=\"live\" id=\"nodes-rows\">\n");
     if let Some(why) = &report.sees_not_all {
-        write(page, format_args!("<p class=\"blind\">{}</p>\n", Escaped(words::sees_not_all(why))));
+        write(&mut rows, format_args!("<p class=\"blind\">{}</p>\n", Escaped(words::sees_not_all(why))));
     }
     if report.nodes.is_empty() {
-        page.push_str("<p class=\"none\">No node is found.</p>\n</div>\n</section>\n");
-        return;
+        return rows + "<p class=\"none\">No node is found.</p>\n</div>\n";
     }
-    page.push_str(
+    rows.push_str(
         "<div class=\"scroll\"><table>\n<thead><tr><th>State</th><th>Node</th><th>Backend</th><th class=\"r\">Flows</th>\
          <th class=\"r\">Age</th><th class=\"r\">Last byte</th><th class=\"r\">Budget left</th></tr></thead>\n<tbody>\n",
     );
-    report.nodes.iter().for_each(|it| node(page, it, report));
-    page.push_str("</tbody></table></div>\n</div>\n</section>\n");
+    report.nodes.iter().for_each(|it| node(&mut rows, it, report));
+    rows + "</tbody></table></div>\n</div>\n"
 }
 
 fn node(page: &mut String, it: &NodeRow, report: &NodesReport) {
@@ -84,8 +100,7 @@ fn node(page: &mut String, it: &NodeRow, report: &NodesReport) {
 }
 
 fn flows(page: &mut String, lists: &PageLists) {
-    let of = of(lists.flows_found, lists.flows_all, lists.flows.len(), "flow", "");
-    write(page, format_args!("<section id=\"flows\">\n<h2>Flows{}</h2>\n", HeadlineFacts("flows-facts", &of)));
+    write(page, format_args!("<section id=\"flows\">\n<h2>Flows{}</h2>\n", flows_facts(lists)));
     page.push_str("<p class=\"find\">");
     let text = Escaped(&lists.search.flows.text);
     field(
@@ -99,18 +114,27 @@ fn flows(page: &mut String, lists: &PageLists) {
         let selected = if by == lists.search.by { " selected" } else { "" };
         write(page, format_args!("<option value=\"{}\"{selected}>{}</option>", by.key(), by.in_words()));
     }
-    page.push_str("</select><noscript><button form=\"find\">Search</button></noscript></p>\n<div class=\"live\" id=\"flows-rows\">\n");
+    page.push_str("</select><noscript><button form=\"find\">Search</button></noscript></p>\n");
+    write(page, format_args!("{}</section>\n", flows_rows(lists)));
+}
+
+fn flows_facts(lists: &PageLists) -> String {
+    let of = of(lists.flows_found, lists.flows_all, lists.flows.len(), "flow", "");
+    HeadlineFacts("flows-facts", &of).to_string()
+}
+
+fn flows_rows(lists: &PageLists) -> String {
+    let mut rows = String::from("<div class=\"live\" id=\"flows-rows\">\n");
     if lists.flows.is_empty() {
-        page.push_str("<p class=\"none\">No flow is found.</p>\n</div>\n</section>\n");
-        return;
+        return rows + "<p class=\"none\">No flow is found.</p>\n</div>\n";
     }
-    page.push_str(
+    rows.push_str(
         "<div class=\"scroll\"><table>\n<thead><tr><th>State</th><th>Client</th><th>Backend</th><th class=\"r\">Age</th>\
          <th class=\"r\">Idle</th><th class=\"r\">To backend</th><th class=\"r\">To client</th><th class=\"r\">Connect</th>\
          <th class=\"r\">Flow</th></tr></thead>\n<tbody>\n",
     );
-    lists.flows.iter().for_each(|it| flow(page, it));
-    page.push_str("</tbody></table></div>\n</div>\n</section>\n");
+    lists.flows.iter().for_each(|it| flow(&mut rows, it));
+    rows + "</tbody></table></div>\n</div>\n"
 }
 
 fn flow(page: &mut String, it: &FlowRow) {

@@ -11,7 +11,7 @@ use crate::admin::history::{EVERY_NS, POINTS, PageHistory, PastMoment, SPAN_NS};
 use crate::admin::status::Status;
 use crate::model::axis::{end_of_axis, ticks};
 use crate::model::end_reason::EndReason;
-use crate::model::humane::{count, date_and_time, duration_ms, duration_us, plural, rate};
+use crate::model::humane::{count, date_and_time, duration_us, plural, rate};
 use crate::model::weight::Weight;
 use crate::table::journal::Event;
 
@@ -78,10 +78,7 @@ impl TimeAxis {
 /// `events`: those since [`TimeAxis::from_unix_ms`].
 pub(super) fn render(page: &mut String, status: &Status, history: &PageHistory, axis: TimeAxis, events: &[Event]) {
     page.push_str("<section class=\"live charts\" id=\"charts\">\n<h2>The last ten minutes");
-    write(
-        page,
-        format_args!("<span class=\"facts\">UTC, a sample each {}</span></h2>\n", duration_ms(EVERY_NS / 1_000_000)),
-    );
+    page.push_str("<span class=\"facts\">UTC, a sample every two seconds</span></h2>\n");
     let marks = timeline::marks(events, axis);
     timeline::render(page, &marks, status.fleet.name.is_some() || status.vip.is_some());
     times(page, axis);

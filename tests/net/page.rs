@@ -56,8 +56,10 @@ fn the_page_names_the_nodes_of_flows_finds_them_and_says_which_is_silent() {
         page.value("document.title").as_str().is_some_and(|it| it.starts_with("worker-17 is silent: Baton on "))
     });
     assert!(!page.sees("header .pill.good").contains(&"ready".to_owned()), "not everything is well");
-    let first = page.sees("#nodes tbody tr:first-child td");
-    assert!(is_silence(&first[0], "no connection for ") && first[1] == "worker-17", "{first:?}");
+    eventually(LONG, "so does the list, which is looked up less often", || {
+        let first = page.sees("#nodes tbody tr:first-child td");
+        first.len() > 1 && is_silence(&first[0], "no connection for ") && first[1] == "worker-17"
+    });
     page.type_into("#nodes input", "connected");
     eventually(LONG, "the other node is found", || page.sees("#nodes tbody td:nth-child(2)") == ["worker-18"]);
 
@@ -146,7 +148,7 @@ fn an_ejected_backend_s_band_ends_and_the_time_line_says_why() {
 
     baton.order(&["eject", "b3"]);
     eventually(LONG, "the third band has ended", || colours(&mut page, 0) == "c0 c1");
-    assert_eq!(colours(&mut page, 3), "c0 c1 c2", "its past stays");
+    assert!((1..5).any(|ago| colours(&mut page, ago) == "c0 c1 c2"), "its past stays");
     assert_eq!(page.sees("#timeline .mark.bad").len(), 1);
     let words = page.value("document.querySelector('#timeline .mark.bad').title");
     assert!(

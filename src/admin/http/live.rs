@@ -34,6 +34,9 @@ const EVENT_PAUSE_PART: u32 = 4;
 /// The longest time without a message.
 const BEAT: Duration = Duration::from_secs(1);
 
+/// Pause between two looks for a reader's lists, each of which walks through all flows.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
 /// Tells the browser when to connect again, in milliseconds.
 const RETRY_MS: u32 = 300;
 
@@ -230,7 +233,7 @@ impl LiveReader {
                 (parts, lists.has_nodes(), Duration::from_nanos(now_ns() - begun_ns))
             })
             .await;
-        self.look_at = Instant::now() + search::pause(took);
+        self.look_at = Instant::now() + search::pause(took).max(LOOK_EVERY);
         self.fresh = lists.into_iter().filter(|part| !self.lists.contains(part)).collect();
         self.lists.retain(|(id, _)| self.fresh.iter().all(|(fresh, _)| fresh != id));
         self.lists.extend(self.fresh.iter().cloned());

@@ -6,9 +6,9 @@ use super::health::HealthState;
 /// Its colour on the page and in the terminal; for an event also the level of its log line. The heaviest comes last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Weight {
+    Plain,
     /// Something is well again.
     Good,
-    Plain,
     /// Look at it when there is time.
     Notice,
     /// Look at it now.

@@ -34,9 +34,13 @@ fn the_page_names_the_nodes_of_flows_finds_them_and_says_which_is_silent() {
         nodes == ["worker-17", "worker-18"]
     });
     assert_eq!(page.sees("#nodes tbody td:nth-child(1)"), ["connected", "connected"]);
-    // It may take up to a second from the page's answer to this look.
+    // Of thirty seconds from the last byte; a busy machine has used up some of them.
     let left = page.sees("#nodes .left");
-    assert!(left.iter().all(|left| left.starts_with('2') && left.ends_with(" s")) && left.len() == 2, "{left:?}");
+    let seconds = |left: &String| left.strip_suffix(" s").and_then(|number| number.parse::<f64>().ok());
+    assert!(
+        left.iter().all(|it| seconds(it).is_some_and(|left| left > 0.0 && left <= 30.0)) && left.len() == 2,
+        "{left:?}"
+    );
 
     page.type_into("#flows input", "WORKER-18");
     eventually(LONG, "one flow is found", || page.sees("#flows tbody td:nth-child(2)") == [&*of_18]);

@@ -116,7 +116,7 @@ pub(super) fn marks(events: &[Event], axis: TimeAxis) -> Vec<TimelineMark> {
             }
         };
         mark.events += 1;
-        if severity(weight) > severity(mark.weight) {
+        if weight > mark.weight {
             (mark.weight, mark.number) = (weight, event.number);
         }
         if mark.sentences.len() < SENTENCES {
@@ -162,15 +162,6 @@ impl TimelineMark {
             write(page, format_args!("{}", self.events));
         }
         page.push_str("</a>");
-    }
-}
-
-fn severity(weight: Weight) -> u8 {
-    match weight {
-        Weight::Plain => 0,
-        Weight::Good => 1,
-        Weight::Notice => 2,
-        Weight::Bad => 3,
     }
 }
 

@@ -181,9 +181,8 @@ async fn serve(config: Config, path: &Path, origin: ListenerOrigin, logging: &Ar
 /// Most of the code in memory served the start alone.
 async fn forget_code_of_the_start() {
     tokio::time::sleep(SETTLED).await;
-    match essential::aside(text::forget_unused).await {
-        Some(Err(error)) => tracing::debug!("the code of the start stays in memory: {error}"),
-        Some(Ok(_)) | None => {}
+    if let Some(Err(error)) = essential::aside(text::forget_unused).await {
+        tracing::debug!("the code of the start stays in memory: {error}");
     }
 }
 

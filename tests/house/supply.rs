@@ -57,7 +57,8 @@ fn stranger(package: &toml::Table) -> Option<String> {
     let is_own = name == "baton" || name == "baton-fuzz";
     let is_registry = package.get("source").and_then(|it| it.as_str()).is_some_and(|it| it.starts_with("registry+"));
     let has_checksum = package.get("checksum").and_then(|it| it.as_str()).is_some_and(|sum| sum.len() == 64);
-    (!is_own && !(is_registry && has_checksum)).then(|| name.to_owned())
+    let is_known = is_own || is_registry && has_checksum;
+    (!is_known).then(|| name.to_owned())
 }
 
 #[test]

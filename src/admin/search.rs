@@ -9,6 +9,7 @@ use super::nodes::{self, NodeRow, NodesReport};
 use super::protocol::FlowRow;
 use super::words;
 use crate::model::humane::list;
+use crate::model::ids::FlowId;
 use crate::sys::clock::now_ns;
 use crate::table::flows::FlowView;
 
@@ -175,6 +176,8 @@ impl PageLists {
         let _alone = admin.searching();
         let names = FlowNames::of(&admin.table.registry, &admin.table.names);
         let mut found = Vec::with_capacity(2 * FLOWS);
+        // The last place of the list, once it is full: most flows come after it.
+        let mut last = None;
         let mut text = String::new();
         for flow in admin.table.flows.iter() {
             self.flows_all += 1;
@@ -186,9 +189,14 @@ impl PageLists {
                 }
             }
             self.flows_found += 1;
-            found.push((self.search.by.rank(&flow), flow));
+            let place = (self.search.by.rank(&flow), flow.id);
+            if last.is_some_and(|last| place > last) {
+                continue;
+            }
+            found.push((place, flow));
             if found.len() == 2 * FLOWS {
                 keep_first(&mut found);
+                last = found.last().map(|(place, _)| *place);
             }
         }
         keep_first(&mut found);
@@ -202,8 +210,8 @@ pub(crate) fn pause(took: Duration) -> Duration {
     (took * PAUSE).clamp(PAUSE_MIN, PAUSE_MAX)
 }
 
-fn keep_first(found: &mut Vec<(u64, FlowView)>) {
-    found.sort_unstable_by_key(|(rank, flow)| (*rank, flow.id));
+fn keep_first(found: &mut Vec<((u64, FlowId), FlowView)>) {
+    found.sort_unstable_by_key(|(place, _)| *place);
     found.truncate(FLOWS);
 }
 

@@ -168,7 +168,10 @@ async fn serve(config: Config, path: &Path, origin: ListenerOrigin, logging: &Ar
     }
     tokio::spawn(essential::task("reloads", reload_on(hangup, bound.reloader(), bound.upgrader())));
     tokio::spawn(essential::task("upgrades", upgrade_on(replace, bound.upgrader())));
-    tokio::spawn(essential::task("start's code", forget_code_of_the_start()));
+    // In a fleet the code of a failover must not wait for a disk that hangs.
+    if bound.config().borrow().peers.is_none() {
+        tokio::spawn(essential::task("start's code", forget_code_of_the_start()));
+    }
     let mut stops = Stops { terminate, interrupt };
     tokio::select! {
         () = stops.next() => stop(bound, stops, manager).await,

@@ -97,13 +97,21 @@ fn a_kubelet_that_falls_silent_on_its_connection_is_told_and_an_idle_client_is_n
     let baton = lab.start(&naming(&lab, lab.config(), &names));
     let [mut kubelet, mut idle] = [&lab.client, &lab.client2].map(|host| host.connect(lab.lb.v4(6443)));
     idle.echo(1, 10);
-    // As a kubelet that renews each second, and that a busy machine delays.
-    for _ in 0..30 {
-        kubelet.echo(1, 10);
-        std::thread::sleep(ms(300));
-    }
-    assert_eq!(baton.events_of("nodes_silent").len(), 0);
-    eventually(LONG, "the node is silent", || state(&baton, "worker-1") == "silent");
+    // As a kubelet that renews each second, and that a busy machine delays: if that machine stands still for a second, the node has to
+    // show its rhythm again.
+    let is_silent = (0..3).any(|_| {
+        for _ in 0..30 {
+            kubelet.echo(1, 10);
+            std::thread::sleep(ms(300));
+        }
+        assert_eq!(baton.events_of("nodes_silent").len(), 0);
+        let waited = Stopwatch::start();
+        while waited.elapsed() < secs(8) && state(&baton, "worker-1") != "silent" {
+            std::thread::sleep(ms(100));
+        }
+        state(&baton, "worker-1") == "silent"
+    });
+    assert!(is_silent, "{}", node(&baton, "worker-1"));
     assert_eq!(
         (node(&baton, "worker-1")["state"]["why"].clone(), state(&baton, "worker-2")),
         ("no_byte".into(), "connected".into())

@@ -36,6 +36,11 @@ pub(crate) struct PastMoment {
     pub probe_us: u32,
 }
 
+impl PastMoment {
+    const NONE: Self =
+        Self { slot: 0, flows: 0, accepted_per_s: 0.0, ended_per_s: [0.0; REASONS], connect_us: 0, probe_us: 0 };
+}
+
 /// The flows of one backend, whatever its addresses.
 #[derive(Clone, Debug)]
 pub(crate) struct FlowBand {
@@ -67,15 +72,7 @@ pub(crate) struct PageHistory {
 
 impl Default for PageHistory {
     fn default() -> Self {
-        let none = PastMoment {
-            slot: 0,
-            flows: 0,
-            accepted_per_s: 0.0,
-            ended_per_s: [0.0; REASONS],
-            connect_us: 0,
-            probe_us: 0,
-        };
-        Self { moments: vec![none; POINTS].into(), bands: Vec::new(), before: None, last_slot: 0 }
+        Self { moments: vec![PastMoment::NONE; POINTS].into(), bands: Vec::new(), before: None, last_slot: 0 }
     }
 }
 
@@ -109,14 +106,14 @@ impl PageHistory {
         for band in &mut self.bands {
             band.flows[place(slot)] = 0;
         }
-        for entry in registry.backends() {
+        let backends = registry.backends();
+        for entry in &backends {
             let flows = entry.active.load(Relaxed);
-            if let Some(band) = self.band_of(&entry) {
+            if let Some(band) = self.band_of(entry) {
                 band.flows[place(slot)] += flows;
             }
         }
         // A backend that was removed stays as long as its flows are in sight.
-        let backends = registry.backends();
         let moments = &self.moments;
         self.bands.retain(|band| {
             let is_seen = |place: usize| moments[place].slot + POINTS as u64 > slot && band.flows[place] > 0;
@@ -174,14 +171,7 @@ impl FlowBand {
 /// The counters at `now_ns`, and a moment without rates.
 fn look(registry: &Registry, now_ns: u64) -> (PastCounters, PastMoment) {
     let mut now = PastCounters { at_ns: now_ns, accepted: 0, ended: [0; REASONS], connects: 0, connect_s: 0.0 };
-    let mut moment = PastMoment {
-        slot: now_ns / EVERY_NS,
-        flows: 0,
-        accepted_per_s: 0.0,
-        ended_per_s: [0.0; REASONS],
-        connect_us: 0,
-        probe_us: 0,
-    };
+    let mut moment = PastMoment { slot: now_ns / EVERY_NS, ..PastMoment::NONE };
     for frontend in registry.frontends() {
         moment.flows += frontend.active.load(Relaxed);
         for lane in &frontend.lanes {

@@ -124,15 +124,12 @@ impl Past {
             let then = before.backends.iter().find(|it| is_same(&it.frontend, &it.name)).unwrap_or(backend);
             let of_frontend = last.backends.iter().filter(|it| it.frontend == backend.frontend);
             let all: u64 = of_frontend.map(|it| u64::from(it.flows)).sum();
-            let change =
-                self.events.iter().rev().filter(|(_, event)| event.at_unix_ms <= at_ms).find_map(|(_, event)| {
-                    match &event.what {
-                        What::BackendChanged { frontend, backend, to, cause, .. } if is_same(frontend, backend) => {
-                            Some((event.at_unix_ms, *to, cause.to_string()))
-                        }
-                        _ => None,
-                    }
-                });
+            let change = self.events(0, at_ms).rev().find_map(|event| match &event.what {
+                What::BackendChanged { frontend, backend, to, cause, .. } if is_same(frontend, backend) => {
+                    Some((event.at_unix_ms, *to, cause.to_string()))
+                }
+                _ => None,
+            });
             // An event is exact, and a sample up to a second old.
             let change = change.filter(|(at, to, _)| *at > last.at_unix_ms || to.label() == backend.state);
             let state = change.as_ref().map_or(&*backend.state, |(_, to, _)| to.label());

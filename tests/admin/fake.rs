@@ -22,6 +22,7 @@ use baton::config::{self, BudgetHost, Config};
 use baton::drain::{Drain, LifePhase};
 use baton::metrics::Metrics;
 use baton::model::end_reason::EndReason;
+use baton::model::fleet::{Epoch, InstanceName, Liveness, MemberView};
 use baton::model::health::{Cause, HealthState, Order};
 use baton::model::ids::{BackendId, FlowId};
 use baton::ports::AllPorts;
@@ -299,5 +300,28 @@ fn config(directory: &Path) -> Config {
         },
         process: config::Process { workers: Some(2), max_connections: Some(1_000_000), ..base.process },
         ..base
+    }
+}
+
+/// A peer that is heard, and says nothing of itself.
+pub fn a_peer() -> MemberView {
+    MemberView {
+        name: InstanceName("lb-b".into()),
+        address: "10.0.0.22:9471".parse().unwrap(),
+        liveness: Liveness::Alive,
+        epoch: Epoch(1),
+        slot: Some(1),
+        version: String::new(),
+        synced: true,
+        flows: 0,
+        offloaded: 0,
+        told: true,
+        behind: 0,
+        lag_ms: 0,
+        resyncs: 0,
+        round_trip_us: 100,
+        vips: Vec::new(),
+        why_not: None,
+        summary: None,
     }
 }

@@ -6,12 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use baton::metrics::{AddressLabels, FrontendLabels, ProbeLabels};
-use baton::model::fleet::{Epoch, InstanceName, Liveness, MemberView};
 use baton::sys::clock::now_ns;
 use baton::table::nodes::{SilenceKind, SilentNode};
 use baton::table::offload::OffloadView;
 
-use crate::fake::FakeInstance;
+use crate::fake::{FakeInstance, a_peer};
 use crate::http::get;
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md");
@@ -75,27 +74,8 @@ fn everything() -> FakeInstance {
     instance.backend("cp1").configure(1, Some(1000));
     let view = OffloadView { packets: vec![("spliced", 0)], ..OffloadView::default() };
     instance.table.offload.show(view);
-    let member = MemberView {
-        name: InstanceName("lb-b".into()),
-        address: "10.0.0.22:9471".parse().unwrap(),
-        liveness: Liveness::Alive,
-        epoch: Epoch(1),
-        slot: Some(1),
-        version: String::new(),
-        synced: true,
-        flows: 0,
-        offloaded: 0,
-        told: true,
-        behind: 0,
-        lag_ms: 0,
-        resyncs: 0,
-        round_trip_us: 100,
-        vips: Vec::new(),
-        why_not: None,
-        summary: None,
-    };
     instance.ports.fleet.set_enabled(true);
-    instance.table.fleet.show_members(vec![member], now_ns());
+    instance.table.fleet.show_members(vec![a_peer()], now_ns());
     let node = SilentNode { name: "worker-17".into(), since_ns: now_ns(), kind: SilenceKind::NoConnection };
     instance.table.nodes.show(Some(vec![node]));
     instance

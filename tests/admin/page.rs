@@ -3,15 +3,13 @@
 use std::time::Duration;
 
 use baton::config::{Config, PeerKey, Peers};
-use baton::model::fleet::{
-    BackendSummary, Epoch, InstanceName, InstanceSummary, Liveness, MemberView, PeerSummary, WorstEvent,
-};
+use baton::model::fleet::{BackendSummary, InstanceName, InstanceSummary, MemberView, PeerSummary, WorstEvent};
 use baton::model::health::HealthState;
 use baton::model::nodes::SilenceKind;
 use baton::sys::clock::now_ns;
 use baton::table::nodes::SilentNode;
 
-use crate::fake::FakeInstance;
+use crate::fake::{FakeInstance, a_peer};
 use crate::http::get;
 
 /// The cells of the flows on the page, without their tags.
@@ -87,25 +85,7 @@ async fn silent_nodes_are_in_the_headline_the_title_and_the_status() {
 }
 
 fn lb_b(summary: Option<PeerSummary>) -> MemberView {
-    MemberView {
-        name: InstanceName("lb-b".into()),
-        address: "10.0.0.22:9471".parse().unwrap(),
-        liveness: Liveness::Alive,
-        epoch: Epoch(1),
-        slot: Some(1),
-        version: "<i>2".to_owned(),
-        synced: true,
-        flows: 0,
-        offloaded: 0,
-        told: true,
-        behind: 0,
-        lag_ms: 0,
-        resyncs: 0,
-        round_trip_us: 100,
-        vips: Vec::new(),
-        why_not: None,
-        summary,
-    }
+    MemberView { version: "<i>2".to_owned(), summary, ..a_peer() }
 }
 
 /// A peer may be of another release, or another program that has the key.

@@ -160,8 +160,7 @@ fn backend_rows(moment: &ReplayMoment, at_ms: u64) -> Grid {
 fn event_rows(player: &mut Player, room: usize) -> (String, Vec<Line<'static>>) {
     let events: Vec<_> = player.past.events(0, player.at_ms).rev().collect();
     player.top = player.top.min(events.len().saturating_sub(1));
-    let shown = events.iter().filter(|event| !matches!(event.what, What::FlowEnded { .. }));
-    let rows = shown.skip(player.top).take(room).map(|event| {
+    let rows = events.iter().skip(player.top).take(room).map(|event| {
         let (_, time) = date_and_time(event.at_unix_ms);
         Line::from(vec![format!("{time}Z ").dim(), painted(event.what.weight(), event.what.sentence())])
     });

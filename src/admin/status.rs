@@ -22,7 +22,7 @@ use crate::table::journal::Event;
 use crate::table::nodes::SilenceKind;
 
 pub(crate) use build::{backend_status, peers_report, vip_report};
-pub(super) use build::{is_fixed, unix_ms, vips};
+pub(super) use build::{is_fixed, vips};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {

@@ -14,6 +14,7 @@ use crate::model::fleet::{
 };
 use crate::model::health::{Cause, HealthState};
 use crate::model::weight::Weight;
+use crate::sys::clock::unix_ms;
 use crate::table::backend::BackendEntry;
 use crate::table::journal::{Event, Journal};
 
@@ -50,7 +51,7 @@ impl WorstSoFar {
             }
             latest_ms = at_unix_ms;
         }
-        let since_ms = latest_ms.max(super::status::unix_ms()).saturating_sub(EVENTS_WITHIN_MS);
+        let since_ms = latest_ms.max(unix_ms()).saturating_sub(EVENTS_WITHIN_MS);
         let within = |event: &&WorstEvent| event.at_unix_ms >= since_ms;
         self.bad.as_ref().filter(within).or(self.notice.as_ref().filter(within)).cloned()
     }

@@ -9,7 +9,7 @@ use crate::admin::client::Client;
 use crate::admin::protocol::Command;
 use crate::admin::status::PeersReport;
 use crate::admin::words;
-use crate::model::fleet::{InstanceName, InstanceSummary, OffloadBrief};
+use crate::model::fleet::{Disagreement, InstanceName, InstanceSummary, OffloadBrief};
 use crate::model::health::HealthState;
 use crate::model::humane::{count, duration_ms, duration_us, rate};
 use crate::model::weight::Weight;
@@ -98,10 +98,14 @@ fn in_words(report: &PeersReport, output: &Output) -> String {
         }
         text += &grid.render(output);
     }
-    for it in &report.disagreements {
-        text += &format!("{}\n", output.paint(Weight::Notice, &format!("Disagreement: {}", words::disagreement(it))));
-    }
+    text += &disagreements(&report.disagreements, output);
     text
+}
+
+/// A line for each.
+pub(super) fn disagreements(all: &[Disagreement], output: &Output) -> String {
+    let line = |it| output.paint(Weight::Notice, &format!("Disagreement: {}", words::disagreement(it))) + "\n";
+    all.iter().map(line).collect()
 }
 
 /// What an instance said of itself `age_ms` ago. `is_present`: it still holds.
@@ -163,7 +167,7 @@ fn row(it: &MemberView) -> [Cell; 14] {
 mod tests {
     use super::*;
     use crate::cli::samples;
-    use crate::model::fleet::{BackendSummary, Disagreement, Epoch, Liveness, Opinion, PeerSummary};
+    use crate::model::fleet::{BackendSummary, Epoch, Liveness, Opinion, PeerSummary};
 
     #[test]
     fn the_documents_show_what_is_printed_of_peers() {

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use super::grid::{Align::*, Cell, Grid};
 use super::output::{CliError, Output};
+use super::peers::disagreements;
 use crate::admin::client::Client;
 use crate::admin::control::LastReload;
 use crate::admin::protocol::{BackendName, Command};
@@ -101,9 +102,7 @@ fn in_words(status: &Status, output: &Output) -> String {
     );
     text += &offload(&status.offload, totals.flows.offloaded);
     text += &fleet(&status.fleet, output);
-    for it in &status.fleet.disagreements {
-        text += &format!("{}\n", output.paint(Weight::Notice, &format!("Disagreement: {}", words::disagreement(it))));
-    }
+    text += &disagreements(&status.fleet.disagreements, output);
     for frontend in &status.frontends {
         text += "\n";
         text += &frontend_in_words(frontend, output);

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::*;
 use crate::admin::Admin;
@@ -17,6 +16,7 @@ use crate::model::connect::ConnectFailure;
 use crate::model::end_reason::EndReason;
 use crate::model::histogram::LatencySnapshot;
 use crate::model::stays::Stays;
+use crate::sys::clock::unix_ms;
 use crate::sys::netdev;
 use crate::table::backend::{BackendEntry, FrontendEntry, Registry};
 use crate::table::journal::What;
@@ -307,9 +307,4 @@ fn balance_label(balance: crate::model::balance::Balance) -> &'static str {
         RandomTwo => "random_two",
         SourceHash => "source_hash",
     }
-}
-
-/// Milliseconds since 1970, UTC.
-pub(in crate::admin) fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }

@@ -3,6 +3,7 @@
 //! Fields may be added within one major version; none is renamed or removed.
 
 mod build;
+mod matrix;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -20,6 +21,8 @@ use crate::table::fleet::MemberView;
 use crate::table::flows::{FlowState, FlowView};
 use crate::table::journal::Event;
 use crate::table::nodes::SilenceKind;
+
+pub(crate) use matrix::FleetMatrix;
 
 pub(crate) use build::{backend_status, peers_report, vip_report};
 pub(super) use build::{is_fixed, vips};

@@ -2,6 +2,8 @@
 //! are left out, and the last one, which is text, goes on in further lines; a screen cuts it. Where even that does not fit, each cell has a
 //! line of its own. Files and pipes always get all of it.
 
+use std::borrow::Cow;
+
 use super::output::Output;
 use super::wrap::{TEXT_MIN, wrap, wrap_line};
 use crate::model::weight::Weight;
@@ -14,7 +16,7 @@ pub(super) enum Align {
 
 #[derive(Clone, Debug)]
 pub(super) struct Grid {
-    head: Vec<(&'static str, Align)>,
+    head: Vec<(Cow<'static, str>, Align)>,
     rows: Vec<Vec<Cell>>,
     indent: &'static str,
     /// Titles of columns that may be left out, the least needed one first.
@@ -29,7 +31,16 @@ pub(super) struct Cell {
 
 impl Grid {
     pub(super) fn new(head: &[(&'static str, Align)]) -> Self {
-        Self { head: head.to_vec(), rows: Vec::new(), indent: "", spare: Vec::new() }
+        let head = head.iter().map(|(title, align)| (Cow::Borrowed(*title), *align)).collect();
+        Self { head, rows: Vec::new(), indent: "", spare: Vec::new() }
+    }
+
+    /// More columns of words, before the last one.
+    pub(super) fn with_columns(mut self, titles: impl IntoIterator<Item = String>) -> Self {
+        let last = self.head.pop();
+        self.head.extend(titles.into_iter().map(|title| (Cow::Owned(title), Align::Left)));
+        self.head.extend(last);
+        self
     }
 
     pub(super) fn indented(self) -> Self {
@@ -38,13 +49,15 @@ impl Grid {
 
     /// Names the columns that a narrow terminal goes without, the least needed one first.
     pub(super) fn spare(self, titles: &[&'static str]) -> Self {
-        debug_assert!(titles.iter().all(|title| self.head.iter().any(|(one, _)| one == title)));
+        debug_assert!(titles.iter().all(|title| self.head.iter().any(|(one, _)| one == *title)));
         Self { spare: titles.to_vec(), ..self }
     }
 
-    pub(super) fn row<const COLUMNS: usize>(&mut self, cells: [Cell; COLUMNS]) {
-        debug_assert_eq!(COLUMNS, self.head.len());
-        self.rows.push(cells.into());
+    /// One cell for each column.
+    pub(super) fn row(&mut self, cells: impl Into<Vec<Cell>>) {
+        let cells = cells.into();
+        debug_assert_eq!(cells.len(), self.head.len());
+        self.rows.push(cells);
     }
 
     /// The whole table, newline included; the last column is never padded.
@@ -103,7 +116,7 @@ impl Grid {
     }
 
     fn titles(&self) -> Vec<Cell> {
-        self.head.iter().map(|(title, _)| Cell::from(*title)).collect()
+        self.head.iter().map(|(title, _)| Cell::from(&**title)).collect()
     }
 
     /// Of each column, its title included.

@@ -72,34 +72,40 @@ fn in_words(report: &PeersReport, output: &Output) -> String {
         grid.row(row(it));
     }
     text += &grid.render(output);
-    if let Some(own) = &report.own {
+    if let Some(grid) = instances(report) {
         text += "\n";
-        let mut grid = Grid::new(&[
-            ("INSTANCE", Left),
-            ("SAYS", Left),
-            ("UP", Right),
-            ("FLOWS", Right),
-            ("NEW/S", Right),
-            ("OFFLOAD", Left),
-            ("SILENT NODES", Right),
-            ("BACKENDS", Left),
-            ("", Left),
-        ])
-        .spare(&["SILENT NODES", "OFFLOAD", "NEW/S", "UP"]);
-        let (weight, word) = words::condition(&own.not_live, &own.not_ready, &own.phase);
-        grid.row(says(name, Cell::painted(weight, word), own, 0, true));
-        for it in &report.peers {
-            let (weight, word) = words::peer(it);
-            let state = Cell::painted(weight, word);
-            match &it.summary {
-                Some(said) => grid.row(says(&it.name, state, &said.summary, said.age_ms, said.is_present)),
-                None => grid.row(says(&it.name, state, &InstanceSummary::default(), 0, false)),
-            }
-        }
         text += &grid.render(output);
     }
     text += &disagreements(&report.disagreements, output);
     text
+}
+
+/// What each instance says of itself. `None`: this one says nothing yet, or has no peers.
+pub(super) fn instances(report: &PeersReport) -> Option<Grid> {
+    let (name, own) = report.name.as_ref().zip(report.own.as_ref())?;
+    let mut grid = Grid::new(&[
+        ("INSTANCE", Left),
+        ("SAYS", Left),
+        ("UP", Right),
+        ("FLOWS", Right),
+        ("NEW/S", Right),
+        ("OFFLOAD", Left),
+        ("SILENT NODES", Right),
+        ("BACKENDS", Left),
+        ("", Left),
+    ])
+    .spare(&["SILENT NODES", "OFFLOAD", "NEW/S", "UP"]);
+    let (weight, word) = words::condition(&own.not_live, &own.not_ready, &own.phase);
+    grid.row(says(name, Cell::painted(weight, word), own, 0, true));
+    for it in &report.peers {
+        let (weight, word) = words::peer(it);
+        let state = Cell::painted(weight, word);
+        match &it.summary {
+            Some(said) => grid.row(says(&it.name, state, &said.summary, said.age_ms, said.is_present)),
+            None => grid.row(says(&it.name, state, &InstanceSummary::default(), 0, false)),
+        }
+    }
+    Some(grid)
 }
 
 /// A line for each.

@@ -8,6 +8,7 @@
 
 mod board;
 mod feed;
+mod fleet_pane;
 mod keys;
 mod node_rows;
 mod orders;

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::{Escaped, Pill, tone, write};
-use crate::admin::status::{PeersReport, Status};
+use crate::admin::status::{FleetMatrix, PeersReport, Status};
 use crate::admin::words;
-use crate::model::fleet::{BackendSummary, InstanceName, InstanceSummary, Liveness, OffloadBrief};
+use crate::model::fleet::{InstanceName, InstanceSummary, Liveness, OffloadBrief};
 use crate::model::humane::{count, date_and_time, duration_ms, list, plural, rate};
 use crate::model::weight::Weight;
 
@@ -55,7 +55,7 @@ pub(super) fn render(page: &mut String, status: &Status) {
     );
     columns.iter().for_each(|it| instance(page, it));
     page.push_str("</tbody></table></div>\n");
-    matrix(page, &columns, &status.fleet);
+    matrix(page, &status.fleet);
     page.push_str("</section>\n");
 }
 
@@ -148,64 +148,35 @@ fn event_weight(is_bad: bool) -> Weight {
 }
 
 /// Each backend as each instance sees it.
-fn matrix(page: &mut String, columns: &[FleetColumn<'_>], fleet: &PeersReport) {
-    let mut rows = Vec::new();
-    for row in columns.iter().filter_map(|it| it.summary).flat_map(|said| &said.backends).map(key) {
-        if !rows.contains(&row) {
-            rows.push(row);
-        }
-    }
+fn matrix(page: &mut String, fleet: &PeersReport) {
+    let matrix = FleetMatrix::of(fleet);
+    let FleetMatrix { columns, rows } = &matrix;
     if rows.is_empty() {
         return;
     }
     page.push_str("<div class=\"scroll\"><table class=\"matrix\">\n<thead><tr><th>Backend, as seen by</th>");
-    columns.iter().for_each(|it| write(page, format_args!("<th>{}</th>", Escaped(it.name))));
+    columns.iter().for_each(|it| write(page, format_args!("<th>{}</th>", Escaped(it.instance))));
     page.push_str("</tr></thead>\n<tbody>\n");
     for row in rows {
-        let disputed = fleet.disagreements.iter().any(|it| (&*it.frontend, &*it.backend) == row);
-        let disputed = if disputed { " class=\"disputed notice\"" } else { "" };
-        let (frontend, name) = row;
-        write(
-            page,
-            format_args!("<tr{disputed}><td><b>{}</b><small>{}</small></td>", Escaped(name), Escaped(frontend),),
-        );
-        columns.iter().for_each(|column| cell(page, column, row));
+        let disputed = if row.is_disputed { " class=\"disputed notice\"" } else { "" };
+        let (frontend, name) = (Escaped(row.frontend), Escaped(row.backend));
+        write(page, format_args!("<tr{disputed}><td><b>{name}</b><small>{frontend}</small></td>"));
+        for column in columns {
+            let seen = column.sees(row);
+            let old = if column.is_present { "" } else { " class=\"old\"" };
+            let pill = match seen.state {
+                "–" => "–".to_owned(),
+                state => Pill(tone(seen.weight), state).to_string(),
+            };
+            let separator = if seen.why.is_empty() { "" } else { ": " };
+            let (instance, about) = (Escaped(column.instance), Escaped([&seen.when, separator, seen.why].concat()));
+            write(page, format_args!("<td{old} data-of=\"{instance}\">{pill}<small>{about}</small></td>"));
+        }
         page.push_str("</tr>\n");
     }
     page.push_str("</tbody></table></div>\n");
-    let left_out = columns.iter().filter_map(|it| Some((it.name, it.summary?.backends_left_out)));
-    for (name, number) in left_out.filter(|(_, number)| *number > 0) {
+    for (name, number) in matrix.left_out() {
         let number = plural(number.into(), "backend");
         write(page, format_args!("<p class=\"none\">{} says nothing of {number} more.</p>\n", Escaped(name)));
     }
-}
-
-fn key(backend: &BackendSummary) -> (&str, &str) {
-    (&backend.frontend, &backend.name)
-}
-
-fn cell(page: &mut String, column: &FleetColumn<'_>, row: (&str, &str)) {
-    let seen = column.summary.and_then(|said| said.backends.iter().find(|it| key(it) == row));
-    let pill = match seen.map(|it| it.health_state) {
-        None => "–".to_owned(),
-        Some(None) => Pill("plain", "not probed").to_string(),
-        Some(Some(health_state)) => Pill(tone(Weight::of_health(health_state)), health_state.label()).to_string(),
-    };
-    let about = match seen {
-        Some(_) if !column.is_present => format!("{} ago", duration_ms(column.age_ms)),
-        Some(it) if it.health_state.is_some() => {
-            let lasting = format!("for {}", duration_ms(it.for_ms.saturating_add(column.age_ms)));
-            if it.why.is_empty() { lasting } else { format!("{lasting}: {}", it.why) }
-        }
-        _ => String::new(),
-    };
-    write(
-        page,
-        format_args!(
-            "<td{} data-of=\"{}\">{pill}<small>{}</small></td>",
-            if column.is_present { "" } else { " class=\"old\"" },
-            Escaped(column.name),
-            Escaped(about),
-        ),
-    );
 }

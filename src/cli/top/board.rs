@@ -5,7 +5,7 @@
 //! Browse ───────────────▶ Asking ───────────────▶ Confirm ─────▶ Browse, and the order is given
 //!   │  ▲                     │ Esc, refused          │ any other key
 //!   │  └─────────────────────┴───────────────────────┘
-//!   ├── n: nodes in place of flows, or flows again
+//!   ├── n, f: nodes or the fleet in place of flows, or flows again
 //!   ├── / ──▶ Filter ── Enter: kept, Esc: as before ──▶ Browse
 //!   └── ? ──▶ Help ── any key ──▶ Browse
 //! ```
@@ -14,6 +14,7 @@ use ipnet::IpNet;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::feed::{FeedReport, Look};
+use super::fleet_pane::FleetPane;
 use super::keys::{self, Action, BoardWish};
 use super::node_rows::NodeRows;
 use super::orders::KeyOrder;
@@ -27,6 +28,7 @@ pub(super) struct Board {
     pub status: Status,
     pub rows: Rows,
     pub nodes: NodeRows,
+    pub fleet: FleetPane,
     /// Flows that match the command's filter beyond the listed ones.
     pub more: u64,
     pub takes_orders: bool,
@@ -56,6 +58,7 @@ pub(super) enum Selectable {
 pub(super) enum LowerTable {
     Flows,
     Nodes,
+    Fleet,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +80,7 @@ impl Board {
             status,
             rows: Rows::new(flows, at_ns),
             nodes: NodeRows::default(),
+            fleet: FleetPane::default(),
             more,
             takes_orders,
             at_ns,
@@ -168,6 +172,7 @@ impl Board {
         match self.lower {
             LowerTable::Flows => self.rows.filter(),
             LowerTable::Nodes => self.nodes.filter(),
+            LowerTable::Fleet => "",
         }
     }
 
@@ -175,6 +180,7 @@ impl Board {
         match self.lower {
             LowerTable::Flows => self.rows.set_filter(filter),
             LowerTable::Nodes => self.nodes.set_filter(filter),
+            LowerTable::Fleet => {}
         }
     }
 
@@ -188,26 +194,25 @@ impl Board {
                     Selectable::Lower => Selectable::Backends,
                 }
             }
-            Action::Nodes => {
-                let shows = self.lower == LowerTable::Flows;
-                (self.lower, self.table) = match shows {
-                    true => (LowerTable::Nodes, Selectable::Lower),
-                    false => (LowerTable::Flows, self.table),
-                };
-                return Some(BoardWish::LookAtNodes(shows));
-            }
-            Action::Go(places) => match self.table {
-                Selectable::Backends => self.go_backends(places),
-                Selectable::Lower if self.lower == LowerTable::Nodes => self.nodes.go(places),
-                Selectable::Lower => self.rows.go(places),
+            Action::Nodes => return Some(self.show(LowerTable::Nodes)),
+            Action::Fleet => return Some(self.show(LowerTable::Fleet)),
+            Action::Go(places) => match (self.table, self.lower) {
+                (Selectable::Backends, _) => self.go_backends(places),
+                (Selectable::Lower, LowerTable::Flows) => self.rows.go(places),
+                (Selectable::Lower, LowerTable::Nodes) => self.nodes.go(places),
+                (Selectable::Lower, LowerTable::Fleet) => self.fleet.go(places),
             },
-            Action::GoPages(pages) => match self.table {
-                Selectable::Backends => self.go_backends(pages.saturating_mul(BACKENDS_PAGE)),
-                Selectable::Lower if self.lower == LowerTable::Nodes => self.nodes.go_pages(pages),
-                Selectable::Lower => self.rows.go_pages(pages),
+            Action::GoPages(pages) => match (self.table, self.lower) {
+                (Selectable::Backends, _) => self.go_backends(pages.saturating_mul(BACKENDS_PAGE)),
+                (Selectable::Lower, LowerTable::Flows) => self.rows.go_pages(pages),
+                (Selectable::Lower, LowerTable::Nodes) => self.nodes.go_pages(pages),
+                (Selectable::Lower, LowerTable::Fleet) => self.fleet.go_pages(pages),
             },
             Action::TurnOrder { forward } => self.rows.turn_order(forward),
             Action::Reverse => self.rows.reverse(),
+            Action::Filter if self.lower == LowerTable::Fleet => {
+                self.told = Some((Weight::Notice, "the fleet has no filter: f shows the flows again".to_owned()));
+            }
             Action::Filter => {
                 self.table = Selectable::Lower;
                 self.mode = Mode::Filter(self.filter().to_owned());
@@ -219,6 +224,7 @@ impl Board {
                 self.lower = LowerTable::Flows;
                 return Some(BoardWish::LookAtNodes(false));
             }
+            Action::OfBackend if (self.table, self.lower) == (Selectable::Lower, LowerTable::Fleet) => {}
             Action::OfBackend => {
                 let selected = self.backend().map(|(_, it)| (it.frontend.clone(), it.name.clone()));
                 let is_on = self.rows.of_backend().is_some();
@@ -233,6 +239,15 @@ impl Board {
             order => return self.order(order),
         }
         None
+    }
+
+    /// Shows a table in place of the flows, or the flows again.
+    fn show(&mut self, lower: LowerTable) -> BoardWish {
+        (self.lower, self.table) = match self.lower == lower {
+            true => (LowerTable::Flows, self.table),
+            false => (lower, Selectable::Lower),
+        };
+        BoardWish::LookAtNodes(self.lower == LowerTable::Nodes)
     }
 
     /// Begins an order, with a question to the instance.
@@ -257,6 +272,9 @@ impl Board {
     fn ordered(&self, action: Action) -> Result<KeyOrder, &'static str> {
         if self.table == Selectable::Lower && self.lower == LowerTable::Nodes {
             return Err("orders act on backends and flows: Tab, or Enter for this node's flows");
+        }
+        if self.table == Selectable::Lower && self.lower == LowerTable::Fleet {
+            return Err("orders act on this instance's backends and flows: Tab, or f");
         }
         if self.table == Selectable::Lower {
             let Some(row) = self.rows.selected() else { return Err("no flow is selected") };

@@ -22,6 +22,8 @@ pub(super) enum Action {
     OtherTable,
     /// Nodes in place of flows, or flows again.
     Nodes,
+    /// The fleet in place of flows, or flows again.
+    Fleet,
     /// Rows down; up, if negative.
     Go(isize),
     GoPages(isize),
@@ -53,6 +55,7 @@ pub(super) fn action(key: KeyEvent) -> Option<Action> {
         KeyCode::Char('?' | 'h') => Action::Help,
         KeyCode::Tab | KeyCode::BackTab => Action::OtherTable,
         KeyCode::Char('n') => Action::Nodes,
+        KeyCode::Char('f') => Action::Fleet,
         KeyCode::Up => Action::Go(-1),
         KeyCode::Down => Action::Go(1),
         KeyCode::PageUp => Action::GoPages(-1),
@@ -75,16 +78,17 @@ pub(super) fn action(key: KeyEvent) -> Option<Action> {
 }
 
 /// The last line, most needed first: a narrow screen shows those that it has room for.
-pub(super) const LINE: [&str; 8] =
-    ["q quit", "? keys", "Tab flows/backends", "n nodes", "d drain", "e eject", "k kill", "/ filter"];
+pub(super) const LINE: [&str; 9] =
+    ["q quit", "? keys", "Tab flows/backends", "n nodes", "d drain", "e eject", "k kill", "f fleet", "/ filter"];
 
 /// Of a socket that only looks.
-pub(super) const READ_ONLY_LINE: [&str; 6] =
-    ["q quit", "? keys", "Tab flows/backends", "n nodes", "/ filter", "< > order"];
+pub(super) const READ_ONLY_LINE: [&str; 7] =
+    ["q quit", "? keys", "Tab flows/backends", "n nodes", "f fleet", "/ filter", "< > order"];
 
-pub(super) const HELP: [&str; 14] = [
-    "Tab          the backends, or the flows or nodes",
+pub(super) const HELP: [&str; 15] = [
+    "Tab          the backends, or the flows, the nodes or the fleet",
     "n            the nodes, silent ones first; Enter shows a node's flows",
+    "f            the fleet: each backend as each instance sees it",
     "↑ ↓ PgUp PgDn Home End   selects",
     "< > (← →)    orders the flows by another column; r reverses",
     "/            filters flows or nodes by words; Esc shows all again",

@@ -72,12 +72,15 @@ fn draw_body(frame: &mut Frame<'_>, area: Rect, board: &mut Board, now_ns: u64) 
     let title = match board.lower {
         LowerTable::Flows => flows_title(board),
         LowerTable::Nodes => nodes_title(board),
+        LowerTable::Fleet => fleet_title(&board.status),
     };
     frame.render_widget(Paragraph::new(title), at_title);
     let room = usize::from(at_flows.height).saturating_sub(1);
     let lines = match board.lower {
         LowerTable::Flows => flow_lines(board, at_flows.width, room),
         LowerTable::Nodes => node_lines(board, at_flows.width, room),
+        // It has no head of its own that stays.
+        LowerTable::Fleet => board.fleet.window(&board.status.fleet, at_flows.width, room + 1),
     };
     frame.render_widget(Paragraph::new(lines), at_flows);
 }
@@ -121,6 +124,9 @@ fn head(board: &Board, now_ns: u64) -> Vec<Line<'static>> {
     let unserved = unserved.map(|it| format!("{}: {}", it.name, it.service.in_words));
     lines.extend(reasons.chain(unserved).take(REASONS).map(|reason| Line::from(painted(weight, reason))));
     if let Some((_, sentence)) = words::silence(&status.nodes) {
+        lines.push(Line::from(painted(Weight::Notice, sentence)));
+    }
+    if let Some((_, sentence)) = words::dispute(&status.fleet) {
         lines.push(Line::from(painted(Weight::Notice, sentence)));
     }
     if let Some(event) = status.events.last() {
@@ -217,6 +223,17 @@ fn nodes_title(board: &Board) -> Line<'static> {
         spans.push(painted(weight, format!("{} silent", count(report.silent))));
     }
     spans.extend(filter(board));
+    Line::from(spans)
+}
+
+fn fleet_title(status: &Status) -> Line<'static> {
+    let fleet = &status.fleet;
+    let instances = fleet.peers.len() + usize::from(fleet.name.is_some());
+    let mut spans = vec![plural(instances as u64, "instance").bold()];
+    if !fleet.disagreements.is_empty() {
+        let number = plural(fleet.disagreements.len() as u64, "disagreement");
+        spans.extend([", ".into(), painted(Weight::Notice, number)]);
+    }
     Line::from(spans)
 }
 

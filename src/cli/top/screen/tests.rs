@@ -11,7 +11,10 @@ use super::super::rows::tests::flow;
 use super::*;
 use crate::admin::nodes::NodesReport;
 use crate::admin::protocol::{KillCheck, KillTarget};
+use crate::admin::status::PeersReport;
 use crate::cli::panes::text;
+use crate::model::fleet::{BackendSummary, InstanceName, InstanceSummary, PeerSummary, disagreements};
+use crate::model::health::HealthState;
 use crate::model::ids::FlowId;
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -246,11 +249,70 @@ fn the_nodes_take_the_place_of_the_flows_silent_ones_first_and_enter_shows_a_nod
     assert!(shown.contains("this instance knows no nodes; `baton nodes` says what it needs"), "{shown}");
 }
 
+fn with_fleet(mut look: Look) -> FeedReport {
+    let backend = |name: &str, health_state, why: &str| BackendSummary {
+        frontend: "apiserver".to_owned(),
+        name: name.to_owned(),
+        health_state: Some(health_state),
+        for_ms: 12_000,
+        why: why.to_owned(),
+    };
+    let summary = |cp_2, why: &str| InstanceSummary {
+        phase: "serving".to_owned(),
+        flows_offloaded: 198,
+        backends: vec![backend("cp1", HealthState::Ready, ""), backend("cp2", cp_2, why)],
+        ..InstanceSummary::default()
+    };
+    let fleet = &mut look.status.fleet;
+    fleet.own = Some(summary(HealthState::Ready, "").into());
+    let of_b = summary(HealthState::Ejected, "no answer within 500 ms");
+    fleet.peers[0].summary = Some(PeerSummary { age_ms: 300, is_present: true, summary: of_b.into() });
+    fleet.disagreements = disagreements(&[
+        (&InstanceName("lb-a".into()), fleet.own.as_deref().unwrap(), 0),
+        (&InstanceName("lb-b".into()), &fleet.peers[0].summary.as_ref().unwrap().summary, 300),
+    ]);
+    FeedReport::Looked(Box::new(look))
+}
+
+#[test]
+fn the_fleet_takes_the_place_of_the_flows_with_each_backend_as_each_instance_sees_it() {
+    let mut board = board(true);
+    assert_eq!(press(&mut board, "f"), Some(BoardWish::LookAtNodes(false)));
+    let shown = drawn(&mut board, 80, 24).backend().to_string();
+    assert!(shown.contains("the instances have not spoken of themselves yet"), "{shown}");
+    board.take(with_fleet(look(212, true, 3 * SECOND_NS)));
+    insta::assert_snapshot!(drawn(&mut board, 80, 30).backend());
+    for keys in ["d", "k", "K", "\n", "/"] {
+        assert_eq!(press(&mut board, keys), None, "{keys}");
+        assert_eq!(board.mode, Mode::Browse, "{keys}");
+    }
+
+    // What a low screen has no room for comes by keys, and no further.
+    press(&mut board, "⎋");
+    let shown = drawn(&mut board, 80, 16).backend().to_string();
+    assert!(shown.contains("INSTANCE") && !shown.contains("Disagreement:"), "{shown}");
+    press(&mut board, "↓↓↓↓↓↓↓↓↓↓↓↓");
+    let shown = drawn(&mut board, 80, 16).backend().to_string();
+    assert!(!shown.contains("INSTANCE") && shown.contains("Disagreement: apiserver/cp2: ejected at lb-b"), "{shown}");
+
+    // From the fleet to the nodes, and to the flows.
+    assert_eq!(press(&mut board, "n"), Some(BoardWish::LookAtNodes(true)));
+    assert_eq!(press(&mut board, "f"), Some(BoardWish::LookAtNodes(false)));
+    press(&mut board, "f");
+    let shown = drawn(&mut board, 80, 24).backend().to_string();
+    assert!(shown.contains("212 flows"), "{shown}");
+    board.status.fleet = PeersReport::default();
+    press(&mut board, "f");
+    let shown = drawn(&mut board, 80, 24).backend().to_string();
+    assert!(shown.contains("this instance has no peers"), "{shown}");
+}
+
 /// A terminal has any size while its window is dragged.
 #[test]
 fn no_size_of_a_terminal_panics() {
     let mut board = board(true);
-    for keys in ["", "?", "⎋\tk", "⎋/abc", "⎋n"] {
+    board.take(with_fleet(look(212, true, 3 * SECOND_NS)));
+    for keys in ["", "?", "⎋\tk", "⎋/abc", "⎋n", "f"] {
         press(&mut board, keys);
         for (width, height) in [(1, 1), (1, 40), (2, 2), (10, 5), (40, 8), (80, 10), (300, 100)] {
             drawn(&mut board, width, height);

@@ -37,7 +37,7 @@ pub(crate) struct PastMoment {
 }
 
 impl PastMoment {
-    const NONE: Self =
+    pub(crate) const NONE: Self =
         Self { slot: 0, flows: 0, accepted_per_s: 0.0, ended_per_s: [0.0; REASONS], connect_us: 0, probe_us: 0 };
 }
 
@@ -100,6 +100,35 @@ impl PageHistory {
         self.last_slot = slot;
         self.moments[place(slot)] = moment;
         self.sample_bands(registry, slot);
+    }
+
+    /// Takes a moment that was recorded, and the flows of each backend, by its frontend and name. `at_ns`: of any clock that all
+    /// moments share.
+    pub(crate) fn put<'a>(
+        &mut self,
+        at_ns: u64,
+        moment: PastMoment,
+        flows: impl IntoIterator<Item = (&'a str, &'a str, u32)>,
+    ) {
+        let slot = at_ns / EVERY_NS;
+        self.last_slot = self.last_slot.max(slot);
+        self.moments[place(slot)] = PastMoment { slot, ..moment };
+        for band in &mut self.bands {
+            band.flows[place(slot)] = 0;
+        }
+        for (frontend, backend, flows) in flows {
+            let is_it = |band: &FlowBand| (&*band.frontend, &*band.backend) == (frontend, backend);
+            let found = self.bands.iter().position(is_it);
+            if found.is_none() && self.bands.len() == BANDS_MAX {
+                continue;
+            }
+            let found = found.unwrap_or_else(|| {
+                let (frontend, backend) = (frontend.into(), backend.into());
+                self.bands.push(FlowBand { frontend, backend, key: 0, flows: vec![0; POINTS].into() });
+                self.bands.len() - 1
+            });
+            self.bands[found].flows[place(slot)] = flows;
+        }
     }
 
     fn sample_bands(&mut self, registry: &Registry, slot: u64) {

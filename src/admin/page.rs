@@ -1,12 +1,13 @@
 //! The status page, rendered entirely on the server, so that it works without scripts. The script only gets the
 //! changing parts (class `live`) anew, by server-sent events, and shows when the instance does not answer.
 
-mod charts;
+pub(crate) mod charts;
 mod fleet;
+pub(crate) mod html;
 mod lists;
 mod timeline;
 
-use std::fmt::{self, Display, Write};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Admin;
@@ -21,7 +22,8 @@ use crate::table::backend::Service;
 use crate::table::fleet::MemberView;
 use crate::table::flows::FlowState;
 use crate::table::journal::Event;
-use charts::TimeAxis;
+use charts::{TimeAxis, TimeSpan};
+use html::{Escaped, Pill, STYLE, icon, tone, write};
 pub(crate) use lists::parts as parts_of_lists;
 
 /// What the page shows to all readers alike.
@@ -69,11 +71,14 @@ impl PageView {
         let history = admin.history();
         let axis = TimeAxis::new(&history, now_ns, status.at_unix_ms);
         let lately = admin.table.journal.since_time(axis.from_unix_ms);
-        charts::render(&mut view.charts, &status, &history, axis, &lately);
+        let frontends: Vec<_> = status.frontends.iter().map(|it| it.name.as_str()).collect();
+        let has_moves = status.fleet.name.is_some() || status.vip.is_some();
+        let span = TimeSpan { title: "The last ten minutes", axis, has_moves };
+        charts::render(&mut view.charts, span, &frontends, &history, &lately);
         drop(history);
         view.past.push_str("<div class=\"live\" id=\"past\">\n<div class=\"two\">\n");
         events(&mut view.past, &status.events, axis.from_unix_ms);
-        ended(&mut view.past, &status);
+        ended(&mut view.past, &status.totals.ended_total);
         view.past.push_str("</div>\n</div>\n");
         footer(&mut view.foot, &status);
         view
@@ -87,15 +92,9 @@ impl PageView {
 
 /// The whole page. A reader without server-sent events asks for it anew after `again`.
 pub(crate) fn render(view: &PageView, lists: &PageLists, again: Duration) -> String {
-    let mut page = String::with_capacity(128 * 1024);
-    let (title, icon, build) = (Escaped(&view.title), &view.icon, build());
-    page.push_str("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
-    page.push_str("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
-    page.push_str("<meta name=\"color-scheme\" content=\"light dark\">\n");
     let again_s = again.as_secs() + 1;
-    write(&mut page, format_args!("<noscript><meta http-equiv=\"refresh\" content=\"{again_s}\"></noscript>\n"));
-    write(&mut page, format_args!("<title>{title}</title>\n<link rel=\"icon\" href=\"{icon}\">\n"));
-    write(&mut page, format_args!("<style>\n{STYLE}</style>\n</head>\n<body>\n"));
+    let refresh = format!("<noscript><meta http-equiv=\"refresh\" content=\"{again_s}\"></noscript>\n");
+    let (mut page, build) = (html::head(&view.title, &view.icon, &refresh), build());
     page.push_str("<p id=\"lost\" role=\"alert\" hidden></p>\n");
     let again_ms = again.as_millis();
     write(&mut page, format_args!("<main data-again=\"{again_ms}\" data-build=\"{build}\">\n"));
@@ -317,7 +316,7 @@ fn peer(page: &mut String, it: &MemberView) {
 }
 
 /// All since `from_unix_ms`, to which the marks of the time line lead, and at least some.
-fn events(page: &mut String, events: &[Event], from_unix_ms: u64) {
+pub(crate) fn events(page: &mut String, events: &[Event], from_unix_ms: u64) {
     page.push_str("<section id=\"events\"><h2>Last events, UTC</h2>\n");
     if events.is_empty() {
         page.push_str("<p class=\"none\">None yet.</p>");
@@ -340,9 +339,9 @@ fn events(page: &mut String, events: &[Event], from_unix_ms: u64) {
     page.push_str("</ol></section>\n");
 }
 
-fn ended(page: &mut String, status: &Status) {
+/// `ended`: the number of flows by the label of their reason.
+pub(crate) fn ended<L: AsRef<str>>(page: &mut String, ended: &BTreeMap<L, u64>) {
     page.push_str("<section><h2>Why flows ended</h2>\n");
-    let ended = &status.totals.ended_total;
     if ended.is_empty() {
         page.push_str("<p class=\"none\">None has ended yet.</p></section>\n");
         return;
@@ -352,13 +351,13 @@ fn ended(page: &mut String, status: &Status) {
     ended.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
     page.push_str("<table class=\"ended\"><tbody>\n");
     for (reason, flows) in ended {
-        let about = EndReason::ALL.iter().find(|it| it.label() == reason).map_or("", |it| it.about());
+        let about = EndReason::ALL.iter().find(|it| it.label() == reason.as_ref()).map_or("", |it| it.about());
         write(
             page,
             format_args!(
                 "<tr><td>{}<small>{}</small></td><td><span class=\"bar\"><i style=\"width:{}%\"></i></span></td>\
                  <td class=\"r\">{}</td></tr>\n",
-                Escaped(reason),
+                Escaped(reason.as_ref()),
                 Escaped(about),
                 flows * 100 / sum.max(1),
                 count(*flows),
@@ -387,68 +386,5 @@ fn footer(page: &mut String, status: &Status) {
     );
 }
 
-fn tone(weight: Weight) -> &'static str {
-    match weight {
-        Weight::Good => "good",
-        Weight::Plain => "plain",
-        Weight::Notice => "notice",
-        Weight::Bad => "bad",
-    }
-}
-
-fn write(page: &mut String, what: fmt::Arguments<'_>) {
-    page.write_fmt(what).expect("a string takes everything");
-}
-
-/// A state as a coloured mark and a word, so that it is readable without colour.
-struct Pill<'a>(&'a str, &'a str);
-
-impl Display for Pill<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "<span class=\"pill {}\">{}</span>", self.0, Escaped(self.1))
-    }
-}
-
-/// Foreign text, escaped for HTML text and quoted attributes.
-struct Escaped<T>(T);
-
-impl<T: Display> Display for Escaped<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(Escaping(f), "{}", self.0)
-    }
-}
-
-struct Escaping<'a, 'b>(&'a mut fmt::Formatter<'b>);
-
-impl Write for Escaping<'_, '_> {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for character in text.chars() {
-            match character {
-                '&' => self.0.write_str("&amp;")?,
-                '<' => self.0.write_str("&lt;")?,
-                '>' => self.0.write_str("&gt;")?,
-                '"' => self.0.write_str("&quot;")?,
-                '\'' => self.0.write_str("&#39;")?,
-                other => self.0.write_char(other)?,
-            }
-        }
-        Ok(())
-    }
-}
-
 const EVENTS: usize = 14;
-const STYLE: &str = include_str!("page/page.css");
 const SCRIPT: &str = include_str!("page/page.js");
-
-/// A relay baton; upright and in another colour while not everything is well.
-fn icon(weight: Weight) -> String {
-    let (colour, turned) = match weight {
-        Weight::Good => ("2f6f5e", -35),
-        Weight::Plain | Weight::Notice => ("d98200", 90),
-        Weight::Bad => ("d1261b", 90),
-    };
-    format!(
-        "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect x='1' y='6' width='14' \
-         height='4' rx='2' fill='%23{colour}' transform='rotate({turned} 8 8)'/%3E%3C/svg%3E"
-    )
-}

@@ -96,6 +96,11 @@ impl RecordingSource {
         Ok(recorder::read_files(self.files()?, |what| past::tells_of(what, from_ms, until_ms))?)
     }
 
+    /// A directory or a bundle.
+    pub(super) fn place(&self) -> &Path {
+        &self.place
+    }
+
     /// The recorder's files there: name and content.
     pub(super) fn files(&self) -> Result<Vec<(String, Vec<u8>)>, CliError> {
         match self.place.is_file() {

@@ -1,9 +1,11 @@
 //! `baton replay`: an instance as it was, from the recorder's files, with the time under keys.
 //!
 //! ```text
-//!   the recorder's files, a bundle ──▶ Past ──▶ player (the moment; keys move it) ──▶ view
+//!   the recorder's files, a bundle ──▶ Past ─┬─▶ player (the moment; keys move it) ──▶ view
+//!                                            └─▶ page (one moment, as a file)
 //! ```
 
+mod page;
 mod player;
 mod view;
 
@@ -17,11 +19,13 @@ use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
+use super::new_file::NewFile;
 use super::output::{CliError, Output};
 use super::panes;
 use super::recording::{self, RecordingFrom};
 use super::terminal::{self, Terminal, TerminalInput};
 use crate::model::duration;
+use crate::model::humane::date_and_time;
 use crate::recorder::past::{Past, ReplayMoment};
 use crate::table::journal::Event;
 use player::Player;
@@ -37,6 +41,9 @@ pub(super) struct ReplayArguments {
     /// Prints the first moment as text, and ends.
     #[arg(long)]
     once: bool,
+    /// Writes the status page as it was at the first moment to FILE (- for the standard output), with the ten minutes before.
+    #[arg(long, value_name = "FILE", conflicts_with = "once")]
+    page: Option<PathBuf>,
     #[command(flatten)]
     from: RecordingFrom,
 }
@@ -56,7 +63,7 @@ pub(super) fn run(
     config: Option<&Path>,
     output: &Output,
 ) -> Result<ExitCode, CliError> {
-    let is_for_people = !arguments.once && !output.json;
+    let is_for_people = !arguments.once && arguments.page.is_none() && !output.json;
     if is_for_people {
         terminal::check("replay")?;
     }
@@ -71,13 +78,17 @@ pub(super) fn run(
         }
     };
     let until_ms = from_ms.saturating_add(length_ms);
-    let recording = source.read_past(from_ms.saturating_sub(EVENTS_BEFORE_MS), until_ms)?;
+    let before_ms = if arguments.page.is_some() { page::BACK_MS } else { EVENTS_BEFORE_MS };
+    let recording = source.read_past(from_ms.saturating_sub(before_ms), until_ms)?;
     let covers = recording.covers.clone().filter(|it| *it.start() <= until_ms && *it.end() >= from_ms);
     let Some(covers) = covers else {
         let subject = format!("nothing {}", recording::times_in_words(from_ms, until_ms));
         return Err(CliError::NotExplained { subject, covers: source.covers_in_words(&recording) });
     };
     let past = Past::new(recording);
+    if let Some(path) = &arguments.page {
+        return write_page(path, &page::render(&past, from_ms, source.place()), from_ms, output);
+    }
     if output.json {
         let events = past.events(from_ms.saturating_sub(EVENTS_BEFORE_MS), from_ms).collect();
         output.document(&MomentDocument { moment: past.at(from_ms), events })?;
@@ -93,6 +104,18 @@ pub(super) fn run(
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CliError::Terminal)?;
     runtime.block_on(show(player)).map_err(CliError::Terminal)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn write_page(path: &Path, page: &str, at_ms: u64, output: &Output) -> Result<ExitCode, CliError> {
+    if path == Path::new("-") {
+        output.text(page)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let written = NewFile::write(path, page.as_bytes(), 0o644).and_then(NewFile::place);
+    written.map_err(|error| CliError::path(path, error))?;
+    let (date, time) = date_and_time(at_ms);
+    output.line(format!("{} has the page as it was at {date} {time}Z", path.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::{FileOwner, Recorded, RecordedSample, Recording};
+use crate::model::end_reason::EndReason;
 use crate::model::health::HealthState;
 use crate::table::journal::{Event, What};
 
@@ -154,6 +155,22 @@ impl Past {
         let first = self.events.partition_point(|(_, event)| event.at_unix_ms < from_ms);
         let end = self.events.partition_point(|(_, event)| event.at_unix_ms <= until_ms).max(first);
         self.events[first..end].iter().map(|(_, event)| event)
+    }
+
+    /// The samples from `from_ms` up to `until_ms`, each with the number of its process: counters begin anew with each.
+    pub(crate) fn samples(&self, from_ms: u64, until_ms: u64) -> &[(usize, RecordedSample)] {
+        let first = self.samples.partition_point(|(_, sample)| sample.at_unix_ms < from_ms);
+        let end = self.samples.partition_point(|(_, sample)| sample.at_unix_ms <= until_ms).max(first);
+        &self.samples[first..end]
+    }
+
+    /// The times and reasons of ends from `from_ms` up to `until_ms`.
+    pub(crate) fn ends(&self, from_ms: u64, until_ms: u64) -> impl Iterator<Item = (u64, EndReason)> {
+        let within = move |event: &&Event| (from_ms..=until_ms).contains(&event.at_unix_ms);
+        self.ends.iter().filter(within).filter_map(|event| match &event.what {
+            What::FlowEnded { reason, .. } => Some((event.at_unix_ms, *reason)),
+            _ => None,
+        })
     }
 
     /// The ends of those flows that lived at `at_ms` and have ended since. A flow that lives still is not among them.

@@ -171,6 +171,30 @@ fn from_a_bundle_alone_a_hung_apiserver_is_explained_with_the_figures_of_the_sta
     let shown = read(&["replay", "--at", &at, "--once"]);
     assert!(shown.contains(" ejected  b1 ") || shown.contains("ejected  b1 "), "{shown}");
     assert!(shown.contains("apiserver/b1: ready → ejected: no answer within") && shown.contains("● events"), "{shown}");
+    // As a page: at the moment, and at the end, when the charts have all of it.
+    let page = read(&["replay", "--at", &at, "--page", "-"]);
+    assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n") && !page.contains("<script"), "{page}");
+    assert!(page.contains(&format!("as it was at {}", &at[..19])), "{at}: {page}");
+    let rows: Vec<_> = page.split("<tr>").filter(|row| row.contains("<b>b1</b>")).collect();
+    assert!(
+        rows.len() == 1 && rows[0].contains("pill bad\">ejected") && rows[0].contains("no answer within"),
+        "{rows:?}"
+    );
+    assert!(page.contains(&format!("{flows} of {flows} have ended since")), "{page}");
+    assert_eq!(page.matches("pill notice\">backend_ejected").count() as u64, flows, "{page}");
+    let file = lab.directory().join("night.html");
+    let said = read(&["replay", "--page", file.to_str().expect("UTF-8")]);
+    assert!(said.contains("night.html has the page as it was at "), "{said}");
+    let page = std::fs::read_to_string(&file).expect("it is there");
+    let chart =
+        |id: &str| page.split(&format!("<figure class=\"chart\" id=\"{id}\">")).nth(1).expect("a chart").to_owned();
+    for drawn in ["chart-flows", "chart-new", "chart-ends", "bands-0"] {
+        let of_it = chart(drawn);
+        let of_it = of_it.split("</figure>").next().expect("its end");
+        assert!(of_it.contains("<path class=\"line") || of_it.contains("<path class=\"area"), "{drawn}: {of_it}");
+    }
+    assert!(chart("chart-ends").contains("<span>backend_ejected</span>"), "{page}");
+    assert!(page.contains("class=\"when bad\""), "the ejection is on the scale: {page}");
     let last: Value = serde_json::from_str(&read(&["--json", "replay"])).expect("JSON");
     assert!(last["process"]["pid"].is_u64() && last["flows"] == 4, "the kubelets are connected anew: {last}");
     let mut command = std::process::Command::new(BINARY);

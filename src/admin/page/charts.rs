@@ -5,10 +5,9 @@
 
 use std::fmt::{self, Display};
 
+use super::html::{Escaped, write};
 use super::timeline::{self, TimelineMark};
-use super::{Escaped, write};
 use crate::admin::history::{EVERY_NS, POINTS, PageHistory, PastMoment, SPAN_NS};
-use crate::admin::status::Status;
 use crate::model::axis::{end_of_axis, ticks};
 use crate::model::end_reason::EndReason;
 use crate::model::humane::{count, date_and_time, duration_us, plural, rate};
@@ -26,7 +25,7 @@ const TICK_MS: u64 = 120_000;
 
 /// The time axis that all charts share.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TimeAxis {
+pub(crate) struct TimeAxis {
     pub last_slot: u64,
     /// UTC milliseconds since 1970 of its ends.
     pub from_unix_ms: u64,
@@ -62,7 +61,7 @@ struct Chart<'a> {
 
 impl TimeAxis {
     /// `at_unix_ms`: the UTC time of `now_ns`.
-    pub(super) fn new(history: &PageHistory, now_ns: u64, at_unix_ms: u64) -> Self {
+    pub(crate) fn new(history: &PageHistory, now_ns: u64, at_unix_ms: u64) -> Self {
         let last_slot = history.last_slot(now_ns);
         let to_unix_ms = at_unix_ms.saturating_sub(now_ns.saturating_sub(last_slot * EVERY_NS) / 1_000_000);
         Self { last_slot, from_unix_ms: to_unix_ms.saturating_sub(SPAN_NS / 1_000_000), to_unix_ms }
@@ -75,12 +74,28 @@ impl TimeAxis {
     }
 }
 
-/// `events`: those since [`TimeAxis::from_unix_ms`].
-pub(super) fn render(page: &mut String, status: &Status, history: &PageHistory, axis: TimeAxis, events: &[Event]) {
-    page.push_str("<section class=\"live charts\" id=\"charts\">\n<h2>The last ten minutes");
+/// What the charts are about.
+#[derive(Clone, Copy)]
+pub(crate) struct TimeSpan<'a> {
+    pub title: &'a str,
+    pub axis: TimeAxis,
+    /// Whether a VIP can move, so that the time line has a row for that.
+    pub has_moves: bool,
+}
+
+/// `frontends`: their names. `events`: those since [`TimeAxis::from_unix_ms`].
+pub(crate) fn render(
+    page: &mut String,
+    span: TimeSpan<'_>,
+    frontends: &[&str],
+    history: &PageHistory,
+    events: &[Event],
+) {
+    let axis = span.axis;
+    write(page, format_args!("<section class=\"live charts\" id=\"charts\">\n<h2>{}", Escaped(span.title)));
     page.push_str("<span class=\"facts\">UTC, a sample every two seconds</span></h2>\n");
     let marks = timeline::marks(events, axis);
-    timeline::render(page, &marks, status.fleet.name.is_some() || status.vip.is_some());
+    timeline::render(page, &marks, span.has_moves);
     times(page, axis);
     let moments = |value: fn(&PastMoment) -> Option<f64>| -> Series {
         history.moments(axis.last_slot).map(|it| it.and_then(value)).collect()
@@ -117,14 +132,14 @@ pub(super) fn render(page: &mut String, status: &Status, history: &PageHistory, 
     ] {
         chart.render(page, axis, &marks);
     }
-    for (number, frontend) in status.frontends.iter().take(FRONTENDS).enumerate() {
-        let series = bands(history, axis, &frontend.name);
-        let (id, title) = (format!("bands-{number}"), format!("{} by backend", frontend.name));
+    for (number, frontend) in frontends.iter().take(FRONTENDS).enumerate() {
+        let series = bands(history, axis, frontend);
+        let (id, title) = (format!("bands-{number}"), format!("{frontend} by backend"));
         let chart = Chart { id: &id, title: &title, kind: ChartKind::Stack, least: 2.0, in_words: in_flows, series };
         chart.render(page, axis, &marks);
     }
     times(page, axis);
-    if let Some(more) = status.frontends.len().checked_sub(FRONTENDS).filter(|more| *more > 0) {
+    if let Some(more) = frontends.len().checked_sub(FRONTENDS).filter(|more| *more > 0) {
         let more = plural(more as u64, "frontend");
         write(page, format_args!("<p class=\"none\">The bands of {more} more are not drawn.</p>\n"));
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Escaped, Pill, tone, write};
+use super::html::{Escaped, Pill, tone, write};
 use crate::admin::status::{FleetMatrix, PeersReport, Status};
 use crate::admin::words;
 use crate::model::fleet::{InstanceName, InstanceSummary, Liveness, OffloadBrief};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Escaped, Pill, tone, write};
+use super::html::{Escaped, Pill, tone, write};
 use crate::admin::nodes::{NodeRow, NodesReport};
 use crate::admin::protocol::FlowRow;
 use crate::admin::search::{FlowOrder, PageLists};

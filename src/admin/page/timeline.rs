@@ -2,7 +2,7 @@
 //! reader finds under the mouse, or by a tap in the list of events.
 
 use super::charts::TimeAxis;
-use super::{Escaped, tone, write};
+use super::html::{Escaped, tone, write};
 use crate::model::humane::date_and_time;
 use crate::model::weight::Weight;
 use crate::table::journal::{Event, What};

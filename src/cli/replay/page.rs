@@ -1,0 +1,202 @@
+//! A moment as a page: what the status page showed then, as far as it was recorded, in one file that needs no instance.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::admin::history::{EVERY_NS, PageHistory, PastMoment, SPAN_NS};
+use crate::admin::page;
+use crate::admin::page::charts::{self, TimeAxis, TimeSpan};
+use crate::admin::page::html::{self, Escaped, Pill, icon, tone, write};
+use crate::model::end_reason::{ClientSaw, EndReason};
+use crate::model::humane::{count, date_and_time, duration_ms, duration_us, plural, rate};
+use crate::model::weight::Weight;
+use crate::recorder::past::{Past, ReplayBackend, ReplayMoment};
+use crate::table::journal::What;
+
+/// The charts reach so far back.
+pub(super) const BACK_MS: u64 = SPAN_NS / 1_000_000;
+
+/// The whole page at `at_ms`, milliseconds since 1970. `source`: where the records are from.
+pub(super) fn render(past: &Past, at_ms: u64, source: &Path) -> String {
+    let moment = past.at(at_ms);
+    let (date, time) = date_and_time(at_ms);
+    let process = moment.process.as_ref();
+    let host = process.map_or("", |it| it.instance.as_deref().unwrap_or(&it.host));
+    let weight = worst(&moment);
+    let mut page = html::head(&format!("{date} {time}Z: Baton on {host}"), &icon(weight), "");
+    page.push_str("<main>\n<header>\n<h1>Baton</h1>");
+    write(&mut page, format_args!("<span class=\"host\">{}</span>", Escaped(host)));
+    write(&mut page, format_args!("{}", Pill("notice", &format!("as it was at {date} {time} UTC"))));
+    let facts = match process {
+        Some(it) => format!("version {} · pid {}", it.version, it.pid),
+        None => "no process recorded at this time: none ran, or its disk took nothing".to_owned(),
+    };
+    write(&mut page, format_args!("<span class=\"facts\">{}</span>\n</header>\n", Escaped(facts)));
+    figures(&mut page, &moment);
+    let mut frontends: Vec<&str> = moment.backends.iter().map(|it| &*it.frontend).collect();
+    frontends.dedup();
+    frontends.iter().for_each(|name| frontend(&mut page, &moment, name));
+
+    let now_ns = at_ms * 1_000_000;
+    let history = history(past, at_ms);
+    let axis = TimeAxis::new(&history, now_ns, at_ms);
+    let lately: Vec<_> = past.events(axis.from_unix_ms, at_ms).cloned().collect();
+    let span = TimeSpan { title: "The ten minutes before", axis, has_moves: true };
+    charts::render(&mut page, span, &frontends, &history, &lately);
+    page.push_str("<div class=\"two\">\n");
+    page::events(&mut page, &lately, axis.from_unix_ms);
+    let mut ended = BTreeMap::<&str, u64>::new();
+    past.ends(axis.from_unix_ms, at_ms).for_each(|(_, reason)| *ended.entry(reason.label()).or_default() += 1);
+    page::ended(&mut page, &ended);
+    page.push_str("</div>\n");
+    flows(&mut page, past, &moment);
+    let source = Escaped(source.display());
+    write(
+        &mut page,
+        format_args!("<footer><span>from <span class=\"mono\">{source}</span> · rates over 10 s</span></footer>\n"),
+    );
+    page.push_str("</main>\n</body>\n</html>\n");
+    page
+}
+
+fn worst(moment: &ReplayMoment) -> Weight {
+    let states = moment.backends.iter().map(of_backend);
+    states.max().filter(|_| moment.process.is_some()).unwrap_or(Weight::Bad)
+}
+
+fn of_backend(it: &ReplayBackend) -> Weight {
+    it.health_state().map_or(Weight::Plain, Weight::of_health)
+}
+
+fn figures(page: &mut String, moment: &ReplayMoment) {
+    let ended: Vec<_> = moment.ended.iter().map(|(reason, flows)| format!("{} {reason}", count(*flows))).collect();
+    page.push_str("<dl class=\"figures\">\n");
+    for (name, value, beneath) in [
+        ("Flows", count(moment.flows.into()), String::new()),
+        ("New flows", rate(moment.new_per_s) + " /s", String::new()),
+        ("Ended flows", rate(moment.ended_per_s) + " /s", ended.join(", ")),
+    ] {
+        write(page, format_args!("<div><dt>{name}</dt><dd>{value}<small>{beneath}</small></dd></div>\n"));
+    }
+    page.push_str("</dl>\n");
+}
+
+fn frontend(page: &mut String, moment: &ReplayMoment, name: &str) {
+    let backends = || moment.backends.iter().filter(|it| it.frontend == name);
+    let flows = plural(backends().map(|it| u64::from(it.flows)).sum(), "flow");
+    write(page, format_args!("<section>\n<h2>{}<span class=\"facts\">{flows}</span></h2>\n", Escaped(name)));
+    page.push_str(
+        "<div class=\"scroll\"><table>\n<thead><tr><th>State</th><th>Backend</th><th class=\"why\">Why</th><th class=\"r\">For</th>\
+         <th class=\"r\">Flows</th><th>Share</th><th class=\"r\">New /s</th><th class=\"r\">Failed /s</th>\
+         <th class=\"r\">Last probe</th></tr></thead>\n<tbody>\n",
+    );
+    for it in backends() {
+        let (tone, percent) = (tone(of_backend(it)), it.share_percent);
+        let lasting = it.since_unix_ms.map(|since| duration_ms(moment.at_unix_ms.saturating_sub(since)));
+        write(
+            page,
+            format_args!(
+                "<tr><td>{}</td><td><b>{}</b></td><td class=\"why\">{}</td><td class=\"r\" data-of=\"For\">{}</td>\
+                 <td class=\"r\" data-of=\"Flows\">{}</td><td data-of=\"Share\"><span class=\"bar\" title=\"{percent} % of the \
+                 frontend&#39;s flows\"><i class=\"{tone}\" style=\"width:{percent}%\"></i></span></td>\
+                 <td class=\"r\" data-of=\"New /s\">{}</td><td class=\"r\" data-of=\"Failed /s\">{}</td>\
+                 <td class=\"r\" data-of=\"Last probe\">{}</td></tr>\n",
+                Pill(tone, &it.state),
+                Escaped(&it.name),
+                Escaped(it.why.as_deref().unwrap_or("–")),
+                lasting.unwrap_or_else(|| "–".to_owned()),
+                count(it.flows.into()),
+                rate(it.new_per_s),
+                rate(it.failed_per_s),
+                if it.last_probe_us > 0 { duration_us(it.last_probe_us) } else { "–".to_owned() },
+            ),
+        );
+    }
+    page.push_str("</tbody></table></div>\n</section>\n");
+}
+
+/// What the charts draw, from the samples: one of a second, where the page of a running instance has one of two.
+fn history(past: &Past, at_ms: u64) -> PageHistory {
+    let from_ms = at_ms.saturating_sub(BACK_MS);
+    let slot_ms = EVERY_NS / 1_000_000;
+    let mut ended = BTreeMap::<u64, [f32; EndReason::ALL.len()]>::new();
+    for (ended_ms, reason) in past.ends(from_ms, at_ms) {
+        let of_slot = ended.entry(ended_ms / slot_ms).or_insert([0.0; EndReason::ALL.len()]);
+        of_slot[reason as usize] += 1000.0 / slot_ms as f32;
+    }
+    let samples = past.samples(from_ms, at_ms);
+    let slot = |at: usize| samples[at].1.at_unix_ms / slot_ms;
+    let accepted = |at: usize| -> u64 { samples[at].1.frontends.iter().map(|it| it.accepted_total).sum() };
+    let mut history = PageHistory::default();
+    // The last sample of the slot before.
+    let mut before = None;
+    for at in 0..samples.len() {
+        if samples.get(at + 1).is_some() && slot(at + 1) == slot(at) {
+            continue;
+        }
+        let (owner, sample) = &samples[at];
+        let mut moment = PastMoment::NONE;
+        moment.flows = sample.frontends.iter().map(|it| it.flows).sum();
+        let probe_us = sample.backends.iter().map(|it| it.last_probe_us).max().unwrap_or(0);
+        moment.probe_us = probe_us.try_into().unwrap_or(u32::MAX);
+        if let Some(of_slot) = ended.get(&slot(at)) {
+            moment.ended_per_s = *of_slot;
+        }
+        if let Some(before) = before.filter(|before: &usize| samples[*before].0 == *owner) {
+            let span_s = (sample.at_unix_ms - samples[before].1.at_unix_ms).max(1) as f32 / 1e3;
+            moment.accepted_per_s = accepted(at).saturating_sub(accepted(before)) as f32 / span_s;
+        }
+        before = Some(at);
+        let flows = sample.backends.iter().map(|it| (&*it.frontend, &*it.name, it.flows));
+        history.put(sample.at_unix_ms * 1_000_000, moment, flows);
+    }
+    history
+}
+
+/// Those that have ended since; of one that still lives nothing was written.
+fn flows(page: &mut String, past: &Past, moment: &ReplayMoment) {
+    let at_ms = moment.at_unix_ms;
+    let ends: Vec<_> = past.ended_since(at_ms).collect();
+    let shown = if ends.len() > FLOWS { format!(", the first {}", count(FLOWS as u64)) } else { String::new() };
+    write(
+        page,
+        format_args!(
+            "<section>\n<h2>Flows of this moment<span class=\"facts\">{} of {} have ended since{shown}</span></h2>\n",
+            count(ends.len() as u64),
+            count(moment.flows.into()),
+        ),
+    );
+    if ends.is_empty() {
+        page.push_str(
+            "<p class=\"none\">The recorder knows of none: a flow is written when it ends.</p>\n</section>\n",
+        );
+        return;
+    }
+    page.push_str(
+        "<div class=\"scroll\"><table>\n<thead><tr><th>Client</th><th>Backend</th><th class=\"r\">Age</th><th class=\"r\">Ends in</th>\
+         <th>Reason</th></tr></thead>\n<tbody>\n",
+    );
+    for event in ends.iter().take(FLOWS) {
+        let What::FlowEnded { client, node, backend, reason, duration_ms: lasted_ms, .. } = &event.what else {
+            continue;
+        };
+        let left_ms = event.at_unix_ms - at_ms;
+        let weight = if reason.client_saw() == ClientSaw::Rst { Weight::Notice } else { Weight::Plain };
+        write(
+            page,
+            format_args!(
+                "<tr><td><b>{}</b><small class=\"mono\">{client}</small></td><td data-of=\"Backend\">{}</td>\
+                 <td class=\"r\" data-of=\"Age\">{}</td><td class=\"r\" data-of=\"Ends in\">{}</td><td>{}</td></tr>\n",
+                Escaped(node.as_deref().unwrap_or("")),
+                Escaped(backend.as_deref().unwrap_or("–")),
+                duration_ms(lasted_ms.saturating_sub(left_ms)),
+                duration_ms(left_ms),
+                Pill(tone(weight), reason.label()),
+            ),
+        );
+    }
+    page.push_str("</tbody></table></div>\n</section>\n");
+}
+
+/// Rows of flows.
+const FLOWS: usize = 500;

@@ -1,13 +1,13 @@
-"""Baton beside another build of it: what a change did, as ratios within each round."""
+"""Baton beside another build or another setting of it: what a change did, as ratios within each round."""
 
 import statistics
 
-from .peers import PEERS, Before
+from .peers import PEERS
 from .rows import measure, value
 
 
-def run(rows, binary, rounds, seconds):
-    pair = (Before(binary), PEERS["baton"])
+def run(rows, other, rounds, seconds):
+    pair = (other, PEERS["baton"])
     runs = {}
     for number in range(rounds):
         for row in rows:

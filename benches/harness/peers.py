@@ -217,6 +217,17 @@ class Before(Baton):
     key, label = "before", "Baton before"
 
 
+class Unrecorded(Baton):
+    """Baton without its flight recorder, to see what that costs."""
+
+    key, label = "unrecorded", "Baton without recorder"
+
+    def start(self, stage):
+        config = stage.directory / "baton.toml"
+        config.write_text(baton_config(stage, recorder="size_mb = 0"))
+        return stage.start(stage.proxy, self.binary, "run", "-c", config)
+
+
 class Offloaded(Baton):
     """Baton whose flows leave it. ip(8) gives it a /sys of its own, and what it pins there goes with it; the lock of what is
     pinned goes by its name, and is the whole machine's."""
@@ -273,9 +284,11 @@ class Routed(Direct):
         run("ip", "-n", stage.client, "route", "add", "10.77.1.0/24", "via", "10.77.0.1")
 
 
-def baton_config(stage, http="127.0.0.1:9470", path='mode = "off"'):
-    """Baton as it would be run: table, probes, metrics and the flow log are on."""
+def baton_config(stage, http="127.0.0.1:9470", path='mode = "off"', recorder=None):
+    """Baton as it would be run: table, probes, metrics, the flow log and the flight recorder are on."""
     return f"""
+[recorder]
+{recorder or f'directory = "{stage.directory}/recorder"'}
 [offload]
 {path}
 [admin]

@@ -222,3 +222,13 @@ def descendants(pid):
         except (FileNotFoundError, ProcessLookupError):
             pass
     return found
+
+
+def cpu_percent(pid, seconds):
+    """Of one core."""
+    def spent():
+        tasks = pathlib.Path(f"/proc/{pid}/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+    began, before = time.monotonic(), spent()
+    time.sleep(seconds)
+    return (spent() - before) / (time.monotonic() - began) * 100

@@ -39,6 +39,9 @@ const KEEP_ALIVES: u32 = 5;
 /// After this the start is over: probes have ended, and flows have moved.
 const SETTLED: Duration = Duration::from_secs(10);
 
+/// What is used comes back within a millisecond or so.
+const FORGET_EVERY: Duration = Duration::from_secs(60);
+
 /// The source of a new process's listeners.
 enum ListenerOrigin {
     /// The service manager, if it kept any.
@@ -170,7 +173,8 @@ async fn serve(config: Config, path: &Path, origin: ListenerOrigin, logging: &Ar
     tokio::spawn(essential::task("upgrades", upgrade_on(replace, bound.upgrader())));
     // In a fleet the code of a failover must not wait for a disk that hangs.
     if bound.config().borrow().peers.is_none() {
-        tokio::spawn(essential::task("start's code", forget_code_of_the_start()));
+        let is_small = bound.config().borrow().process.workers == Some(1);
+        tokio::spawn(essential::task("unused code", forget_unused_code(is_small)));
     }
     let mut stops = Stops { terminate, interrupt };
     tokio::select! {
@@ -181,11 +185,18 @@ async fn serve(config: Config, path: &Path, origin: ListenerOrigin, logging: &Ar
     ExitCode::SUCCESS
 }
 
-/// Most of the code in memory served the start alone.
-async fn forget_code_of_the_start() {
+/// Most of the code in memory served the start alone. An instance with one worker is there for its node alone, and takes as little as
+/// it can afterwards too: each command, page and scrape brings code of its own.
+async fn forget_unused_code(is_small: bool) {
     tokio::time::sleep(SETTLED).await;
-    if let Some(Err(error)) = essential::aside(text::forget_unused).await {
-        tracing::debug!("the code of the start stays in memory: {error}");
+    loop {
+        if let Some(Err(error)) = essential::aside(text::forget_unused).await {
+            tracing::debug!("unused code stays in memory: {error}");
+        }
+        if !is_small {
+            return;
+        }
+        tokio::time::sleep(FORGET_EVERY).await;
     }
 }
 

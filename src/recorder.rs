@@ -55,6 +55,8 @@ pub(crate) struct RecorderParts {
 /// Starts the recorder's thread, which ends after `Unrecorded::end`.
 pub(crate) fn start(parts: RecorderParts, config: watch::Receiver<Arc<Config>>) -> io::Result<JoinHandle<()>> {
     let mut recorder = Recorder::new(parts, config);
+    // By then it has the flows of the process before it.
+    recorder.sample_at_ns = now_ns() + SAMPLE_EVERY_NS;
     essential::thread("recorder", move || while recorder.turn(TAKE_EVERY) {})
 }
 

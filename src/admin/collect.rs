@@ -331,8 +331,16 @@ impl TableCollector {
         counter("failover_challenged", help, census.challenged.value())
     }
 
-    /// Only where a source lists the nodes, and this instance knows all connections.
+    /// Only where a source lists the nodes; silence, where this instance knows all connections, too.
     fn encode_nodes(&self, families: &mut Families<'_>) -> fmt::Result {
+        if let Some(counts) = self.table.nodes.counts() {
+            let help = "Nodes of the list, by state: connected, silent, lost (no connection, but for a short time), unknown \
+                        (an instance is not heard) and never seen";
+            let mut family = families.gauge("nodes", help)?;
+            for (state, nodes) in *counts {
+                family.encode_family(&[("state", state)])?.encode_gauge(&(nodes as i64))?;
+            }
+        }
         let Some(silent) = self.table.nodes.silent() else { return Ok(()) };
         let help = "Nodes that once had a connection, and have had none, or have sent nothing, for longer than a kubelet \
                     that lives";

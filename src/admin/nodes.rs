@@ -18,7 +18,7 @@ use crate::table::fleet::MemberView;
 use crate::table::flows::FlowTable;
 use crate::table::journal::What;
 use crate::table::names::{ListedNodes, NodeListSource};
-use crate::table::nodes::{SilenceKind, SilentNode};
+use crate::table::nodes::{NodeCounts, SilenceKind, SilentNode};
 
 /// The cluster's nodes, the ones with the least budget first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,6 +126,7 @@ fn look(admin: &Admin) {
     let list = admin.table.names.nodes();
     if list.source.is_none() {
         watch.handle_no_list();
+        admin.table.nodes.show_counts(None);
         return admin.table.nodes.show(None);
     }
     let config = admin.config.load();
@@ -133,6 +134,7 @@ fn look(admin: &Admin) {
     let found = find(admin, &list);
     let (timers, now_ns) = (timers(&config), now_ns());
     let news = watch.handle_look(now_ns, &timers, sees_all, found);
+    admin.table.nodes.show_counts(Some(count(watch.views(now_ns, &timers))));
     let silent = watch.views(now_ns, &timers).filter_map(|view| {
         let NodeSilence { since_ns, kind } = view.silence?;
         Some(SilentNode { name: view.name.clone(), since_ns, kind })
@@ -141,6 +143,21 @@ fn look(admin: &Admin) {
     silent.sort_by_key(|node| node.since_ns);
     admin.table.nodes.show(sees_all.then_some(silent));
     tell(admin, news, now_ns);
+}
+
+fn count<'a>(views: impl Iterator<Item = NodeView<'a>>) -> NodeCounts {
+    let mut counts = ["connected", "silent", "lost", "unknown", "never_seen"].map(|state| (state, 0));
+    for view in views {
+        let place = match (view.silence, view.state) {
+            (Some(_), _) => 1,
+            (None, NodeState::Connected(_)) => 0,
+            (None, NodeState::Lost { .. }) => 2,
+            (None, NodeState::Unknown) => 3,
+            (None, NodeState::NeverSeen) => 4,
+        };
+        counts[place].1 += 1;
+    }
+    counts
 }
 
 fn tell(admin: &Admin, news: NodeNews, now_ns: u64) {

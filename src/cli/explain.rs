@@ -117,13 +117,24 @@ impl FromStr for Subject {
     fn from_str(text: &str) -> Result<Self, String> {
         let number = |text: &str| text.parse().map_err(|_| format!("{text:?} is no number"));
         match text.split_once(':') {
-            Some(("flow", flow)) => Ok(Self::Flow(FlowId(number(flow)?))),
+            Some(("flow", flow)) => Ok(Self::Flow(shown_id(flow).map_or_else(|| number(flow).map(FlowId), Ok)?)),
             Some(("event", event)) => Ok(Self::Event(number(event)?)),
             _ if text == "last" => Ok(Self::Last),
             _ if text.is_empty() => Err("expected a flow, an event, a backend or \"last\"".to_owned()),
-            _ => Ok(text.parse().map_or_else(|_| Self::Backend(text.to_owned()), Self::Number)),
+            _ => Ok(match (shown_id(text), text.parse()) {
+                (Some(flow), _) => Self::Flow(flow),
+                (None, Ok(number)) => Self::Number(number),
+                (None, Err(_)) => Self::Backend(text.to_owned()),
+            }),
         }
     }
+}
+
+/// A flow's number as a fleet's instances show it, `6066-6b089d630013`. No backend is taken for one that is not exactly of this form.
+fn shown_id(text: &str) -> Option<FlowId> {
+    let (tag, count) = text.split_once('-')?;
+    let is_hex = |text: &str| text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    ((tag.len(), count.len()) == (4, 12) && is_hex(tag) && is_hex(count)).then(|| text.parse().ok())?
 }
 
 impl Subject {
@@ -150,6 +161,10 @@ mod tests {
         assert_eq!(subject("event:7"), Ok(Subject::Event(7)));
         assert_eq!(subject("apiserver/cp1"), Ok(Subject::Backend("apiserver/cp1".to_owned())));
         assert_eq!(subject("last"), Ok(Subject::Last));
+        let shown = FlowId::of(0x6066, 0x6b08_9d63_0013);
+        assert_eq!(subject(&shown.to_string()), Ok(Subject::Flow(shown)));
+        assert_eq!(subject(&format!("flow:{shown}")), Ok(Subject::Flow(shown)));
+        assert_eq!(subject("be-1"), Ok(Subject::Backend("be-1".to_owned())));
         assert!(subject("flow:x").is_err() && subject("").is_err());
     }
 }

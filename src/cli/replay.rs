@@ -9,7 +9,9 @@ mod page;
 mod player;
 mod view;
 
-use std::io;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -19,7 +21,6 @@ use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
-use super::new_file::NewFile;
 use super::output::{CliError, Output};
 use super::panes;
 use super::recording::{self, RecordingFrom};
@@ -32,7 +33,8 @@ use player::Player;
 
 #[derive(Debug, Args)]
 pub(super) struct ReplayArguments {
-    /// The first moment, UTC unless the time has a zone: 03:12, 2026-11-25T03:12Z, 10m (ago) [default: --for before the last record].
+    /// The first moment, UTC unless the time has a zone: 03:12, 2026-11-25T03:12Z, 10m (ago) [default: --for before the last record; with
+    /// --once, --page or --json the last record].
     #[arg(long, value_name = "TIME", value_parser = recording::time)]
     at: Option<u64>,
     /// How much of the time after it, such as 30m.
@@ -41,7 +43,8 @@ pub(super) struct ReplayArguments {
     /// Prints the first moment as text, and ends.
     #[arg(long)]
     once: bool,
-    /// Writes the status page as it was at the first moment to FILE (- for the standard output), with the ten minutes before.
+    /// Writes the status page as it was at the first moment to FILE, which must not exist (- for the standard output), with the ten
+    /// minutes before.
     #[arg(long, value_name = "FILE", conflicts_with = "once")]
     page: Option<PathBuf>,
     #[command(flatten)]
@@ -80,9 +83,14 @@ pub(super) fn run(
     let until_ms = from_ms.saturating_add(length_ms);
     let before_ms = if arguments.page.is_some() { page::BACK_MS } else { EVENTS_BEFORE_MS };
     let recording = source.read_past(from_ms.saturating_sub(before_ms), until_ms)?;
-    let covers = recording.covers.clone().filter(|it| *it.start() <= until_ms && *it.end() >= from_ms);
+    // A page has the time before, and nothing after it.
+    let (first_ms, last_ms) = match arguments.page {
+        Some(_) => (from_ms.saturating_sub(before_ms), from_ms),
+        None => (from_ms, until_ms),
+    };
+    let covers = recording.covers.clone().filter(|it| *it.start() <= last_ms && *it.end() >= first_ms);
     let Some(covers) = covers else {
-        let subject = format!("nothing {}", recording::times_in_words(from_ms, until_ms));
+        let subject = format!("nothing {}", recording::times_in_words(first_ms, last_ms));
         return Err(CliError::NotExplained { subject, covers: source.covers_in_words(&recording) });
     };
     let past = Past::new(recording);
@@ -112,8 +120,9 @@ fn write_page(path: &Path, page: &str, at_ms: u64, output: &Output) -> Result<Ex
         output.text(page)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let written = NewFile::write(path, page.as_bytes(), 0o644).and_then(NewFile::place);
-    written.map_err(|error| CliError::path(path, error))?;
+    // It has the addresses of clients.
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    file.and_then(|mut file| file.write_all(page.as_bytes())).map_err(|error| CliError::path(path, error))?;
     let (date, time) = date_and_time(at_ms);
     output.line(format!("{} has the page as it was at {date} {time}Z", path.display()))?;
     Ok(ExitCode::SUCCESS)

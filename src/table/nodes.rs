@@ -12,7 +12,11 @@ pub use crate::model::nodes::SilenceKind;
 pub struct NodeBoard {
     watch: Mutex<NodeWatch>,
     silent: ArcSwapOption<Vec<SilentNode>>,
+    counts: ArcSwapOption<NodeCounts>,
 }
+
+/// How many nodes of the list are in each state, by its name.
+pub type NodeCounts = [(&'static str, u64); 5];
 
 /// A node that has had no connection, or has sent nothing, for too long.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +37,15 @@ impl NodeBoard {
     /// all connections.
     pub(crate) fn silent(&self) -> Option<Arc<Vec<SilentNode>>> {
         self.silent.load_full()
+    }
+
+    /// `None`: no source lists the nodes.
+    pub(crate) fn counts(&self) -> Option<Arc<NodeCounts>> {
+        self.counts.load_full()
+    }
+
+    pub fn show_counts(&self, counts: Option<NodeCounts>) {
+        self.counts.store(counts.map(Arc::new));
     }
 
     pub fn show(&self, silent: Option<Vec<SilentNode>>) {

@@ -79,6 +79,10 @@ fn everything() -> FakeInstance {
     let node = SilentNode { name: "worker-17".into(), since_ns: now_ns(), kind: SilenceKind::NoConnection };
     instance.table.nodes.show(Some(vec![node]));
     instance
+        .table
+        .nodes
+        .show_counts(Some(["connected", "silent", "lost", "unknown", "never_seen"].map(|state| (state, 1))));
+    instance
 }
 
 /// The families of a page.

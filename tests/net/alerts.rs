@@ -82,7 +82,7 @@ fn asked(expr: &str) -> Vec<(String, Vec<String>)> {
 
 #[test]
 fn each_alert_is_played_and_says_what_it_means_and_what_to_type_first() {
-    promtool(&["check", "rules", "baton.rules.yml"]);
+    promtool(&["check", "rules", "baton.rules.yml", "baton.recording.yml"]);
     promtool(&["test", "rules", "baton.rules.test.yml"]);
     let rules = rules();
     assert_eq!(rules.len(), RULES.matches("alert: ").count());
@@ -163,7 +163,7 @@ pub fn prometheus(host: &Host, directory: &Path, targets: &[String]) -> process:
     let file = |name: &str| directory.join(name).to_str().expect("UTF-8").to_owned();
     let text = format!(
         "global: {{ scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s }}\n\
-         rule_files: [{DIRECTORY}/baton.rules.yml]\n\
+         rule_files: [{DIRECTORY}/baton.rules.yml, {DIRECTORY}/baton.recording.yml]\n\
          scrape_configs: [{{ job_name: baton, static_configs: [{{ targets: {targets:?} }}] }}]\n"
     );
     std::fs::write(file("prometheus.yml"), text).unwrap();

@@ -1,5 +1,5 @@
-//! deploy/grafana: each query of each board returns series of a real fleet in a real Prometheus, and what it returns has the labels
-//! that the panel's legend names.
+//! deploy/grafana and the recording rules of deploy/prometheus: each query of each board, and each recorded series, returns series of a
+//! real fleet in a real Prometheus, and what a query returns has the labels that the panel's legend names.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -9,10 +9,14 @@ use serde_json::Value;
 use crate::alerts::{ask, prometheus};
 use crate::fleet::Scene;
 use crate::lab::*;
+use crate::nodes;
 
-const BOARDS: [(&str, &str); 2] = [
+const RECORDED: &str = include_str!("../../deploy/prometheus/baton.recording.yml");
+
+const BOARDS: [(&str, &str); 3] = [
     ("fleet", include_str!("../../deploy/grafana/fleet.json")),
     ("instance", include_str!("../../deploy/grafana/instance.json")),
+    ("nodes", include_str!("../../deploy/grafana/nodes.json")),
 ];
 
 /// A query, its panel, and the labels of its legend.
@@ -42,6 +46,13 @@ fn queries() -> Vec<Query> {
             }
         }
     }
+    let recorded = RECORDED.lines().filter_map(|line| line.trim().strip_prefix("- record: "));
+    queries.extend(recorded.map(|name| {
+        // The labels that are left are the first part of the name.
+        let (labels, _) = name.split_once(':').expect("labels, metric and operation");
+        let legend = labels.split('_').map(str::to_owned).collect();
+        Query { panel: "recorded".to_owned(), expr: name.to_owned(), legend }
+    }));
     queries
 }
 
@@ -75,13 +86,15 @@ fn each_query_of_the_boards_returns_series_of_a_real_fleet() {
     let listen = vec!["10.77.0.100:6443", "10.77.0.101:6443"];
     let doors = |config: Config| config.admin("metrics", "0.0.0.0:9472");
     let vip = |config: Config| config.vip("addresses", vec!["10.77.0.101/32"]).vip("interface", "eth0");
+    let names = [("worker-1", &scene.lab.client), ("worker-2", &scene.lab.client2)];
+    let named = |config: Config| nodes::naming(&scene.lab, config, &names);
     let config = scene
         .config(0)
         .offloading(&pinned.directory)
         .offload("after_round_trips", 1000)
         .frontend("listen", listen.clone());
     let other = scene.config(1).frontend("listen", listen);
-    let instances = [scene.launch(0, &vip(doors(config))), scene.launch(1, &vip(doors(other)))];
+    let instances = [scene.launch(0, &vip(doors(named(config)))), scene.launch(1, &vip(doors(named(other))))];
     instances.iter().for_each(|it| it.baton.wait_until_ready());
     instances[0].wait_synced("lb-b");
     let host = &instances[0].host;
@@ -90,13 +103,25 @@ fn each_query_of_the_boards_returns_series_of_a_real_fleet() {
     eventually(secs(30), "Prometheus knows both", || {
         ask(host, "query?query=sum(baton_build_info)").is_some_and(|it| it["data"]["result"][0]["value"][1] == "2")
     });
+    // A node that has had a connection, and has none any more.
+    let holder = "10.77.0.101:6443".parse().expect("an address");
+    let mut silent = None;
+    eventually(LONG, "the node is served", || {
+        let mut conn = scene.lab.client2.try_connect(holder, secs(1)).ok();
+        let answered = conn.as_mut().is_some_and(|conn| conn.try_echo(1, 100).is_ok());
+        silent = conn.filter(|_| answered);
+        silent.is_some()
+    });
+    eventually(LONG, "the node is seen", || {
+        instances.iter().any(|it| it.baton.order(&["nodes"]).contains("worker-2  connected"))
+    });
+    drop(silent);
     let queries = queries();
     assert!(queries.len() > 30, "{}", queries.len());
     for Query { panel, expr, legend } in &queries {
         let mut found = None;
         eventually(secs(30), &format!("{panel}: {expr}"), || {
             // What counts connections has some to count.
-            let holder = "10.77.0.101:6443".parse().expect("an address");
             if let Ok(mut conn) = scene.lab.client.try_connect(holder, secs(1)) {
                 let _ = conn.try_echo(1, 100);
             }
@@ -106,7 +131,9 @@ fn each_query_of_the_boards_returns_series_of_a_real_fleet() {
         let found = found.expect("just seen");
         assert!(legend.is_subset(&found), "{panel}: the legend names {legend:?}, and the series have {found:?}");
     }
-    println!("boards: {} queries return series", queries.len());
+    let recorded = queries.iter().filter(|it| it.panel == "recorded").count();
+    assert!(recorded > 5, "{recorded}");
+    println!("boards: {} queries return series, {recorded} of them recorded", queries.len());
 }
 
 #[test]

@@ -185,6 +185,12 @@ fn from_a_bundle_alone_a_hung_apiserver_is_explained_with_the_figures_of_the_sta
     let file = lab.directory().join("night.html");
     let said = read(&["replay", "--page", file.to_str().expect("UTF-8")]);
     assert!(said.contains("night.html has the page as it was at "), "{said}");
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&file).expect("it is there").permissions());
+    assert_eq!(mode & 0o777, 0o600, "it has the addresses of clients");
+    let mut again = std::process::Command::new(BINARY);
+    let again =
+        again.args(["replay", "--page", file.to_str().expect("UTF-8"), "--from", bundle.to_str().expect("UTF-8")]);
+    assert!(!again.output().expect("the binary runs").status.success(), "it overwrites none");
     let page = std::fs::read_to_string(&file).expect("it is there");
     let chart =
         |id: &str| page.split(&format!("<figure class=\"chart\" id=\"{id}\">")).nth(1).expect("a chart").to_owned();

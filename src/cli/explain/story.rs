@@ -20,6 +20,9 @@ use crate::table::journal::{Event, What};
 /// An order, or a reload, that came this long before an event may be its cause.
 const BEFORE_MS: u64 = 5_000;
 
+/// What may be a fault, so long after a bad event, may follow from it.
+const LATELY_MS: u64 = 600_000;
+
 /// What follows an event within this time may be its effect.
 const AFTER_MS: u64 = 10_000;
 
@@ -62,16 +65,31 @@ impl<'r> Story<'r> {
             Subject::Flow(flow) => self.flow(*flow),
             Subject::Event(number) => self.event(*number),
             Subject::Backend(name) => self.backend(name),
-            Subject::Last => {
-                let is_fault = |event: &Event| matches!(event.what.weight(), Weight::Bad | Weight::Notice);
-                self.of_event(self.events.iter().rposition(|(event, _)| is_fault(event))?)
-            }
+            Subject::Last => self.of_event(self.last_fault()?),
         }
+    }
+
+    /// The last bad event, unless it is much older than the last that may be a fault: what follows a fault is none of its own.
+    fn last_fault(&self) -> Option<usize> {
+        let last =
+            |is_fault: fn(Weight) -> bool| self.events.iter().rposition(|(event, _)| is_fault(event.what.weight()));
+        let any = last(|weight| matches!(weight, Weight::Bad | Weight::Notice))?;
+        let bad = last(|weight| weight == Weight::Bad);
+        bad.filter(|bad| self.events[*bad].0.at_unix_ms + LATELY_MS >= self.events[any].0.at_unix_ms).or(Some(any))
     }
 
     /// The last event with this number: each process numbers its events anew.
     fn event(&self, number: u64) -> Option<Explained> {
-        self.of_event(self.events.iter().rposition(|(event, _)| event.number == number)?)
+        let is_it = |(event, _): &&(&Event, usize)| event.number == number;
+        let (mut sentences, figures) = self.of_event(self.events.iter().rposition(|it| is_it(&it))?)?;
+        let earlier = self.events.iter().filter(is_it).count() - 1;
+        if earlier > 0 {
+            let has = if earlier == 1 { "process has" } else { "processes have" };
+            sentences.push(format!(
+                "{earlier} earlier {has} an event {number} of its own: --until TIME explains one of those."
+            ));
+        }
+        Some((sentences, figures))
     }
 
     fn of_event(&self, at: usize) -> Option<Explained> {
@@ -140,7 +158,9 @@ impl<'r> Story<'r> {
         let ordered = matches!(cause, Cause::OrderedDrain | Cause::OrderedEject | Cause::Removed | Cause::Readdressed);
         match (settings, ordered) {
             (_, true) => sentences.extend(self.order_before(at)),
-            (_, false) if from == to => sentences.push("This was its first probe, which decides alone.".to_owned()),
+            (_, false) if from == to || self.is_first(at, frontend, backend) => {
+                sentences.push("This was its first probe, which decides alone.".to_owned());
+            }
             (Some(settings), false) => sentences.extend(decided_by(settings, *to, cause)),
             (None, false) => {}
         }
@@ -153,8 +173,11 @@ impl<'r> Story<'r> {
         let until = over.map_or(u64::MAX, |over| over.at_unix_ms);
         sentences.push(self.share_before(frontend, backend, event.at_unix_ms));
         self.effect(frontend, backend, event.at_unix_ms..=until, owner, &mut figures, &mut sentences);
-        if let (HealthState::Ejected, false, Some(settings)) = (*to, ordered, settings) {
-            sentences.push(longest_gap(settings, self.recording.owners[owner].lease_renew_ms));
+        if let (HealthState::Ejected, false, Some(settings)) = (*to, ordered, settings)
+            && (figures.flows_ordered > 0 || !figures.flows_ended.is_empty())
+        {
+            let without = self.without_backend(at, frontend);
+            sentences.push(longest_gap(settings, self.recording.owners[owner].lease_renew_ms, without));
         }
         sentences.push(match over {
             Some(over) => {
@@ -265,6 +288,9 @@ impl<'r> Story<'r> {
         ];
         let settings = self.recording.owners[owner].frontends.iter().find(|it| it.name == *frontend);
         sentences.extend(settings.and_then(|settings| limit(settings, *reason)));
+        if matches!(reason, EndReason::Killed) {
+            sentences.extend(self.order_before(at));
+        }
         let caused =
             matches!(reason, EndReason::BackendEjected | EndReason::EjectedByOperator | EndReason::DrainDeadline);
         if let (true, Some(backend)) = (caused, backend)
@@ -288,6 +314,53 @@ impl<'r> Story<'r> {
         self.events[..at].iter().rposition(|(event, _)| {
             matches!(&event.what, What::BackendChanged { frontend: f, backend: b, to, .. } if f == frontend && b == backend && *to != HealthState::Ready)
         })
+    }
+
+    /// Whether no earlier change of the backend is of the same process, whose start was recorded.
+    fn is_first(&self, at: usize, frontend: &str, backend: &str) -> bool {
+        let owner = self.events[at].1;
+        let mut earlier =
+            self.events[..at].iter().rev().take_while(|(_, of)| *of == owner).map(|(event, _)| &event.what);
+        let decides = |what: &What| match what {
+            What::Started { .. } => Some(true),
+            What::UpgradeFinished { .. } | What::UpgradeImported { .. } => Some(false),
+            What::BackendChanged { frontend: f, backend: b, .. } if f == frontend && b == backend => Some(false),
+            _ => None,
+        };
+        earlier.find_map(decides).unwrap_or(false)
+    }
+
+    /// Whether the clients of a backend that is lost by the event at `at` had another one, also when they connected again.
+    fn without_backend(&self, at: usize, frontend: &str) -> OtherBackend {
+        let begun_ms = self.events[at].0.at_unix_ms;
+        let sampled = self.recording.records.iter().rev().find_map(|record| match &record.what {
+            Recorded::Sample(sample) if sample.at_unix_ms <= begun_ms => Some(sample),
+            _ => None,
+        });
+        let of_frontend = sampled.into_iter().flat_map(|sample| &sample.backends).filter(|it| it.frontend == frontend);
+        let mut ready: BTreeMap<&str, bool> =
+            of_frontend.map(|it| (it.name.as_str(), it.state == HealthState::Ready.label())).collect();
+        let sampled_ms = sampled.map_or(0, |sample| sample.at_unix_ms);
+        for (place, (event, _)) in self.events.iter().enumerate() {
+            if event.at_unix_ms > begun_ms + AFTER_MS {
+                break;
+            }
+            match &event.what {
+                What::BackendChanged { frontend: f, backend, to, .. }
+                    if f == frontend && event.at_unix_ms >= sampled_ms =>
+                {
+                    ready.insert(backend, *to == HealthState::Ready);
+                }
+                _ => continue,
+            }
+            if place >= at && !ready.values().any(|ready| *ready) {
+                let next = self.events[place + 1..].iter().map(|(event, _)| *event).find(|next| {
+                    matches!(&next.what, What::BackendChanged { frontend: f, to: HealthState::Ready, .. } if f == frontend)
+                });
+                return next.map_or(OtherBackend::Never, |next| OtherBackend::After(next.at_unix_ms - begun_ms));
+            }
+        }
+        OtherBackend::Ready
     }
 
     /// The order or the reload shortly before an event.
@@ -335,6 +408,15 @@ impl<'r> Story<'r> {
     }
 }
 
+/// Whether clients that lose their backend had another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OtherBackend {
+    Ready,
+    /// After so many ms.
+    After(u64),
+    Never,
+}
+
 fn share(sample: &RecordedSample, frontend: &str, backend: &str) -> (u64, u64) {
     let of_frontend = sample.backends.iter().filter(|it| it.frontend == frontend);
     let its = of_frontend.clone().filter(|it| it.name == backend).map(|it| u64::from(it.flows)).sum();
@@ -362,9 +444,29 @@ fn decided_by(settings: &FrontendSettings, to: HealthState, cause: &Cause) -> Op
     }
 }
 
-/// The longest time that a client can have waited, as `baton check` computes it.
-fn longest_gap(settings: &FrontendSettings, lease_renew_ms: u64) -> String {
+/// The longest time that a client can have waited, as `baton check` computes it. `without`: how long no backend was ready.
+fn longest_gap(settings: &FrontendSettings, lease_renew_ms: u64, without: OtherBackend) -> String {
     let (silence, renewal) = (settings.reset_after_silence_ms, lease_renew_ms);
+    match without {
+        OtherBackend::Ready => {}
+        OtherBackend::After(ms) => {
+            return format!(
+                "Then no backend of {} was ready until {} after this, so the longest gap that a node can have seen is {}: {} from the silence to \
+                 this, that time, and a renewal's {}.",
+                settings.name,
+                duration_ms(ms),
+                duration_ms(silence + ms + renewal),
+                duration_ms(silence),
+                duration_ms(renewal)
+            );
+        }
+        OtherBackend::Never => {
+            return format!(
+                "Then no backend of {} was ready until the record ends, so that its clients had none.",
+                settings.name
+            );
+        }
+    }
     format!(
         "The longest gap that a node can have seen is {}: {} from the silence to the last reset, and a renewal's {}.",
         duration_ms(silence + renewal),

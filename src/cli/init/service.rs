@@ -107,4 +107,30 @@ mod tests {
         }
         assert!(!text.contains("kubeconfig\":"), "{text}");
     }
+
+    /// deploy/prometheus has them for the Prometheus operator.
+    #[test]
+    fn the_monitors_find_the_static_pod_and_the_service_with_its_endpoints() {
+        let documents = |text: &str| YamlLoader::load_from_str(text).unwrap();
+        let pod_monitor = &documents(include_str!("../../../deploy/prometheus/podmonitor.yml"))[0];
+        let pod = &documents(&static_pod("b:1", Path::new("/etc/baton/baton.toml"), None))[0];
+        assert_eq!(pod_monitor["spec"]["selector"]["matchLabels"], pod["metadata"]["labels"]);
+        assert_eq!(pod_monitor["metadata"]["namespace"], pod["metadata"]["namespace"]);
+        let port = &pod_monitor["spec"]["podMetricsEndpoints"][0]["portNumber"];
+
+        let [service, endpoints, monitor] =
+            &documents(include_str!("../../../deploy/prometheus/servicemonitor.yml"))[..]
+        else {
+            panic!("three documents")
+        };
+        assert_eq!(monitor["spec"]["selector"]["matchLabels"], service["metadata"]["labels"]);
+        assert_eq!(endpoints["metadata"]["labels"]["kubernetes.io/service-name"], service["metadata"]["name"]);
+        let of_service = &service["spec"]["ports"][0];
+        assert_eq!(monitor["spec"]["endpoints"][0]["port"], of_service["name"]);
+        assert_eq!(
+            (&endpoints["ports"][0]["name"], &endpoints["ports"][0]["port"]),
+            (&of_service["name"], &of_service["port"])
+        );
+        assert_eq!((port, port.as_i64()), (&of_service["port"], Some(9472)));
+    }
 }

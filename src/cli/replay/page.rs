@@ -8,6 +8,7 @@ use crate::admin::page;
 use crate::admin::page::charts::{self, TimeAxis, TimeSpan};
 use crate::admin::page::html::{self, Escaped, Pill, icon, tone, write};
 use crate::model::end_reason::{ClientSaw, EndReason};
+use crate::model::health::HealthState;
 use crate::model::humane::{count, date_and_time, duration_ms, duration_us, plural, rate};
 use crate::model::weight::Weight;
 use crate::recorder::past::{Past, ReplayBackend, ReplayMoment};
@@ -21,20 +22,25 @@ pub(super) fn render(past: &Past, at_ms: u64, source: &Path) -> String {
     let moment = past.at(at_ms);
     let (date, time) = date_and_time(at_ms);
     let process = moment.process.as_ref();
-    let host = process.map_or("", |it| it.instance.as_deref().unwrap_or(&it.host));
+    let host = process.map_or("", |it| &it.host);
+    let mut frontends: Vec<&str> = moment.backends.iter().map(|it| &*it.frontend).collect();
+    frontends.dedup();
+    let unserved: Vec<_> = frontends.iter().filter_map(|name| shortfall(&moment, name)).collect();
+    let said = unserved.first().map_or_else(String::new, |(_, what)| format!("{what}, "));
     let weight = worst(&moment);
-    let mut page = html::head(&format!("{date} {time}Z: Baton on {host}"), &icon(weight), "");
+    let mut page = html::head(&format!("{said}{date} {time}Z: Baton on {host}"), &icon(weight), "");
     page.push_str("<main>\n<header>\n<h1>Baton</h1>");
     write(&mut page, format_args!("<span class=\"host\">{}</span>", Escaped(host)));
-    write(&mut page, format_args!("{}", Pill("notice", &format!("as it was at {date} {time} UTC"))));
+    write(&mut page, format_args!("{}", Pill("plain", &format!("as it was at {date} {time} UTC"))));
+    unserved.iter().for_each(|(weight, what)| write(&mut page, format_args!("{}", Pill(tone(*weight), what))));
     let facts = match process {
         Some(it) => format!("version {} · pid {}", it.version, it.pid),
         None => "no process recorded at this time: none ran, or its disk took nothing".to_owned(),
     };
     write(&mut page, format_args!("<span class=\"facts\">{}</span>\n</header>\n", Escaped(facts)));
-    figures(&mut page, &moment);
-    let mut frontends: Vec<&str> = moment.backends.iter().map(|it| &*it.frontend).collect();
-    frontends.dedup();
+    if process.is_some() {
+        figures(&mut page, &moment);
+    }
     frontends.iter().for_each(|name| frontend(&mut page, &moment, name));
 
     let now_ns = at_ms * 1_000_000;
@@ -57,6 +63,18 @@ pub(super) fn render(past: &Past, at_ms: u64, source: &Path) -> String {
     );
     page.push_str("</main>\n</body>\n</html>\n");
     page
+}
+
+/// What new connections of a frontend missed; `None`: a backend was ready.
+fn shortfall(moment: &ReplayMoment, frontend: &str) -> Option<(Weight, String)> {
+    let states = || moment.backends.iter().filter(|it| it.frontend == frontend).map(ReplayBackend::health_state);
+    if states().any(|state| state == Some(HealthState::Ready)) {
+        return None;
+    }
+    match states().any(|state| state == Some(HealthState::Draining)) {
+        true => Some((Weight::Notice, format!("{frontend}: only draining backends"))),
+        false => Some((Weight::Bad, format!("{frontend}: no backend"))),
+    }
 }
 
 fn worst(moment: &ReplayMoment) -> Weight {
@@ -161,14 +179,14 @@ fn flows(page: &mut String, past: &Past, moment: &ReplayMoment) {
     write(
         page,
         format_args!(
-            "<section>\n<h2>Flows of this moment<span class=\"facts\">{} of {} have ended since{shown}</span></h2>\n",
+            "<section>\n<h2>Flows of this moment<span class=\"facts\">{} of {} have ended since, as far as was recorded{shown}</span></h2>\n",
             count(ends.len() as u64),
             count(moment.flows.into()),
         ),
     );
     if ends.is_empty() {
         page.push_str(
-            "<p class=\"none\">The recorder knows of none: a flow is written when it ends.</p>\n</section>\n",
+            "<p class=\"none\">The record has no end of any: a flow is written when it ends, and a process that is killed writes nothing.</p>\n</section>\n",
         );
         return;
     }

@@ -1,5 +1,6 @@
 //! The fleet in place of the flows: what each instance says of itself, and each backend as each instance sees it.
 
+use ratatui::style::Stylize;
 use ratatui::text::Line;
 
 use crate::admin::status::{FleetMatrix, PeersReport};
@@ -8,6 +9,7 @@ use crate::cli::grid::{Align::*, Cell, Grid};
 use crate::cli::panes::{lines, painted};
 use crate::cli::peers;
 use crate::cli::wrap::wrap;
+use crate::model::humane::plural;
 use crate::model::weight::Weight;
 
 /// The place of the first line that is shown.
@@ -41,7 +43,14 @@ impl FleetPane {
         }
         self.page = room.max(1);
         self.first = self.first.min(all.len().saturating_sub(self.page));
-        all.into_iter().skip(self.first).take(room).collect()
+        let below = all.len().saturating_sub(self.first + room);
+        let mut shown: Vec<_> = all.into_iter().skip(self.first).take(room).collect();
+        if below > 0
+            && let Some(last) = shown.last_mut()
+        {
+            *last = Line::from(format!("↓ {} more", plural(below as u64 + 1, "line")).dim());
+        }
+        shown
     }
 }
 

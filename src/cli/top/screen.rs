@@ -229,6 +229,9 @@ fn nodes_title(board: &Board) -> Line<'static> {
 fn fleet_title(status: &Status) -> Line<'static> {
     let fleet = &status.fleet;
     let instances = fleet.peers.len() + usize::from(fleet.name.is_some());
+    if instances == 0 {
+        return Line::default();
+    }
     let mut spans = vec![plural(instances as u64, "instance").bold()];
     if !fleet.disagreements.is_empty() {
         let number = plural(fleet.disagreements.len() as u64, "disagreement");

@@ -121,6 +121,75 @@ fn a_backend_that_hung_is_explained_with_times_figures_and_the_setting_that_deci
     }
 }
 
+/// As [`changed`], of another backend.
+fn other(from: HealthState, to: HealthState) -> What {
+    let What::BackendChanged { frontend, cause, .. } = changed(from, to, Cause::Refused) else { unreachable!() };
+    What::BackendChanged { frontend, backend: "cp1".to_owned(), from, to, cause }
+}
+
+#[test]
+fn an_outage_of_all_backends_is_part_of_the_longest_gap_whichever_was_lost_first() {
+    use HealthState::{Ejected, Ready};
+    let lost = || (1000, changed(Ready, Ejected, Cause::Refused));
+    let order = (1001, ended(1, EndReason::BackendEjected));
+    let gap = |events: Vec<(u64, What)>| {
+        let sentences = told(&recording(events), Subject::Backend("cp2".to_owned())).unwrap();
+        let found: Vec<_> =
+            sentences.iter().filter(|it| it.contains("longest gap") || it.contains("its clients had none")).collect();
+        assert_eq!(found.len(), 1, "{sentences:?}");
+        found[0].clone()
+    };
+    let with = "The longest gap that a node can have seen is 12 s: ";
+    assert!(gap(vec![lost(), order.clone()]).starts_with(with));
+    // cp1 was lost before, or a moment later; it is back 14 s after cp2's loss.
+    let back = || (15_000, other(Ejected, Ready));
+    for at in [500, 1400] {
+        let mut events = vec![lost(), order.clone(), (at, other(Ready, Ejected)), back()];
+        events.sort_by_key(|(at, _)| *at);
+        let said = gap(events);
+        assert!(said.starts_with("Then no backend of apiserver was ready until 14 s after this, so the longest gap that a node can have seen is 26 s"), "{said}");
+    }
+    let said = gap(vec![(0, other(Ready, Ejected)), lost(), order.clone()]);
+    assert!(said.contains("was ready until the record ends"), "{said}");
+    // One that is lost after half a minute is another matter.
+    assert!(gap(vec![lost(), order, (31_000, other(Ready, Ejected))]).starts_with(with));
+    let unused = told(&recording(vec![lost()]), Subject::Backend("cp2".to_owned())).unwrap();
+    assert!(!unused.iter().any(|it| it.contains("gap")), "nobody waited: {unused:?}");
+}
+
+#[test]
+fn the_first_probe_of_a_process_decides_alone() {
+    use HealthState::{Ejected, Ready};
+    let lost = |at| (at, changed(Ready, Ejected, Cause::Refused));
+    let started = (0, What::Started { version: "1".to_owned() });
+    let said = |events| told(&recording(events), Subject::Backend("cp2".to_owned())).unwrap().join(" ");
+    assert!(said(vec![started.clone(), lost(7)]).contains("This was its first probe, which decides alone."));
+    // Its start, or an earlier state, was not recorded by this process.
+    assert!(said(vec![lost(7)]).contains("fall = 2 decided it"));
+    let passed = (5, changed(Ready, Ready, Cause::Passed));
+    assert!(said(vec![started, passed, lost(7000)]).contains("fall = 2 decided it"));
+}
+
+#[test]
+fn the_last_fault_is_the_last_bad_event_unless_that_was_long_ago() {
+    use HealthState::{Draining, Ejected, Ready};
+    let lost = (0, changed(Ready, Ejected, Cause::Refused));
+    let trifle = |at| (at, other(Ready, Draining));
+    let at = |events| Story::new(&recording(events)).tell(&Subject::Last).unwrap().1.at_unix_ms - AT_MS;
+    assert_eq!(at(vec![lost.clone(), trifle(300_000)]), 0);
+    assert_eq!(at(vec![lost, trifle(700_000)]), 700_000);
+    assert_eq!(at(vec![trifle(5)]), 5);
+}
+
+#[test]
+fn a_number_that_processes_share_is_said_to_be_shared() {
+    let mut shared = recording(vec![(0, What::Started { version: "1".to_owned() })]);
+    let again = shared.records[1].clone();
+    shared.records.push(again);
+    let sentences = told(&shared, Subject::Event(0)).unwrap();
+    assert!(sentences.last().unwrap().starts_with("1 earlier process has an event 0 of its own"), "{sentences:?}");
+}
+
 #[test]
 fn a_flow_is_explained_by_its_end_and_by_what_happened_to_its_backend() {
     let sentences = told(&hung(), Subject::Number(7)).unwrap();

@@ -56,7 +56,8 @@ impl Kind {
         let (first, last) = self.ports;
         let to = first + (number % u64::from(last - first + 1)) as u16;
         Segment {
-            from: (ip, 1024 + u16::from_be_bytes([d, e]) % 60_000).into(),
+            // Below the ports of real connections (ip_local_port_range): a packet that seems to be of one of those speaks for it.
+            from: (ip, 1024 + u16::from_be_bytes([d, e]) % 30_000).into(),
             to: (vip, to).into(),
             seq: u32::from(f),
             ack: 1,

@@ -54,7 +54,10 @@ impl<'a> Player<'a> {
         for (from, to) in [("bird/bird.conf", "bird/bird.conf"), ("sysctl/90-baton.conf", "sysctl.d/90-baton.conf")] {
             let (from, to) = (Path::new(DEPLOY).join(from), share.join(to));
             std::fs::create_dir_all(to.parent().unwrap()).unwrap();
-            std::fs::write(to, self.here(&std::fs::read_to_string(from).unwrap())).unwrap();
+            let text = self.here(&std::fs::read_to_string(from).unwrap());
+            // A namespace has no queue of its own, and sysctl(8) fails where systemd-sysctl(8) passes over the line.
+            let lines = text.lines().filter(|line| !line.starts_with("-net.core."));
+            std::fs::write(to, lines.map(|line| format!("{line}\n")).collect::<String>()).unwrap();
         }
         // With its mode.
         std::fs::copy(Path::new(DEPLOY).join("bird/watch"), share.join("bird/watch")).unwrap();

@@ -15,8 +15,9 @@ use super::{newborn, parted};
 /// More than there are questions.
 const PER_SECOND: u64 = 3_000;
 
-/// TCP's first retransmission after 3 s comes after 6.2 s at the latest (0.2, 0.6, 1.4, 3.0, 6.2); one may be lost on a busy machine.
-const DEAD_MAX: Duration = secs(15);
+/// TCP's first retransmission after 3 s comes after 6.2 s at the latest (0.2, 0.6, 1.4, 3.0, 6.2). On a busy machine a question has its answer
+/// from the peer too late, and the next retransmissions come after 12.6 and 25.4 s.
+const DEAD_MAX: Duration = secs(40);
 
 /// Whose packets a flood seems to be.
 #[derive(Clone, Copy, Debug)]

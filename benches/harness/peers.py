@@ -197,7 +197,7 @@ static_resources:
 
 
 class Baton(Peer):
-    key, label = "baton", "Baton"
+    key, label, recorder = "baton", "Baton", None
 
     def __init__(self, binary=BATON):
         self.binary = binary
@@ -207,7 +207,7 @@ class Baton(Peer):
 
     def start(self, stage):
         config = stage.directory / "baton.toml"
-        config.write_text(baton_config(stage))
+        config.write_text(baton_config(stage, recorder=self.recorder))
         return stage.start(stage.proxy, self.binary, "run", "-c", config)
 
 
@@ -220,12 +220,7 @@ class Before(Baton):
 class Unrecorded(Baton):
     """Baton without its flight recorder, to see what that costs."""
 
-    key, label = "unrecorded", "Baton without recorder"
-
-    def start(self, stage):
-        config = stage.directory / "baton.toml"
-        config.write_text(baton_config(stage, recorder="size_mb = 0"))
-        return stage.start(stage.proxy, self.binary, "run", "-c", config)
+    key, label, recorder = "unrecorded", "Baton without recorder", "size_mb = 0"
 
 
 class Offloaded(Baton):

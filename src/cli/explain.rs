@@ -117,7 +117,7 @@ impl FromStr for Subject {
     fn from_str(text: &str) -> Result<Self, String> {
         let number = |text: &str| text.parse().map_err(|_| format!("{text:?} is no number"));
         match text.split_once(':') {
-            Some(("flow", flow)) => Ok(Self::Flow(shown_id(flow).map_or_else(|| number(flow).map(FlowId), Ok)?)),
+            Some(("flow", flow)) => flow.parse().map(Self::Flow).map_err(|_| format!("{flow:?} is no number")),
             Some(("event", event)) => Ok(Self::Event(number(event)?)),
             _ if text == "last" => Ok(Self::Last),
             _ if text.is_empty() => Err("expected a flow, an event, a backend or \"last\"".to_owned()),

@@ -333,10 +333,7 @@ impl<'r> Story<'r> {
     /// Whether the clients of a backend that is lost by the event at `at` had another one, also when they connected again.
     fn without_backend(&self, at: usize, frontend: &str) -> OtherBackend {
         let begun_ms = self.events[at].0.at_unix_ms;
-        let sampled = self.recording.records.iter().rev().find_map(|record| match &record.what {
-            Recorded::Sample(sample) if sample.at_unix_ms <= begun_ms => Some(sample),
-            _ => None,
-        });
+        let sampled = self.sample_before(begun_ms);
         let of_frontend = sampled.into_iter().flat_map(|sample| &sample.backends).filter(|it| it.frontend == frontend);
         let mut ready: BTreeMap<&str, bool> =
             of_frontend.map(|it| (it.name.as_str(), it.state == HealthState::Ready.label())).collect();
@@ -375,13 +372,16 @@ impl<'r> Story<'r> {
         Some(format!("{earlier} earlier, at {}, {}.", moment(order.at_unix_ms), order.what.sentence()))
     }
 
-    /// The backend's share of the flows in the last sample before.
-    fn share_before(&self, frontend: &str, backend: &str, at_unix_ms: u64) -> String {
-        let sample = |record: &'r TimedRecord| match &record.what {
+    fn sample_before(&self, at_unix_ms: u64) -> Option<&'r RecordedSample> {
+        self.recording.records.iter().rev().find_map(|record| match &record.what {
             Recorded::Sample(sample) if sample.at_unix_ms <= at_unix_ms => Some(sample),
             _ => None,
-        };
-        let Some(sample) = self.recording.records.iter().rev().find_map(sample) else { return String::new() };
+        })
+    }
+
+    /// The backend's share of the flows in the last sample before.
+    fn share_before(&self, frontend: &str, backend: &str, at_unix_ms: u64) -> String {
+        let Some(sample) = self.sample_before(at_unix_ms) else { return String::new() };
         let (its, all) = share(sample, frontend, backend);
         let earlier = duration_ms(at_unix_ms - sample.at_unix_ms);
         format!("{earlier} before, it had {} of the frontend's {}.", plural(its, "flow"), all)

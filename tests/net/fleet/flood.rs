@@ -16,9 +16,8 @@ use super::{newborn, parted};
 /// nobody knows may wait for half a minute.
 const PER_SECOND: u64 = 1_500;
 
-/// TCP's first retransmission after 3 s comes after 6.2 s at the latest (0.2, 0.6, 1.4, 3.0, 6.2). On a busy machine a question has its answer
-/// from the peer too late, and the next retransmissions come after 12.6 and 25.4 s.
-const DEAD_MAX: Duration = secs(40);
+/// TCP's first retransmission after 3 s comes after 6.2 s at the latest (0.2, 0.6, 1.4, 3.0, 6.2); one may be lost on a busy machine.
+const DEAD_MAX: Duration = secs(15);
 
 /// Whose packets a flood seems to be.
 #[derive(Clone, Copy, Debug)]

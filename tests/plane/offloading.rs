@@ -83,6 +83,14 @@ fn kill(bench: &Bench, only_idle_for: Option<Duration>) {
     bench.ports.orders.end(order);
 }
 
+/// Orders the only flow to end if it is idle, one time and when it is: an order that waits behind an answer would be
+/// obeyed after it.
+fn kill_once_idle(bench: &Bench) {
+    wait_until("the flow is idle", || now_ns() > flow(bench).last_byte_ns() + 50_000_000);
+    kill(bench, Some(Duration::from_millis(1)));
+    wait_until("the flow is about to end", || flow(bench).ending);
+}
+
 fn ping(stream: &mut TcpStream) {
     stream.write_all(b"ping").unwrap();
     stream.read_exact(&mut [0; 4]).unwrap();
@@ -240,20 +248,14 @@ fn an_idle_order_is_called_off_when_the_flow_moves_and_a_kill_after_it_is_not() 
     client.write_all(b"next").unwrap();
     let (ticket, _sockets) = offload(&bench, candidate(&bench));
     let asked_ns = now_ns();
-    wait_until("it is idle in the table", || {
-        kill(&bench, Some(Duration::from_millis(1)));
-        flow(&bench).ending
-    });
+    kill_once_idle(&bench);
     let Request::End { unless_moved_since_ns: Some(since_ns), .. } = request(&bench) else { panic!() };
     assert!(since_ns + 1_000_000 > asked_ns);
     answer(&bench, ticket, Answer::Moves(progress(ticket, 50)));
     wait_until("the order is called off", || !flow(&bench).ending);
     assert_eq!(flow(&bench).bytes_to_backend, 50);
 
-    wait_until("it is idle again", || {
-        kill(&bench, Some(Duration::from_millis(1)));
-        flow(&bench).ending
-    });
+    kill_once_idle(&bench);
     kill(&bench, None);
     let asked: Vec<_> = [request(&bench), request(&bench)].into();
     assert!(

@@ -151,11 +151,42 @@ __function int answer(struct __sk_buff *skb, const struct packet *packet)
 	return bpf_skb_store_bytes(skb, 0, &ethernet, ETH_LEN, 0);
 }
 
-/* As `answer`, but returns a verdict. */
+/* Whether another instance sent the packet on. */
+__function int by_peer(struct __sk_buff *skb)
+{
+	struct port_range *port_range;
+	__u32 i, slot, j, differs, some;
+	__u8 mac[6];
+
+	if (bpf_skb_load_bytes(skb, 6, mac, sizeof(mac)))
+		return 0;
+	for (i = 0; i < PORT_RANGES; i++) {
+		/* A copy: the verifier does not track a number whose address was taken. */
+		slot = i;
+		port_range = bpf_map_lookup_elem(&port_ranges, &slot);
+		if (!port_range)
+			return 0;
+		differs = some = 0;
+		for (j = 0; j < 6; j++) {
+			differs |= port_range->mac[j] ^ mac[j];
+			some |= mac[j];
+		}
+		if (some && !differs)
+			return 1;
+	}
+	return 0;
+}
+
+/*
+ * As `answer`, but returns a verdict. The answer takes the packet's way back, except by a peer, whose kernel drops what comes
+ * from an address of its own.
+ */
 __inline int reset(struct __sk_buff *skb, const struct packet *packet)
 {
+	int by_route = by_peer(skb);
+
 	if (answer(skb, packet))
 		return drop(DROP_RST);
 	count(RESET);
-	return bpf_redirect(skb->ifindex, 0);
+	return by_route ? bpf_redirect_neigh(skb->ifindex, 0, 0, 0) : bpf_redirect(skb->ifindex, 0);
 }

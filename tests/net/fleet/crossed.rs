@@ -162,3 +162,25 @@ fn spoofed_segments_move_no_position_where_several_instances_have_the_address() 
     assert_eq!(conn.end(LONG), End::Fin);
     eventually(LONG, "it is over", || fleet.all.iter().all(|it| it.baton.flow_count() == 0));
 }
+
+/// Regression: the program answered by way of the peer that had sent the packet on, whose kernel drops what comes from an address of
+/// its own.
+#[test]
+fn a_client_that_heard_nothing_of_its_flows_end_is_reset_though_its_packets_come_by_another_instance() {
+    let test = "a_client_that_heard_nothing_of_its_flows_end_is_reset";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Offload, |config| config) else { return };
+    let fleet = fleet.spread();
+    let client = &fleet.scene.lab.client;
+    let mut conns = fleet.offloaded_clients(5);
+    client.drop_packets("input", &format!("ip saddr {}", fleet.vip.ip()));
+    fleet.owner().baton.order(&["kill", "--all", "--yes"]);
+    wait_rest(&fleet);
+    fleet.route(&[1]);
+    client.nft_clear();
+    let timeouts = || client.counter("netstat", "TcpExt:", "TCPTimeouts");
+    let before = timeouts();
+    conns.iter_mut().for_each(|conn| conn.send(1, 100).expect("its kernel takes it"));
+    println!("{} clients were reset after {:?}", conns.len(), super::failover::all_reset(&mut conns));
+    // The engine repeats its resets for some seconds, which would end them as well.
+    assert_eq!(timeouts(), before, "the first packet of each is answered");
+}

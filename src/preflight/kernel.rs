@@ -28,6 +28,7 @@ pub(super) fn look(place: &HostPlace) -> (Vec<Finding>, Vec<Setting>) {
     }
     looked.table();
     looked.retries();
+    looked.queue();
     (looked.findings, looked.settings)
 }
 
@@ -155,7 +156,7 @@ impl Looked<'_> {
     /// For clients on this host: Baton's own connections mostly end earlier.
     fn retries(&mut self) {
         let Some(retries) = read(RETRIES) else { return };
-        let local = self.place.has_backend || Path::new(KUBELET).exists();
+        let local = self.has_other_ends();
         let wait = duration_ms(1000 * retransmission_s(retries));
         let shown = format!("{retries}: a client of this host waits up to {wait} on a silent connection");
         if local {
@@ -172,6 +173,22 @@ impl Looked<'_> {
                 Finding::good("tcp_retries2", own)
             }
         });
+    }
+
+    /// For ends of flows on this host: a card's queues are longer. Only the host itself has this setting, no network namespace.
+    fn queue(&mut self) {
+        let Some(packets) = read(BACKLOG).filter(|_| self.has_other_ends()) else { return };
+        let value = packets.max(BACKLOG_WANTED);
+        self.settings.push(Setting { path: BACKLOG.to_owned(), value: value.to_string(), why: BACKLOG_WHY });
+        self.findings.push(match packets < BACKLOG_WANTED {
+            true => Finding::advice("netdev_max_backlog", packets, BACKLOG_WHY, command(BACKLOG, BACKLOG_WANTED)),
+            false => Finding::good("netdev_max_backlog", packets),
+        });
+    }
+
+    /// Whether this host has clients or backends of its own.
+    fn has_other_ends(&self) -> bool {
+        self.place.has_backend || Path::new(KUBELET).exists()
     }
 
     fn of_interfaces(&self, key: &str) -> Vec<(String, i64)> {
@@ -226,6 +243,8 @@ const LOOSE: &str = "net/netfilter/nf_conntrack_tcp_loose";
 const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
 const RETRIES: &str = "net/ipv4/tcp_retries2";
 const RETRIES_WANTED: i64 = 8;
+const BACKLOG: &str = "net/core/netdev_max_backlog";
+const BACKLOG_WANTED: i64 = 10_000;
 /// The path of the kubelet's credentials on a kubeadm host.
 const KUBELET: &str = "/etc/kubernetes/kubelet.conf";
 
@@ -250,6 +269,8 @@ const LIBERAL_WHY: &str = "conntrack does not see the packets of offloaded flows
                            flow out of window and invalid";
 const RETRIES_WHY: &str = "a control-plane component or kubelet on this host without its own timeout waits that long for a silent \
                            apiserver";
+const BACKLOG_WHY: &str = "thousands of flows between ends on this host that began in the same second and rest ask in the same moment whether \
+                           their ends live; what does not fit into this queue is lost, and a flow ends after four questions";
 
 #[cfg(test)]
 mod tests {

@@ -86,6 +86,33 @@ fn each_setting_of_the_kernel_is_found_and_fixed_by_what_is_advised() {
     assert!(look(host, &config).iter().all(|finding| finding.verdict == Verdict::Good), "{:#?}", look(host, &config));
 }
 
+/// The setting is the machine's own, which a test only reads: a network namespace has none.
+#[test]
+fn a_queue_that_loses_keepalive_probes_of_thousands_is_found_where_an_end_is_on_this_host() {
+    let Some(lab) = Lab::new("preflight queue") else { return };
+    let topic = "netdev_max_backlog";
+    assert!(!look(&lab.lb, &config(&lab, &lab.lb)).iter().any(|finding| finding.topic == topic));
+    let Ok(packets) = std::fs::read_to_string("/proc/sys/net/core/netdev_max_backlog") else {
+        println!("skipped: this test itself runs in a network namespace");
+        return;
+    };
+    let path = lab.directory().join("own.toml");
+    let here = lab
+        .config()
+        .frontend("listen", vec!["127.0.0.1:6443"])
+        .only(&[])
+        .backend("own", "127.0.0.1:6444".parse().unwrap());
+    std::fs::write(&path, here.text(&lab.directory().join("admin.sock"))).unwrap();
+    let findings = preflight::look(&config::load(&path).unwrap().config, None).findings;
+    let packets: u64 = packets.trim().parse().unwrap();
+    let found = of(&findings, topic);
+    let (verdict, fix) = match packets < 10_000 {
+        true => (Verdict::Advice, "sysctl -w net.core.netdev_max_backlog=10000"),
+        false => (Verdict::Good, ""),
+    };
+    assert_eq!((found.verdict, found.read.as_str(), found.fix.as_str()), (verdict, packets.to_string().as_str(), fix));
+}
+
 #[test]
 fn a_port_that_any_connection_may_be_given_and_too_few_ports_are_found() {
     let Some(lab) = Lab::new("preflight ports") else { return };

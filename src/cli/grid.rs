@@ -1,6 +1,6 @@
 //! Tables for terminals: columns as wide as their widest cell, not counting colour codes. In a terminal that is too narrow the least needed columns
-//! are left out, and the last one, which is text, goes on in further lines; a screen cuts it. Where even that does not fit, each cell has a
-//! line of its own. Files and pipes always get all of it.
+//! are left out, and the last one, which is text, goes on in further lines. Where even that does not fit, each cell has a line of its own.
+//! A screen cuts the last one instead, and long names before it. Files and pipes always get all of it.
 
 use std::borrow::Cow;
 
@@ -64,7 +64,7 @@ impl Grid {
     pub(super) fn render(&self, output: &Output) -> String {
         let all = self.widths();
         let Some(width) = output.width else { return self.lines(&Layout::whole(&all), output, usize::MAX) };
-        let mut layout = self.fit(&all, width);
+        let mut layout = self.fit(&all, width, usize::MAX);
         if !layout.fits {
             return self.cards(output, width);
         }
@@ -110,7 +110,7 @@ impl Grid {
 
     /// The titles and the rows in pieces, for a screen of `width` columns.
     pub(super) fn laid_out(&self, width: usize) -> (Vec<Piece>, Vec<Vec<Piece>>) {
-        let layout = self.fit(&self.widths(), width);
+        let layout = self.fit(&self.widths(), width, NAME_MIN);
         let rows = self.rows.iter().map(|row| self.pieces(&layout, row)).collect();
         (self.pieces(&layout, &self.titles()), rows)
     }
@@ -130,24 +130,27 @@ impl Grid {
         widths
     }
 
-    /// The columns that `width` has room for. Those that are not spare are whole, however narrow the terminal is.
-    fn fit(&self, all: &[usize], width: usize) -> Layout {
+    /// The columns that `width` has room for. Those that are not spare are whole, however narrow the terminal is, except that columns of
+    /// words may become as narrow as `name_min`.
+    fn fit(&self, all: &[usize], width: usize, name_min: usize) -> Layout {
         let mut layout = Layout::whole(all);
         let last = self.head.len() - 1;
         let last_is_text = self.head[last].1 == Align::Left;
         let last_min = if last_is_text { all[last].min(TEXT_MIN) } else { all[last] };
         let mut spare = self.spare.iter();
         loop {
-            let shown = &layout.shown;
-            let before: usize =
-                shown.iter().filter(|column| **column != last).map(|column| all[*column] + GAP.len()).sum();
-            let before = before + self.indent.len();
-            let has_last = shown.contains(&last);
-            if before + if has_last { last_min } else { 0 } <= width {
-                layout.widths[last] = if has_last { all[last].min(width - before) } else { 0 };
+            let before: Vec<_> = layout.shown.iter().copied().filter(|column| *column != last).collect();
+            let needed: usize = self.indent.len() + before.iter().map(|column| all[*column] + GAP.len()).sum::<usize>();
+            let has_last = layout.shown.contains(&last);
+            let over = (needed + if has_last { last_min } else { 0 }).saturating_sub(width);
+            let names: Vec<_> = before.into_iter().filter(|column| self.head[*column].1 == Align::Left).collect();
+            if over <= names.iter().map(|column| all[*column].saturating_sub(name_min)).sum() {
+                shorten(&mut layout.widths, &names, over);
+                layout.widths[last] = if has_last { all[last].min(width + over - needed) } else { 0 };
                 return layout;
             }
             let Some(title) = spare.next() else {
+                names.into_iter().for_each(|column| layout.widths[column] = all[column].min(name_min));
                 layout.widths[last] = last_min;
                 layout.fits = false;
                 return layout;
@@ -169,9 +172,10 @@ impl Grid {
         let mut pieces = vec![Piece::gap(self.indent)];
         for (at, column) in layout.shown.iter().enumerate() {
             let (cell, width) = (&cells[*column], layout.widths[*column]);
-            let shown = Piece { text: cut(&cell.text, width), weight: cell.weight, is_gap: false };
-            let padding = Piece::gap(" ".repeat(width - shown.text.chars().count()));
             let last = at + 1 == layout.shown.len();
+            let text = if last { cut(&cell.text, width) } else { cut_amid(&cell.text, width) };
+            let shown = Piece { text, weight: cell.weight, is_gap: false };
+            let padding = Piece::gap(" ".repeat(width - shown.text.chars().count()));
             match self.head[*column].1 {
                 Align::Right => pieces.extend([padding, shown]),
                 Align::Left if last => pieces.push(shown),
@@ -217,6 +221,17 @@ impl Layout {
 
 const GAP: &str = "  ";
 
+/// What is left of a name on a narrow screen.
+const NAME_MIN: usize = 20;
+
+/// Takes `over` from the widest of `columns`, as evenly as it goes.
+fn shorten(widths: &mut [usize], columns: &[usize], over: usize) {
+    for _ in 0..over {
+        let widest = columns.iter().copied().max_by_key(|column| widths[*column]);
+        widest.into_iter().for_each(|column| widths[column] -= 1);
+    }
+}
+
 /// At most `width` characters of `text`; the last one tells of a cut.
 fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
@@ -224,6 +239,17 @@ fn cut(text: &str, width: usize) -> String {
     }
     let kept: String = text.chars().take(width.saturating_sub(1)).collect();
     kept.trim_end().to_owned() + "…"
+}
+
+/// At most `width` characters of a name. What tells names apart is mostly at their end, so that the middle goes.
+fn cut_amid(name: &str, width: usize) -> String {
+    let long = name.chars().count();
+    if long <= width {
+        return name.to_owned();
+    }
+    let behind = width.saturating_sub(1).div_ceil(2);
+    let before: String = name.chars().take(width.saturating_sub(1) - behind).collect();
+    before + "…" + &name.chars().skip(long - behind).collect::<String>()
 }
 
 impl Cell {
@@ -270,6 +296,22 @@ mod tests {
         assert_eq!(at(30), without_two.to_owned() + "too narrow for A, B; --json\n  has all\n");
         // What is needed is there, however narrow the terminal is.
         assert_eq!(at(20), "NAME  cp1\nA     11\nB     22\nWHY   connection\n    refused; probe\n    answered 500\n");
+    }
+
+    #[test]
+    fn a_narrow_screen_shortens_long_names_before_it_goes_without_columns() {
+        let mut grid =
+            Grid::new(&[("CLIENT", Align::Left), ("AGE", Align::Right), ("WHY", Align::Left)]).spare(&["AGE"]);
+        grid.row(["worker-17.eu-central-1.compute.internal:51234".into(), "3 m".into(), "".into()]);
+        grid.row(["worker-9:40000".into(), "12 s".into(), "busy".into()]);
+        let row =
+            |width, row: usize| grid.laid_out(width).1[row].iter().map(|piece| piece.text.as_str()).collect::<String>();
+        assert_eq!(row(80, 0), "worker-17.eu-central-1.compute.internal:51234   3 m  ");
+        assert_eq!(row(34, 0), "worker-17.…ernal:51234   3 m  ");
+        assert_eq!(row(34, 1), "worker-9:40000          12 s  busy");
+        assert_eq!(row(32, 0), "worker-17…rnal:51234   3 m  ");
+        assert_eq!(row(30, 0), "worker-17.e…ternal:51234  ", "without the age there is room for more of the name");
+        assert_eq!(row(9, 0), "worker-17…rnal:51234  ");
     }
 
     proptest! {

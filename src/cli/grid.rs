@@ -224,7 +224,7 @@ const GAP: &str = "  ";
 /// What is left of a name on a narrow screen.
 const NAME_MIN: usize = 20;
 
-/// Takes `over` from the widest of `columns`, as evenly as it goes.
+/// Narrows the widest of `columns`, all in all by `over`.
 fn shorten(widths: &mut [usize], columns: &[usize], over: usize) {
     for _ in 0..over {
         let widest = columns.iter().copied().max_by_key(|column| widths[*column]);

@@ -25,7 +25,7 @@ const AT_ONCE: u64 = 32;
 const DOWNLOAD: u64 = 6 << 20;
 
 /// Only clients below this number read slowly, one in ten: more than 2 MB wait in the kernel for each, and once all TCP sockets of a
-/// machine have more than the middle one of net.ipv4.tcp_mem, it drops what comes, and a flow may time out.
+/// machine have more than the middle one of net.ipv4.tcp_mem, the kernel drops segments (docs/limits.md).
 const SLOW_BELOW: usize = 2000;
 
 /// Bytes that a half-closed flow gets.

@@ -151,27 +151,34 @@ __function int answer(struct __sk_buff *skb, const struct packet *packet)
 	return bpf_skb_store_bytes(skb, 0, &ethernet, ETH_LEN, 0);
 }
 
+/* Whether the packet comes from the interface with this address. */
+__inline int comes_from(struct __sk_buff *skb, const __u8 *mac)
+{
+	struct ethernet *ethernet = (void *)(long)skb->data;
+	__u32 i, differs = 0;
+
+	if ((void *)(ethernet + 1) > (void *)(long)skb->data_end)
+		return 0;
+	for (i = 0; i < 6; i++)
+		differs |= ethernet->src[i] ^ mac[i];
+	return !differs;
+}
+
 /* Whether another instance sent the packet on. */
 __function int by_peer(struct __sk_buff *skb)
 {
+	/* As on loopback, whose interfaces do not differ. */
+	const __u8 without[6] = {};
 	struct port_range *port_range;
-	__u32 i, slot, j, differs, some;
-	__u8 mac[6];
+	__u32 i, slot;
 
-	if (bpf_skb_load_bytes(skb, 6, mac, sizeof(mac)))
+	if (comes_from(skb, without))
 		return 0;
 	for (i = 0; i < PORT_RANGES; i++) {
 		/* A copy: the verifier does not track a number whose address was taken. */
 		slot = i;
 		port_range = bpf_map_lookup_elem(&port_ranges, &slot);
-		if (!port_range)
-			return 0;
-		differs = some = 0;
-		for (j = 0; j < 6; j++) {
-			differs |= port_range->mac[j] ^ mac[j];
-			some |= mac[j];
-		}
-		if (some && !differs)
+		if (port_range && comes_from(skb, port_range->mac))
 			return 1;
 	}
 	return 0;

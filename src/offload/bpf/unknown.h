@@ -154,19 +154,6 @@ __function int knows_better(struct __sk_buff *skb, const struct packet *packet, 
 	return tcp.flags & TCP_SYN || beyond_expected(skb, packet, ntohl(tcp.seq)) <= BEYOND_WINDOWS;
 }
 
-/* Two instances that take each other for the owner would send a packet back and forth. */
-__inline int comes_from(struct __sk_buff *skb, const __u8 *mac)
-{
-	struct ethernet *ethernet = (void *)(long)skb->data;
-	__u32 i, differs = 0;
-
-	if ((void *)(ethernet + 1) > (void *)(long)skb->data_end)
-		return 0;
-	for (i = 0; i < 6; i++)
-		differs |= ethernet->src[i] ^ mac[i];
-	return !differs;
-}
-
 /* Sends the packet unchanged to the instance at `hop`. */
 __function int forward(struct __sk_buff *skb, const struct packet *packet, const struct hop *to)
 {
@@ -380,6 +367,7 @@ __function int unknown(struct __sk_buff *skb, const struct packet *packet)
 	then = service->then;
 	if (known(skb, packet) || passes_foreign(packet, service, &tcp))
 		return NEXT;
+	/* Two instances that take each other for the owner would send a packet back and forth. */
 	if (port_range && !comes_from(skb, port_range->mac)) {
 		struct hop *hop = packet->key.family == 4 ? &port_range->v4 : &port_range->v6;
 

@@ -223,19 +223,25 @@ class Unrecorded(Baton):
     key, label, recorder = "unrecorded", "Baton without recorder", "size_mb = 0"
 
 
-class Offloaded(Baton):
-    """Baton whose flows leave it. ip(8) gives it a /sys of its own, and what it pins there goes with it; the lock of what is
-    pinned goes by its name, and is the whole machine's."""
+class Default(Baton):
+    """Baton that may offload, as it does by default. ip(8) gives it a /sys of its own, and what it pins there goes with it; the lock of
+    what is pinned goes by its name, and is the whole machine's."""
 
-    key, label = "baton-offloaded", "Baton offloaded"
+    key, label, mode = "baton-default", "Baton that may offload", "auto"
 
     def start(self, stage):
         config = stage.directory / "baton.toml"
-        config.write_text(baton_config(stage, path=f'mode = "require"\npins = "{self.pins(stage)}"'))
+        config.write_text(baton_config(stage, path=f'mode = "{self.mode}"\npins = "{self.pins(stage)}"'))
         return stage.start(stage.proxy, self.binary, "run", "-c", config, aside=True)
 
     def pins(self, stage):
         return f"/sys/fs/bpf/{stage.directory.name}"
+
+
+class Offloaded(Default):
+    """Baton whose flows leave it."""
+
+    key, label, mode = "baton-offloaded", "Baton offloaded", "require"
 
     def check(self, stage, report):
         status = run("nsenter", "--target", stage.processes[-1].pid, "--net", "--mount", self.binary, "--json", "offload",
@@ -309,7 +315,7 @@ interval = "1s"
 """
 
 
-PEERS = {peer.key: peer for peer in (Direct(), Routed(), Dnat(), Haproxy(), HaproxySplice(), Nginx(), Envoy(), Baton(), Offloaded())}
+PEERS = {peer.key: peer for peer in (Direct(), Routed(), Dnat(), Haproxy(), HaproxySplice(), Nginx(), Envoy(), Baton(), Default(), Offloaded())}
 
 
 def family(process):

@@ -23,6 +23,8 @@ class Row:
     without: tuple = ()
     # Who runs it, if not everybody that a connection to this host can be measured with.
     only: tuple = ()
+    # Who runs it besides those that run all rows.
+    also: tuple = ()
     # Rounds at most; the report says how many there were.
     rounds_max: int = 99
     # Has a second frontend, whose backend is a process of its own.
@@ -31,11 +33,14 @@ class Row:
     realtime: bool = False
 
     def has(self, peer):
-        return peer in self.only if self.only else peer not in self.without and peer not in OFF_LOOPBACK
+        if peer in self.also:
+            return True
+        return peer in self.only if self.only else peer not in self.without and peer not in APART
 
 
-# Those that are measured from namespace to namespace, by what everything together uses.
-OFF_LOOPBACK = ("routed", "dnat", "baton-offloaded")
+# The first three are measured from namespace to namespace, by what everything together uses. Flows that last leave the process of
+# the fourth.
+APART = ("routed", "dnat", "baton-offloaded", "baton-default")
 BETWEEN_HOSTS = ("routed", "dnat", "haproxy", "haproxy-splice", "nginx", "baton", "baton-offloaded")
 PROXIES = ("haproxy", "haproxy-splice", "nginx", "baton")
 
@@ -89,7 +94,7 @@ ROWS = {row.key: row for row in (
     *(_requests(name, size, c) for name, size in (("64", "64 B"), ("16k", "16 KiB")) for c in (1, 64, 1000)),
     Row("rate-10k", "10,000 requests a second, 64 B, C=64",
         ("requests", "--connections", 64, "--rate", 10000), values=(CPU_REQUEST, P50, P99)),
-    Row("connections", "Connections, C=64", ("connect", "--connections", 64),
+    Row("connections", "Connections, C=64", ("connect", "--connections", 64), also=("baton-default",),
         values=(("cpu_us_each", "CPU per connection", "µs", 1, "lower"), PER_SECOND, P50, P99)),
     *(_bulk(way, flows) for way in ("up", "down") for flows in (1, 8)),
     Row("idle", "9,500 idle flows", ("idle", "--flows", 9500), seconds=3, warmup=0, rounds_max=2, without=("direct", "haproxy-splice"),

@@ -16,6 +16,9 @@ use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 /// Connections that the kernel may hold for one listener; net.core.somaxconn caps it.
 const BACKLOG: i32 = 65_535;
 
+/// The longest segment that TCP_MAXSEG accepts (include/net/tcp.h, MAX_TCP_WINDOW). Loopback has longer ones, and there it does not matter.
+const MSS_MAX: u32 = 32_767;
+
 /// Length of the TCP option with its padding.
 const TIMESTAMPS_LENGTH: u32 = 12;
 
@@ -150,8 +153,8 @@ fn leg_socket(address: SocketAddr, from: From) -> io::Result<OwnedFd> {
     // This saves a packet per connection. The ACK then waits for TCP_DELACK_MAX, 200 ms (net/ipv4/tcp_input.c,
     // tcp_rcv_synsent_state_process).
     sockopt::set_tcp_quickack(&socket, false)?;
-    if let Some(mss) = from.mss {
-        // Refused beyond the window's size, as on loopback, where it does not matter.
+    if let Some(mss) = from.mss.filter(|mss| *mss <= MSS_MAX) {
+        // Refused below 88 (TCP_MIN_MSS): the flow is served all the same.
         let _ = socket2::SockRef::from(&socket).set_tcp_mss(mss);
     }
     match (from.ip, from.port) {

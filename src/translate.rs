@@ -19,9 +19,7 @@ mod tests;
 mod toml;
 
 pub(crate) use ledger::{Ledger, LineOutcome, TranslatedLine};
-pub(crate) use setup::{
-    HostRoute, SetupFiles, SetupHost, SetupPlan, SetupRefusal, SetupRequest, plan, refuse_rejected,
-};
+pub(crate) use setup::{HostRoute, SetupHost, SetupPlan, SetupRefusal, SetupRequest, plan, refuse_rejected};
 use toml::Toml;
 
 /// A file of another program.

@@ -5,6 +5,7 @@ mod service;
 
 use std::io::{self, Read};
 use std::net::IpAddr;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -17,7 +18,7 @@ use crate::config::{self, PeerKey};
 use crate::model::fleet::SLOTS;
 use crate::model::humane::printable;
 use crate::sys::{netdev, netlink, random};
-use crate::translate::{ForeignFile, HostRoute, SetupFiles, SetupHost, SetupPlan, SetupRequest, plan, refuse_rejected};
+use crate::translate::{ForeignFile, HostRoute, SetupHost, SetupPlan, SetupRequest, plan, refuse_rejected};
 use files::{SetupFile, SetupFileError, SetupOutcome};
 
 #[derive(Clone, Debug, Args)]
@@ -93,9 +94,10 @@ pub(super) fn run(arguments: &InitArguments, config: &Path, output: &Output) -> 
     let mut request = request(arguments)?;
     request.before = place.read(config)?;
     let plan = plan(&request, &host(&place)?)?;
-    let of_host = arguments.root == Path::new("/");
-    let named = if of_host { SetupFiles::OfThisHost } else { SetupFiles::BelowRoot };
-    refuse_rejected(&plan.toml, &place.of(config), named)?;
+    if !arguments.static_pod && !arguments.print {
+        refuse_hidden(config)?;
+    }
+    refuse_rejected(&plan.with_ca_at(|path| place.of(path)), &place.of(config))?;
     let mut all = vec![SetupFile { path: place.of(config), text: plan.toml.clone(), mode: 0o644 }];
     all.push(starter(arguments, &place, config, &plan));
     if arguments.print {
@@ -113,7 +115,8 @@ pub(super) fn run(arguments: &InitArguments, config: &Path, output: &Output) -> 
     for file in all.iter().rev() {
         outcomes.push((file, files::write(file).map_err(fault)?));
     }
-    let steps = steps(&plan, key.as_ref().is_some_and(|(_, is_new)| *is_new), &key_path, arguments.static_pod);
+    let new_key = key.as_ref().filter(|(_, is_new)| *is_new).map(|_| &*key_path);
+    let steps = steps(&plan, &place, new_key, config, arguments.static_pod);
     if output.json {
         let files =
             |(file, outcome): &(&SetupFile, SetupOutcome)| json!({ "path": file.path, "outcome": told(outcome) });
@@ -125,16 +128,25 @@ pub(super) fn run(arguments: &InitArguments, config: &Path, output: &Output) -> 
             output.line(format!("{}: {}", file.path.display(), told(outcome)))?;
         }
         output.line("")?;
-        check::run(&place.of(config), &CheckArguments::of_host(), false);
-        output.line("")?;
+        if place.is_this_host() {
+            check::run(config, &CheckArguments::of_host(), false);
+            output.line("")?;
+        }
         for step in &steps {
             output.line(format!("next: {step}"))?;
         }
     }
     Ok(match config::load(&place.of(config)) {
-        Ok(_) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
+        Err(_) if place.is_this_host() => ExitCode::FAILURE,
+        _ => ExitCode::SUCCESS,
     })
+}
+
+/// The unit has ProtectHome=yes: it would not find its file.
+fn refuse_hidden(config: &Path) -> Result<(), CliError> {
+    let Some(hidden) = HIDDEN.iter().find(|hidden| config.starts_with(hidden)) else { return Ok(()) };
+    let why = format!("the unit cannot read below {hidden} (ProtectHome=yes): choose another path by -c, below /etc");
+    Err(CliError::path(config, io::Error::new(io::ErrorKind::InvalidInput, why)))
 }
 
 /// Paths of the host below `--root`.
@@ -143,6 +155,10 @@ struct HostFiles<'a> {
 }
 
 impl HostFiles<'_> {
+    fn is_this_host(&self) -> bool {
+        self.root == Path::new("/")
+    }
+
     /// What the host calls `path`.
     fn named(&self, path: &Path) -> PathBuf {
         path.strip_prefix(self.root).map_or_else(|_| path.to_owned(), |inside| Path::new("/").join(inside))
@@ -154,7 +170,13 @@ impl HostFiles<'_> {
 
     /// `None`: there is none.
     fn read(&self, path: &Path) -> Result<Option<ForeignFile>, CliError> {
-        match read(&self.of(path)) {
+        let here = self.of(path);
+        // Opening a pipe would wait for who writes to it.
+        if here.metadata().is_ok_and(|it| !it.is_file()) {
+            let error = io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
+            return Err(CliError::path(path, error));
+        }
+        match read(&here) {
             Ok(text) => Ok(Some(ForeignFile { name: path.display().to_string(), text })),
             Err(CliError::Path { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -278,20 +300,33 @@ fn told(outcome: &SetupOutcome) -> String {
     }
 }
 
-fn steps(plan: &SetupPlan, is_new_key: bool, key: &Path, is_pod: bool) -> Vec<String> {
+/// `new_key`: a key that the peers do not have yet.
+fn steps(plan: &SetupPlan, place: &HostFiles, new_key: Option<&Path>, config: &Path, is_pod: bool) -> Vec<String> {
     let mut steps = plan.steps.clone();
-    if is_new_key {
-        let key = key.display();
-        let copy = |peer: &IpAddr| format!("ssh root@{peer} install -D -m 600 /dev/stdin {key} < {key}");
+    if let Some(here) = new_key {
+        let (here, there) = (here.display(), place.named(here));
+        let there = there.display();
+        let copy = |peer: &IpAddr| format!("ssh root@{peer} install -D -m 600 /dev/stdin {there} < {here}");
         steps.extend(plan.peers.iter().map(copy));
     }
-    steps.push(match is_pod {
-        true => "the kubelet starts the pod by itself, also before `kubeadm init`".to_owned(),
-        false => "systemctl enable --now baton".to_owned(),
+    let socket = config::load(config).map(|loaded| loaded.config.admin.socket);
+    let runs = place.is_this_host() && socket.is_ok_and(|socket| UnixStream::connect(socket).is_ok());
+    steps.push(match (runs, is_pod) {
+        (true, _) => format!(
+            "an instance runs here: `baton diff {}` says what changes, and whether `baton reload` applies it or `baton upgrade` has to",
+            config.display()
+        ),
+        (false, true) => "the kubelet starts the pod by itself, also before `kubeadm init`".to_owned(),
+        (false, false) => "systemctl enable --now baton".to_owned(),
     });
+    if !place.is_this_host() {
+        steps.push("there, before it starts: baton check --host".to_owned());
+    }
     steps
 }
 
+/// systemd.exec(5), ProtectHome=.
+const HIDDEN: [&str; 3] = ["/home", "/root", "/run/user"];
 const UNIT: &str = "/etc/systemd/system/baton.service";
 /// Where packages have theirs.
 const UNITS: [&str; 2] = ["/usr/lib/systemd/system/baton.service", "/lib/systemd/system/baton.service"];

@@ -8,9 +8,11 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::mover;
 use super::place::HostPlace;
 use crate::config::Config;
 use crate::model::finding::Finding;
+use crate::model::humane::list;
 use syntax::{File, Node};
 
 /// The default path of its configuration.
@@ -114,7 +116,19 @@ impl Keepalived {
     }
 
     pub(super) fn judge(&self, config: &Config, place: &HostPlace) -> Vec<Finding> {
+        let moved = config.vip.as_ref().map(|vip| &vip.addresses[..]).unwrap_or_default();
+        let both: Vec<_> = self.addresses().into_iter().filter(|address| moved.contains(address)).collect();
         match &self.file {
+            // Nothing in it is worth tuning. Of a keepalived that runs with one of them, `built_in_vip` tells.
+            Ok(_) if !both.is_empty() && mover::keepalived().iter().any(|it| it.addresses().contains(&both[0])) => {
+                Vec::new()
+            }
+            Ok(_) if !both.is_empty() => vec![Finding::fault(
+                TOPIC,
+                format!("{} has {}, as [vip] has", self.name(), list(&both)),
+                "once keepalived runs, both it and Baton add and remove the address, and neither asks the other",
+                "systemctl disable --now keepalived, in the order that docs/vip.md describes; or remove [vip]",
+            )],
             Ok(file) => judge::all(self, file, config, place),
             Err(error) if self.named => vec![Finding::fault(
                 TOPIC,

@@ -11,6 +11,7 @@ mod sources;
 mod tests;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
 use serde::Serialize;
@@ -22,11 +23,11 @@ use crate::model::fleet::SLOTS;
 use agent::{K3S_AGENT_CA, RKE2_AGENT_CA, RancherAgent};
 use backends::{SetupBackend, addressed, backends, haproxy_port, spelled, with_port};
 use health::HealthSource;
-pub(crate) use loading::{SetupFiles, refuse_rejected};
+pub(crate) use loading::refuse_rejected;
 pub(crate) use refusal::SetupRefusal;
 use refusal::spelled_ips;
 use slot::slot;
-use sources::{K3S_CONFIG, KUBEADM_CONFIG, KUBEADM_MANIFEST, LocalApiserver, RKE2_CONFIG};
+use sources::{K3S_CONFIG, KUBEADM_CONFIG, KUBEADM_MANIFEST, KnownEndpoint, LocalApiserver, RKE2_CONFIG};
 
 /// The options of the command line.
 #[derive(Clone, Debug, Default)]
@@ -104,6 +105,13 @@ impl SetupHost {
         self.networks.iter().any(|(_, network)| network.addr() == ip && !is_single(network))
     }
 
+    /// The network of this host in which `ip` is the broadcast address, or that of the network itself.
+    fn network_without(&self, ip: IpAddr) -> Option<IpNet> {
+        let mut all =
+            self.networks.iter().map(|(_, network)| network).filter(|it| it.addr().is_ipv4() && it.prefix_len() < 31);
+        all.find(|it| it.network() == ip || it.broadcast() == ip).map(IpNet::trunc)
+    }
+
     /// The network of an interface that has `ip` in it.
     fn network_of(&self, ip: IpAddr) -> Option<(&str, IpAddr)> {
         let mut all = self.networks.iter().filter(|(name, network)| name != "lo" && !is_single(network));
@@ -134,6 +142,14 @@ pub(crate) struct SetupPlan {
     pub peers: Vec<IpAddr>,
     /// Steps that remain.
     pub steps: Vec<String>,
+}
+
+impl SetupPlan {
+    /// The text, with the CA at the path that `here` makes of the host's.
+    pub(crate) fn with_ca_at(&self, here: impl Fn(&Path) -> PathBuf) -> String {
+        let Some(ca_file) = &self.ca_file else { return self.toml.clone() };
+        self.toml.replace(&quoted(ca_file), &quoted(&here(Path::new(ca_file)).display().to_string()))
+    }
 }
 
 /// Baton's file for this host.
@@ -218,7 +234,7 @@ fn with_vip(
         Some(file) => sources::endpoint(file)?,
         None => None,
     };
-    let vips = vips(request, host, local, known, &mut facts)?;
+    let vips = vips(request, host, local, known.as_ref().and_then(KnownEndpoint::ip), &mut facts)?;
     let first = vips[0];
     let (interface, place) = interface(request, host, first)?;
     facts.add("interface", interface.clone(), place);
@@ -231,6 +247,13 @@ fn with_vip(
         None => {
             let port = local.map_or(PORT, |it| it.local.port);
             let of_own = local.and_then(|it| it.local.ip).unwrap_or(own);
+            if of_own != own && !peers.is_empty() {
+                return Err(SetupRefusal::OtherNetwork(
+                    local.map(|it| it.local.place.clone()).unwrap_or_default(),
+                    of_own,
+                    own,
+                ));
+            }
             let at = |ip: &IpAddr| if *ip == own { of_own } else { *ip };
             let place = local.map_or_else(
                 || "no file here names an apiserver: one is expected on each host; --backends names others".to_owned(),
@@ -245,8 +268,9 @@ fn with_vip(
     if let Some((_, address)) = backends.iter().find(|(_, address)| is_vip(address)) {
         return Err(SetupRefusal::BackendIsVip(facts.place("backends"), address.clone()));
     }
-    let known_port = known.filter(|known| vips.contains(&known.ip()));
-    let known_port = known_port.map(|known| (known.port(), format!("{KUBEADM_CONFIG}: server")));
+    // A name is taken for one of the VIP's.
+    let known_port = known.filter(|known| known.ip().is_none_or(|ip| vips.contains(&ip)));
+    let known_port = known_port.map(|known| (known.port, format!("{KUBEADM_CONFIG}: server, {}", known.host)));
     let known_port = known_port.or_else(|| haproxy_port(request, host, local));
     let port = match (request.port, known_port, local) {
         (Some(port), ..) => facts.port(port, "--port"),
@@ -372,7 +396,7 @@ fn vips(
     request: &SetupRequest,
     host: &SetupHost,
     local: Option<&Apiserver>,
-    known: Option<SocketAddr>,
+    known: Option<IpAddr>,
     facts: &mut Facts,
 ) -> Result<Vec<IpAddr>, SetupRefusal> {
     let (vips, place) = match &request.vips[..] {
@@ -387,6 +411,9 @@ fn vips(
         if host.is_fixed(*ip) {
             return Err(SetupRefusal::OwnVip(*ip));
         }
+        if let Some(network) = host.network_without(*ip) {
+            return Err(SetupRefusal::NetworksVip(*ip, network));
+        }
     }
     facts.add("vip", spelled_ips(&vips), place);
     Ok(vips)
@@ -397,11 +424,11 @@ fn found_vip(
     request: &SetupRequest,
     host: &SetupHost,
     local: Option<&Apiserver>,
-    known: Option<SocketAddr>,
+    known: Option<IpAddr>,
 ) -> Result<(Vec<IpAddr>, String), SetupRefusal> {
     let is_host = |ip: &IpAddr| request.hosts.contains(ip) || request.peers.contains(ip);
     let is_vip = |ip: &IpAddr| !host.is_fixed(*ip) && !is_host(ip) && host.network_of(*ip).is_some();
-    if let Some(ip) = known.map(|known| known.ip()).filter(is_vip) {
+    if let Some(ip) = known.filter(is_vip) {
         return Ok((vec![ip], format!("{KUBEADM_CONFIG}: server")));
     }
     let Some(Apiserver { local, .. }) = local else { return Err(SetupRefusal::NoVip) };

@@ -47,6 +47,47 @@ fn a_value_that_baton_rejects_is_refused_by_its_option_and_nothing_is_written() 
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
 }
 
+/// The files were written below DIR, and then checked below /.
+#[test]
+fn below_another_root_the_files_are_those_of_that_root() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().to_str().unwrap();
+    let pki = directory.path().join("etc/kubernetes/pki");
+    std::fs::create_dir_all(&pki).unwrap();
+    let key = rcgen::generate_simple_self_signed(["ca".to_owned()]).unwrap();
+    std::fs::write(pki.join("ca.crt"), key.cert.pem()).unwrap();
+    let of = |arguments: &[&str]| {
+        let backends = ["init", "--root", root, "--node-local", "--backends", "10.0.0.11:6443"];
+        init(directory.path(), &[&backends, arguments].concat())
+    };
+    let config = directory.path().join("etc/baton/baton.toml");
+    for bad in ["/nonexistent.crt", "/etc/kubernetes/junk.crt"] {
+        std::fs::write(directory.path().join("etc/kubernetes/junk.crt"), "junk").unwrap();
+        let ran = of(&["--ca-file", bad]);
+        let said = String::from_utf8(ran.stderr).unwrap();
+        assert!(!ran.status.success() && said.contains(&format!("{root}{bad}")) && !config.exists(), "{said}");
+    }
+    let ran = of(&[]);
+    let said = String::from_utf8(ran.stdout).unwrap() + &String::from_utf8(ran.stderr).unwrap();
+    assert!(ran.status.success() && !said.contains("rejected"), "{said}");
+    assert!(said.contains("\nnext: there, before it starts: baton check --host\n"), "{said}");
+    let text = std::fs::read_to_string(config).unwrap();
+    assert!(text.contains("ca_file = \"/etc/kubernetes/pki/ca.crt\""), "{text}");
+}
+
+/// The unit has ProtectHome=yes, and could not have started.
+#[test]
+fn a_path_that_the_unit_cannot_read_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().to_str().unwrap();
+    let request = ["-c", "/root/my.toml", "init", "--node-local", "--backends", "10.0.0.11:6443", "--root", root];
+    let ran = init(directory.path(), &request);
+    let said = String::from_utf8(ran.stderr).unwrap();
+    assert!(!ran.status.success() && said.contains("/root/my.toml: the unit cannot read below /root"), "{said}");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    assert!(init(directory.path(), &[&request[..], &["--static-pod", "--image", "b:1"]].concat()).status.success());
+}
+
 /// Half a key was left, and the next attempt was refused.
 #[test]
 fn a_full_disk_leaves_the_key_as_it_was_and_no_other_file() {

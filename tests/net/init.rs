@@ -51,6 +51,10 @@ fn two_bare_hosts_serve_the_vip_within_a_minute_of_the_first_keystroke() {
     let again = hosts[0].typed(&format!("baton init --vip {VIP} --peers {}", hosts[1].host.v4));
     assert!(again.wait(LONG).success(), "{}", again.log_text());
     assert!(again.log_text().contains("baton.toml: needs no change"), "{}", again.log_text());
+    // Regression: to enable the unit changes nothing where an instance runs.
+    let said = again.log_text();
+    let last = said.rsplit("next: ").next().unwrap();
+    assert!(last.starts_with("an instance runs here: `baton diff /etc/baton/baton.toml` says what changes"), "{said}");
 }
 
 fn copy_key(from: &Path, to: &Path) {

@@ -314,6 +314,25 @@ mod tests {
         assert_eq!(findings.iter().map(|f| f.verdict).collect::<Vec<_>>(), [Verdict::Good], "{findings:#?}");
     }
 
+    /// With `[vip]` for the same address, the advice was to tune keepalived.
+    #[test]
+    fn a_file_that_has_the_vip_which_baton_moves_is_one_fault() {
+        let nodes = parse(&SHIPPED.replace("nopreempt\n", "\n").lines().map(words).collect::<Vec<_>>());
+        let keepalived =
+            Keepalived { path: PathBuf::from("k.conf"), named: true, file: Ok(File { nodes, unread: Vec::new() }) };
+        let judged = |vip: &str| {
+            let config = format!(
+                "[vip]\naddresses = [\"{vip}/32\"]\ninterface = \"eth0\"\n[[frontend]]\nname = \"f\"\nlisten = [\"{vip}:6443\"]\n\
+                 [[frontend.backend]]\nname = \"a\"\naddress = \"10.0.0.31:6443\"\n"
+            );
+            let config = crate::config::parse(&config, std::path::Path::new("b.toml")).unwrap().config;
+            let found = keepalived.judge(&config, &HostPlace::default());
+            found.into_iter().map(|finding| (finding.verdict, finding.read)).collect::<Vec<_>>()
+        };
+        assert_eq!(judged(VIP), [(Verdict::Fault, "k.conf has 10.0.0.100, as [vip] has".to_owned())]);
+        assert!(judged("10.0.0.99").len() > 1, "another address is keepalived's alone");
+    }
+
     /// The findings if `from` in the shipped file is replaced by `to`.
     fn found(from: &str, to: &str) -> Vec<(Verdict, String)> {
         assert!(SHIPPED.contains(from), "{from}");

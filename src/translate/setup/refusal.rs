@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
+
 use crate::model::fleet::SLOTS;
 
 /// Why there is nothing to write.
@@ -17,6 +19,13 @@ pub(crate) enum SetupRefusal {
     OwnVip(IpAddr),
     #[error("--vip {0} is no address that can move between hosts")]
     BadVip(IpAddr),
+    #[error("--vip {0} is no address of a host: in {1} it is the network itself, or the broadcast address")]
+    NetworksVip(IpAddr, IpNet),
+    #[error(
+        "{0}: the apiserver of this host has {1}, and the hosts are named by addresses like {2}, so that nothing here says which \
+         addresses the other apiservers have: name all of them by --backends, the same on each host"
+    )]
+    OtherNetwork(String, IpAddr, IpAddr),
     #[error(
         "{0} has {1}, an address of this host: --peers names the other hosts only; --hosts names all, the same on each"
     )]

@@ -1,7 +1,7 @@
 //! Reads the files of a Kubernetes host: kubeadm's, those of k3s and RKE2, and kubespray's inventory.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use yaml_rust2::parser::{EventReceiver, Parser};
 use yaml_rust2::{Event, Yaml, YamlLoader};
@@ -34,7 +34,17 @@ pub(super) fn kubeadm(file: &ForeignFile) -> Result<Option<LocalApiserver>, Setu
     let containers = pod["spec"]["containers"].as_vec().into_iter().flatten();
     let words = containers.flat_map(|it| [&it["command"], &it["args"]]).filter_map(Yaml::as_vec).flatten();
     let words: Vec<_> = words.filter_map(Yaml::as_str).collect();
-    let flag = |name: &str| words.iter().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+    // As the apiserver reads it: `--name=value`, or the value in the next word.
+    let flag = |name: &str| {
+        let at = words
+            .iter()
+            .position(|word| *word == name || word.strip_prefix(name).is_some_and(|it| it.starts_with('=')))?;
+        Some(
+            words[at]
+                .split_once('=')
+                .map_or_else(|| words.get(at + 1).copied().unwrap_or_default(), |(_, value)| value),
+        )
+    };
     // A value that cannot be read is no reason to take the default: the apiserver would not do so.
     let bad = |name: &str, value: &str| SetupRefusal::BadFlag(file.name.clone(), name.to_owned(), value.to_owned());
     let read = |name: &'static str| flag(name).map(|value| (value, bad(name, value)));
@@ -51,8 +61,23 @@ pub(super) fn kubeadm(file: &ForeignFile) -> Result<Option<LocalApiserver>, Setu
     Ok(Some(LocalApiserver { ip, port: port.unwrap_or(6443), place, names: Vec::new() }))
 }
 
-/// The address and port in `server` of a kubeconfig, if it is no name.
-pub(super) fn endpoint(file: &ForeignFile) -> Result<Option<SocketAddr>, SetupRefusal> {
+/// `server` of a kubeconfig.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct KnownEndpoint {
+    /// An address, or a name.
+    pub host: String,
+    pub port: u16,
+}
+
+impl KnownEndpoint {
+    /// `None`: a name.
+    pub(super) fn ip(&self) -> Option<IpAddr> {
+        self.host.parse().ok()
+    }
+}
+
+/// Where the clients of the cluster connect to.
+pub(super) fn endpoint(file: &ForeignFile) -> Result<Option<KnownEndpoint>, SetupRefusal> {
     let Some(config) = document(file)? else { return Ok(None) };
     let server = config["clusters"][0]["cluster"]["server"].as_str().unwrap_or_default();
     Ok(authority(server))
@@ -192,11 +217,15 @@ fn named(yaml: &Yaml) -> Vec<(String, &Yaml)> {
     all.filter_map(|(key, value)| Some((key.as_str()?.to_owned(), value))).collect()
 }
 
-/// The address and port in `https://10.0.0.100:6443`.
-fn authority(url: &str) -> Option<SocketAddr> {
+/// The host and port in `https://10.0.0.100:6443`.
+fn authority(url: &str) -> Option<KnownEndpoint> {
     let place = url.split_once("://")?.1.split('/').next()?;
-    let bare = place.trim_start_matches('[').trim_end_matches(']');
-    place.parse().ok().or_else(|| bare.parse().ok().map(|ip: IpAddr| SocketAddr::new(ip, HTTPS)))
+    let bare = |host: &str| host.trim_start_matches('[').trim_end_matches(']').to_owned();
+    let is_whole = |host: &str| !host.is_empty() && (!host.contains(':') || host.ends_with(']'));
+    match place.rsplit_once(':').filter(|(host, _)| is_whole(host)) {
+        Some((host, port)) => Some(KnownEndpoint { host: bare(host), port: port.parse().ok()? }),
+        None => Some(KnownEndpoint { host: bare(place), port: HTTPS }).filter(|it| !it.host.is_empty()),
+    }
 }
 
 /// RFC 9110 section 4.2.2.
@@ -289,16 +318,23 @@ mod tests {
         assert_eq!(manifest("--secure-port=99999").unwrap_err(), "m.yaml: \"99999\" is no value of --secure-port");
         assert_eq!(manifest("--advertise-address=x").unwrap_err(), "m.yaml: \"x\" is no value of --advertise-address");
         assert_eq!(manifest("--allow-privileged=true").unwrap(), "m.yaml: it is there");
+        // Regression: a value in a word of its own was not read, and 6443 was said to be the manifest's.
+        assert_eq!(manifest("--secure-port\n    - \"8443\"").unwrap(), "m.yaml: --secure-port");
+        assert_eq!(manifest("--secure-port").unwrap_err(), "m.yaml: \"\" is no value of --secure-port");
     }
 
     #[test]
-    fn the_endpoint_of_a_kubeconfig_is_an_address_or_none() {
+    fn the_endpoint_of_a_kubeconfig_is_an_address_or_a_name() {
         let server = |url: &str| endpoint(&file("c", &format!("clusters:\n- cluster:\n    server: {url}\n"))).unwrap();
-        let place = |text: &str| Some(text.parse::<SocketAddr>().unwrap());
-        assert_eq!(server("https://10.0.0.100:8443"), place("10.0.0.100:8443"));
-        assert_eq!(server("https://[fd00::1]:6443"), place("[fd00::1]:6443"));
-        assert_eq!(server("https://10.0.0.100"), place("10.0.0.100:443"));
-        assert_eq!(server("https://api.example.com:6443"), None);
+        let place = |host: &str, port| Some(KnownEndpoint { host: host.to_owned(), port });
+        assert_eq!(server("https://10.0.0.100:8443"), place("10.0.0.100", 8443));
+        assert_eq!(server("https://[fd00::1]:6443"), place("fd00::1", 6443));
+        assert_eq!(server("https://[fd00::1]"), place("fd00::1", 443));
+        assert_eq!(server("https://10.0.0.100"), place("10.0.0.100", 443));
+        assert_eq!(server("https://api.example.com:8443/"), place("api.example.com", 8443));
+        assert_eq!(server("https://api.example.com:x"), None);
+        assert_eq!(server("''"), None);
+        assert_eq!(place("api.example.com", 1).unwrap().ip(), None);
     }
 
     #[test]

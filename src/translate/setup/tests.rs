@@ -125,6 +125,16 @@ fn a_wrong_address_is_refused_by_its_name() {
         "--vip 10.0.0.11 is this host's own address: choose one that no host has; if it is the VIP already, let it be a /32 or /128 there"
     );
     assert_eq!(refused(&request(&["127.0.0.9"], &[])), "--vip 127.0.0.9 is no address that can move between hosts");
+    for (vip, network) in
+        [("10.0.0.255", "10.0.0.0/24"), ("10.0.0.0", "10.0.0.0/24"), ("192.168.1.255", "192.168.1.0/24")]
+    {
+        assert_eq!(
+            refused(&request(&[vip], &["10.0.0.12"])),
+            format!(
+                "--vip {vip} is no address of a host: in {network} it is the network itself, or the broadcast address"
+            )
+        );
+    }
     assert_eq!(
         refused(&request(&["10.0.0.100"], &["10.0.0.12", "10.0.0.11"])),
         "--peers has 10.0.0.11, an address of this host: --peers names the other hosts only; --hosts names all, the same on each"
@@ -151,6 +161,19 @@ fn a_wrong_address_is_refused_by_its_name() {
 }
 
 /// Otherwise hosts with their old files and hosts with new ones have the same slots, and do not link.
+/// Each host wrote other backends, and said that the peers are alike.
+#[test]
+fn an_apiserver_on_another_network_than_the_hosts_is_no_rule_for_its_peers() {
+    let manifest = MANIFEST.replace("10.0.0.11", "192.168.1.11");
+    let host = host(&[(KUBEADM_MANIFEST, &manifest)], &[]);
+    let error = plan(&request(&["10.0.0.100"], &["10.0.0.12"]), &host).unwrap_err().to_string();
+    assert!(error.contains("has 192.168.1.11, and the hosts are named by addresses like 10.0.0.11"), "{error}");
+    let backends = ["192.168.1.11", "192.168.1.12"].map(str::to_owned).to_vec();
+    let named = SetupRequest { backends, ..request(&["10.0.0.100"], &["10.0.0.12"]) };
+    assert_eq!(loaded(&plan(&named, &host).unwrap()).frontends[0].backends.len(), 2);
+    plan(&request(&["10.0.0.100"], &[]), &host).unwrap();
+}
+
 #[test]
 fn a_host_that_joins_the_fleet_takes_no_slot_of_another_one() {
     let slot = |own: &str, hosts: &[&str], before: Option<u8>, option: Option<u8>| {
@@ -251,6 +274,18 @@ fn clients_keep_their_port_and_the_apiservers_theirs() {
     let kubeconfig = "clusters:\n- cluster:\n    server: https://10.0.0.100:8443\n";
     let files = [(KUBEADM_MANIFEST, MANIFEST), (KUBEADM_CONFIG, kubeconfig)];
     assert_eq!((ports(&asked, &files), ports(&request(&[], &["10.0.0.12"]), &files)), ((8443, true), (8443, true)));
+    // Regression: the port of a name was dropped, and its clients were refused.
+    let kubeconfig = "clusters:\n- cluster:\n    server: https://k8s.example.com:8443\n";
+    let files = [(KUBEADM_MANIFEST, MANIFEST), (KUBEADM_CONFIG, kubeconfig)];
+    assert_eq!(ports(&asked, &files), (8443, true));
+    let said = said(&plan(&asked, &host(&files, &[])).unwrap());
+    assert!(
+        said.iter().any(|line| line == "port: 8443 (/etc/kubernetes/admin.conf: server, k8s.example.com)"),
+        "{said:?}"
+    );
+    // An address of one host is no port of the VIP.
+    let kubeconfig = "clusters:\n- cluster:\n    server: https://10.0.0.12:7443\n";
+    assert_eq!(ports(&asked, &[(KUBEADM_MANIFEST, MANIFEST), (KUBEADM_CONFIG, kubeconfig)]), (6443, true));
     let haproxy = "frontend api\nbind *:8443\ndefault_backend b\nbackend b\nserver cp1 10.0.0.21:6443 check\n";
     assert_eq!(ports(&asked, &[(HAPROXY_CONFIG, haproxy)]), (8443, true));
 }

@@ -13,6 +13,7 @@ pub(crate) mod engine;
 pub mod entry;
 pub mod events;
 pub mod moved;
+pub(crate) mod pins_lock;
 pub mod preflight;
 pub mod probe;
 pub mod program;

@@ -1,16 +1,14 @@
 //! Opens the offload engine, and takes it through start, upgrade and stop.
 
-use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, flock};
-
 use super::StartError;
 use crate::config::{Config, OffloadMode, OffloadSettings};
 use crate::offload::engine::{EngineParts, OffloadEngine};
+use crate::offload::pins_lock::{PinsLock, PinsLockError};
 use crate::offload::program::{self, LAYOUT, OpenError, Program};
 use crate::offload::settings;
 use crate::sys::netdev;
@@ -22,9 +20,6 @@ use crate::upgrade::message::ProgramReader;
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 const LOOKS: u32 = 500;
 
-/// The folder of lock files: a BPF file system holds no files.
-const LOCKS: &str = "/run/baton";
-
 /// The offload engine of this instance, if it has one.
 #[derive(Debug)]
 pub(super) struct InstanceOffload {
@@ -32,7 +27,7 @@ pub(super) struct InstanceOffload {
     pins: PathBuf,
     engine: Mutex<Option<OffloadEngine>>,
     /// Held as long as this process manages the pinned objects.
-    lock: Mutex<Option<File>>,
+    lock: Mutex<Option<PinsLock>>,
     /// Why no process watches an earlier process's offloaded flows, if that is so.
     unwatched: Option<String>,
 }
@@ -78,6 +73,10 @@ impl InstanceOffload {
                 None
             }
         };
+        if engine.is_none() {
+            // It uses no pins, and `baton offload remove` may remove what stands in the way.
+            lock = None;
+        }
         if wanted == OffloadMode::Off {
             shut_off(&table);
         }
@@ -108,7 +107,9 @@ impl InstanceOffload {
             }
             Some(_) => return None,
         };
-        Some(format!("{offloaded} flows are offloaded, and the new binary {why}; `baton offload remove` resets them"))
+        Some(format!(
+            "{offloaded} flows are offloaded, and the new binary {why}; stop Baton, and `baton offload remove` resets them"
+        ))
     }
 
     /// Takes the lock of the process before this one, once that process has ended. Call it now and then.
@@ -223,7 +224,7 @@ fn start(settings: &OffloadSettings, table: &EngineParts) -> Result<Option<Offlo
 fn start_locked(
     settings: &OffloadSettings,
     table: &EngineParts,
-    lock: &mut Option<File>,
+    lock: &mut Option<PinsLock>,
 ) -> Result<Option<OffloadEngine>, NoOffload> {
     if settings.mode == OffloadMode::Off && !settings.pins.exists() {
         return Ok(None);
@@ -232,18 +233,11 @@ fn start_locked(
     start(settings, table)
 }
 
-/// Two instances with the same pins would take each other's flows for those of a dead process.
-fn own(pins: &std::path::Path) -> Result<File, NoOffload> {
-    let name = pins.display().to_string().replace('/', "-");
-    let path = PathBuf::from(format!("{LOCKS}/baton{name}.lock"));
-    let fail = |source| NoOffload::Lock { path: path.clone(), source };
-    std::fs::create_dir_all(LOCKS).map_err(fail)?;
-    let file = File::options().create(true).append(true).open(&path).map_err(fail)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(NoOffload::InUse(pins.to_owned())),
-        Err(error) => Err(fail(error.into())),
-    }
+fn own(pins: &std::path::Path) -> Result<PinsLock, NoOffload> {
+    PinsLock::take(pins).map_err(|error| match error {
+        PinsLockError::InUse => NoOffload::InUse(pins.to_owned()),
+        PinsLockError::Io(source) => NoOffload::Lock { path: PinsLock::path(pins), source },
+    })
 }
 
 /// The fault if this process cannot watch the flows in `pins`: their clients wait on backends that die. `None`: there
@@ -291,7 +285,7 @@ mod tests {
         assert!(matches!(own(&pins), Err(NoOffload::InUse(_))));
         drop(first);
         own(&pins).unwrap();
-        std::fs::remove_file(format!("{LOCKS}/baton{}.lock", pins.display().to_string().replace('/', "-"))).unwrap();
+        std::fs::remove_file(PinsLock::path(&pins)).unwrap();
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
@@ -11,6 +12,7 @@ use super::output::{CliError, Output};
 use crate::config;
 use crate::model::humane::{count, plural};
 use crate::model::weight::Weight;
+use crate::offload::pins_lock::{PinsLock, PinsLockError};
 use crate::offload::program::{self, Attachment, ProgramStatus};
 use crate::offload::settings::DIRECTORY_DEFAULT;
 use crate::proxy;
@@ -29,7 +31,7 @@ enum OffloadCommand {
     /// Shows the program, its interfaces, its flows and its counters of packets.
     Status,
     /// Resets the offloaded flows on both sides, then removes the program and its maps from the kernel, and the program that
-    /// shares ports, unless a running instance uses it.
+    /// shares ports. It leaves what a running instance uses.
     Remove {
         /// Confirms that the command resets these flows.
         #[arg(long)]
@@ -110,6 +112,7 @@ fn version(status: &ProgramStatus, output: &Output) -> String {
 
 fn remove(pins: &Path, yes: bool, output: &Output) -> Result<ExitCode, CliError> {
     let fail = |error| CliError::path(pins, error);
+    let _lock = unused(pins)?;
     if !yes {
         let status = program::status(pins).map_err(|source| CliError::Unread { path: pins.to_owned(), source })?;
         if let Some(entries) = status.and_then(|status| status.entries).filter(|entries| *entries > 0) {
@@ -155,3 +158,18 @@ fn remove(pins: &Path, yes: bool, output: &Output) -> Result<ExitCode, CliError>
     }
     Ok(ExitCode::SUCCESS)
 }
+
+/// Keeps instances from `pins` until it is dropped. A process that was killed a moment ago still holds them.
+fn unused(pins: &Path) -> Result<Option<PinsLock>, CliError> {
+    for _ in 0..LOOKS {
+        match PinsLock::take_if_there(pins) {
+            Err(PinsLockError::InUse) => std::thread::sleep(LOOK_EVERY),
+            Ok(lock) => return Ok(lock),
+            Err(PinsLockError::Io(error)) => return Err(CliError::path(&PinsLock::path(pins), error)),
+        }
+    }
+    Err(CliError::PinsInUse(pins.to_owned()))
+}
+
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+const LOOKS: u32 = 20;

@@ -41,6 +41,8 @@ pub(super) enum CliError {
     FlowsInPath(String),
     #[error("{path}: {source}; the command would reset flows that are pinned there; repeat it with --yes", path = .path.display())]
     Unread { path: PathBuf, source: io::Error },
+    #[error("a running instance uses what is pinned in {path}, and without it each flow that it offloads would be reset; stop it first", path = .0.display())]
+    PinsInUse(PathBuf),
     #[error("Baton has accepted the order to reset flow {0}, but the flow has not ended yet")]
     StillThere(crate::model::ids::FlowId),
     /// The arguments contradict each other in a way that their parser does not see.

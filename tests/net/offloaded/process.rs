@@ -335,3 +335,24 @@ fn removing_offload_resets_its_flows_though_nobody_sends_a_byte() {
     }
     eventually(LONG, "the backends are rid of them", || servers.iter().all(|server| server.open() == 0));
 }
+
+/// Without the program each flow that it offloaded from then on lost its next packet to the kernel, which reset it.
+#[test]
+fn removing_offload_under_a_running_instance_had_its_flows_reset() {
+    let Some(scene) = Scene::new("remove-used") else { return };
+    let lab = &scene.lab;
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&scene.config());
+    let pins = scene.pinned.directory.to_str().unwrap();
+    // However the directory is spelled.
+    for pins in [pins.to_owned(), format!("{pins}/")] {
+        let remove = || baton.cli(&["offload", "--pins", &pins, "remove", "--yes"]);
+        let refused = lab.lb.enter(remove);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && said.contains("a running instance uses what is pinned in"), "{refused:?}");
+    }
+    let mut conn = lab.client.connect(lab.lb.v4(6443));
+    (0..4).for_each(|round| conn.echo(round, 100));
+    baton.wait_offloaded(1);
+    conn.echo(9, 1000);
+}

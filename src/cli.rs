@@ -163,7 +163,7 @@ enum Verb {
     },
     /// Shows or removes the BPF program and its flows in the kernel; needs no running instance.
     Offload(offload::OffloadArguments),
-    /// Prints a new secret for the instances of a fleet: baton genkey > peers.key, mode 600, the same on each.
+    /// Prints a new secret for the instances of a fleet, which have the same file: (umask 077; baton genkey > peers.key).
     Genkey(genkey::GenkeyArguments),
     /// Prints the versions of this command and of the instance.
     Version,

@@ -26,7 +26,7 @@ pub(super) struct GenkeyArguments {
 enum NextError {
     #[error("{path}: {source}", path = .path.display())]
     File { path: PathBuf, source: io::Error },
-    #[error("{} holds no key: create the first key with `baton genkey > FILE`", .0.display())]
+    #[error("{} holds no key: create the first key with `(umask 077; baton genkey > FILE)`", .0.display())]
     NoKey(PathBuf),
     #[error("{} exists: once all instances have the newer key, remove this file and run `baton reload` on each", .0.display())]
     Unfinished(PathBuf),

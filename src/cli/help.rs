@@ -43,7 +43,7 @@ const GROUPS: [(&str, &[(&str, &str)]); 5] = [
         &[
             ("init", "baton init --vip 10.0.0.100 --peers 10.0.0.12"),
             ("import", "baton import /etc/haproxy/haproxy.cfg"),
-            ("genkey", "baton genkey > /etc/baton/peers.key"),
+            ("genkey", "(umask 077; baton genkey > /etc/baton/peers.key)"),
             ("check", "baton check -c /etc/baton/baton.toml --host"),
             ("run", "baton run -c /etc/baton/baton.toml"),
             ("offload", "baton offload status"),
@@ -133,7 +133,7 @@ mod tests {
             let help = of_it.render_help().to_string();
             if name != "help" {
                 assert!(help.contains(&format!("Example: {example}")), "{help}");
-                let typed = example.split(" > ").next().unwrap().split(' ');
+                let typed = example.trim_start_matches("(umask 077; ").split(" > ").next().unwrap().split(' ');
                 Arguments::command().try_get_matches_from(typed).unwrap_or_else(|error| panic!("{example}: {error}"));
             }
         }

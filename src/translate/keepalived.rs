@@ -55,7 +55,7 @@ pub(super) fn translate(file: &ForeignFile, toml: &mut Toml, steps: &mut Vec<Str
         Some((line, own)) if is_complete && !vrrp.peers.is_empty() => {
             fleet(&vrrp, (line, own), toml, &mut ledger);
             built_in(&vrrp, toml, &mut ledger);
-            steps.push(format!("run `baton genkey > {KEY_FILE}` once, with mode 600, and copy the file to every host"));
+            steps.push(format!("run `(umask 077; baton genkey > {KEY_FILE})` once, and copy the file to every host"));
             steps.push("follow \"From keepalived to Baton, without a reset\" in docs/vip.md, host by host".to_owned());
         }
         _ => return external(&vrrp, is_complete, file, toml),

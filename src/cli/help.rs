@@ -76,13 +76,14 @@ pub(super) fn grouped(command: Command) -> Command {
     };
     let mut text = String::new();
     for (title, commands) in GROUPS {
-        text += &format!("{title}:\n");
-        for (name, _) in commands {
-            if let Some(about) = about_of(name) {
-                text += &format!("  {name:<11} {}\n", about.split(". ").next().unwrap_or_default());
-            }
+        let line = |name: &str| {
+            let about = about_of(name)?;
+            Some(format!("  {name:<11} {}\n", about.split(". ").next().unwrap_or_default()))
+        };
+        let lines: String = commands.iter().filter_map(|(name, _)| line(name)).collect();
+        if !lines.is_empty() {
+            text += &format!("{title}:\n{lines}\n");
         }
-        text.push('\n');
     }
     let template =
         format!("{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{text}Options:\n{{options}}{{after-help}}");
@@ -122,6 +123,15 @@ mod tests {
         for name in listed {
             assert!(help.contains(&format!("\n  {name} ")), "{name} is in the help:\n{help}");
         }
+    }
+
+    #[test]
+    fn a_build_without_the_lab_had_a_group_without_commands() {
+        let without =
+            Command::new("baton").subcommand(Command::new("run").about("Runs")).subcommand(Command::new("status"));
+        let help = super::grouped(without).render_help().to_string();
+        assert!(help.contains("Install it:\n  run         Runs\n\nOthers:\n"), "{help}");
+        assert!(!help.contains("Try it"), "{help}");
     }
 
     #[test]

@@ -263,7 +263,7 @@ fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &O
         None => socket::find(config)?,
     };
     if let Verb::Version = command {
-        return reload::version(socket::connect(&socket), output);
+        return reload::version(&socket, output);
     }
     if let Verb::Ready(arguments) = &command {
         return ready::ready(&socket, arguments, output);

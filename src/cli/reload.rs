@@ -1,11 +1,13 @@
 //! `baton reload`, `rebalance` and `version`.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use super::follow::follow;
 use super::grid::{Align::*, Grid};
 use super::output::{CliError, Output};
-use crate::admin::client::{Client, ClientError};
+use super::socket;
+use crate::admin::client::Client;
 use crate::admin::control::{PlannedMove, RebalancePlan, StayingFlows};
 use crate::admin::protocol::{About, Command, Rebalance, Reloaded};
 use crate::model::humane::{count, duration_ms, plural};
@@ -97,12 +99,12 @@ fn show_plan(plan: &RebalancePlan, output: &Output) -> Result<(), CliError> {
     output.text(&grid.render(output))
 }
 
-/// Prints the own version even if no instance can be reached.
-pub(super) fn version(client: Result<Client, ClientError>, output: &Output) -> Result<ExitCode, CliError> {
+/// Prints the own version even if no instance can be reached. Scripts of the packages read the socket's path from the output.
+pub(super) fn version(socket: &Path, output: &Output) -> Result<ExitCode, CliError> {
     let own = env!("CARGO_PKG_VERSION");
-    let about = client.and_then(|mut client| client.ask::<About>(&Command::Version {}));
+    let about = socket::connect(socket).and_then(|mut client| client.ask::<About>(&Command::Version {}));
     if output.json {
-        output.document(&serde_json::json!({ "command": own, "instance": about.as_ref().ok() }))?;
+        output.document(&serde_json::json!({ "command": own, "socket": socket, "instance": about.as_ref().ok() }))?;
     } else {
         output.line(format!("this command  {own}"))?;
         if let Ok(about) = &about {
@@ -110,6 +112,7 @@ pub(super) fn version(client: Result<Client, ClientError>, output: &Output) -> R
                 "the instance  {}  pid {}, admin protocol {}",
                 about.version, about.pid, about.protocol
             ))?;
+            output.line(format!("its socket    {}", socket.display()))?;
         }
     }
     match about {

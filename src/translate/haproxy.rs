@@ -5,6 +5,7 @@ mod probe;
 mod proxy;
 mod sections;
 mod server;
+mod trust;
 mod value;
 mod words;
 

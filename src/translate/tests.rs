@@ -113,6 +113,45 @@ fn a_check_at_another_place_than_the_server_s_is_not_lost_in_silence() {
     }
 }
 
+/// The table `[frontend.health]` of two servers with these options, and the lines that treat connections in another way.
+fn health_of(check: &str, one: &str, two: &str) -> (String, Vec<(usize, String)>) {
+    let text = format!("listen api\nbind :6443\n{check}server a 10.0.0.1:6443 {one}\nserver b 10.0.0.2:6443 {two}\n");
+    let translation = read(&text);
+    let health = translation.toml.split("[frontend.health]").nth(1).unwrap().split("\n[").next().unwrap().to_owned();
+    let lost = (1..=text.lines().count())
+        .flat_map(|line| missing(&translation, line).into_iter().map(move |(why, _)| (line, why.to_owned())))
+        .collect();
+    (health, lost)
+}
+
+#[test]
+fn a_server_that_demands_a_certificate_is_not_probed_without_one() {
+    const READYZ: &str = "option httpchk GET /readyz\n";
+    let verified = "check check-ssl verify required ca-file /etc/ssl/ca1.pem";
+    for (one, two, plain) in
+        [("check", verified, 4), (verified, "check", 5), ("check check-ssl verify none", verified, 4)]
+    {
+        let (health, lost) = health_of(READYZ, one, two);
+        assert!(health.contains("ca_file = \"/etc/ssl/ca1.pem\"") && !health.contains("insecure"), "{one}: {health}");
+        let [(line, why)] = &lost[..] else { panic!("{one}: {lost:?}") };
+        assert!(*line == plain && why.starts_with("verify") && why.contains("the same"), "{line}: {why}");
+    }
+    let (health, lost) = health_of(READYZ, verified, "check check-ssl ca-file /etc/ssl/ca2.pem");
+    assert!(health.contains("/etc/ssl/ca1.pem") && !health.contains("insecure"), "{health}");
+    assert!(lost.iter().any(|(line, why)| *line == 5 && why.contains("b has /etc/ssl/ca2.pem")), "{lost:?}");
+}
+
+#[test]
+fn the_authorities_of_the_system_are_not_everyone() {
+    let system = "check ssl verify required ca-file @system-ca crt /x";
+    let (health, lost) = health_of("option ssl-hello-chk\n", "check", system);
+    assert!(health.contains("ca_file = \"/etc/ssl/certs/ca-certificates.crt\""), "{health}");
+    assert!(health.contains("client_cert_file = \"/x\"") && !health.contains("insecure"), "{health}");
+    assert!(!lost.iter().any(|(_, why)| why.contains("no ca-file")), "{lost:?}");
+    let (health, lost) = health_of("", "check check-ssl", "check check-ssl");
+    assert!(!health.contains("insecure") && lost[0].1.contains("does not start"), "{health}: {lost:?}");
+}
+
 #[test]
 fn a_servers_options_become_keys_of_its_backend() {
     let text = "listen api\nbind :6443\ndefault-server check weight 50 send-proxy-v2\nserver a 10.0.0.1:6443 weight 10 maxconn 7\n\

@@ -1,11 +1,11 @@
 //! `[frontend.health]` from the checks of a backend's servers.
 
-use std::path::Path;
 use std::time::Duration;
 
 use super::proxy::Draft;
 use super::sections::{Directive, Effective};
 use super::server::{CfgServer, ServerOption};
+use super::trust::trust;
 use super::value::{duration, time};
 use crate::translate::ledger::Ledger;
 use crate::translate::toml::quoted;
@@ -36,28 +36,29 @@ pub(super) fn health(backend: &Effective, servers: &[CfgServer], global: &Global
     for server in servers.iter().filter(|server| !server.has("check")) {
         ledger.kept(server.line, "HAProxy does not check it, and Baton probes every backend");
     }
-    let Some(first) = checked.first() else { return draft };
+    if checked.is_empty() {
+        return draft;
+    }
     let option = checked.iter().find_map(|server| server.option("check-ssl").or_else(|| server.option("ssl")));
-    let tls = option.map(|option| option.line).or(connects_by_tls(backend));
+    let everywhere = connects_by_tls(backend);
+    let tls = option.map(|option| option.line).or(everywhere);
     kind(backend, tls, &mut draft, ledger);
     let hello = backend.find("option ssl-hello-chk").map(|it| it.line);
     if let Some(line) = tls.or(hello)
         && draft.has_tls()
     {
-        trust(first, line, global, &mut draft, ledger);
+        trust(&checked, line, everywhere, global, &mut draft, ledger);
     }
     times(backend, &checked, &mut draft, ledger);
     if let Some((line, percent)) = global.spread {
         draft.set("jitter_percent", percent.min(50).to_string(), line, ledger);
     }
-    for name in
-        ["check-ssl", "ssl", "inter", "fastinter", "fall", "rise", "slowstart", "verify", "ca-file", "sni", "check-sni"]
-    {
+    for name in ["inter", "fastinter", "fall", "rise", "slowstart"] {
         let value = |server: &CfgServer| server.option(name).map(|it| it.value.clone());
-        let other = checked.iter().filter(|server| value(server) != value(first));
-        for server in other {
-            let why = format!("{name}: Baton probes all backends of a frontend alike, as {}", first.name);
-            ledger.missing(server.option(name).map_or(server.line, |it| it.line), why);
+        let Some(chosen) = checked.iter().find(|server| server.has(name)) else { continue };
+        for other in checked.iter().filter(|server| value(server) != value(chosen)) {
+            let why = format!("{name}: Baton probes all backends of a frontend alike, as {}", chosen.name);
+            ledger.missing(other.option(name).map_or(other.line, |it| it.line), why);
         }
     }
     draft
@@ -214,44 +215,6 @@ fn header_of(version: &str) -> Option<String> {
         let (name, value) = line.split_once(':')?;
         name.trim().eq_ignore_ascii_case("host").then(|| value.trim().to_owned())
     })
-}
-
-/// The keys that say which certificate a probe takes. `line`: why there is TLS.
-fn trust(server: &CfgServer, line: usize, global: &GlobalProbes, draft: &mut Draft, ledger: &mut Ledger) {
-    let verify = server.option("verify");
-    let is_none = verify.is_some_and(|it| it.value == "none") || verify.is_none() && global.verify_none.is_some();
-    match server.option("ca-file") {
-        Some(file) if !is_none && !file.value.starts_with('@') => {
-            let base = global.ca_base.as_ref().filter(|_| !Path::new(&file.value).is_absolute());
-            let path = base.map_or(file.value.clone(), |(line, base)| {
-                ledger.translated(*line, "[frontend.health] ca_file");
-                Path::new(base).join(&file.value).display().to_string()
-            });
-            draft.set("ca_file", quoted(&path), file.line, ledger);
-            verify.into_iter().for_each(|verify| ledger.translated(verify.line, "ca_file"));
-        }
-        file => {
-            let at = verify.map(|it| it.line).or(global.verify_none.filter(|_| is_none)).unwrap_or(line);
-            draft.set("insecure_skip_verify", "true".to_owned(), at, ledger);
-            if !is_none {
-                let file = file.map_or("no ca-file".to_owned(), |it| format!("ca-file {}", it.value));
-                ledger.missing(at, format!("{file}: Baton reads the authority's certificate from a file: set ca_file instead of insecure_skip_verify"));
-            }
-        }
-    }
-    if let Some(option) =
-        server.option("verifyhost").or_else(|| server.option("check-sni")).or_else(|| server.option("sni"))
-    {
-        let name = option.value.strip_prefix("str(").and_then(|it| it.strip_suffix(')')).unwrap_or(&option.value);
-        match name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte)) && !name.is_empty() {
-            true => draft.set("server_name", quoted(name), option.line, ledger),
-            false => ledger.missing(option.line, format!("{name}: \"server_name\" is one name for all probes")),
-        }
-    }
-    if let Some(pem) = server.option("crt") {
-        draft.set("client_cert_file", quoted(&pem.value), pem.line, ledger);
-        draft.set("client_key_file", quoted(&pem.value), pem.line, ledger);
-    }
 }
 
 fn times(backend: &Effective, servers: &[&CfgServer], draft: &mut Draft, ledger: &mut Ledger) {

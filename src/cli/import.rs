@@ -1,7 +1,8 @@
 //! `baton import`: the files of HAProxy and keepalived, in Baton's words.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -42,6 +43,11 @@ pub(super) struct ImportArguments {
 }
 
 pub(super) fn run(arguments: &ImportArguments, output: &Output) -> Result<ExitCode, CliError> {
+    if let Some(output) = &arguments.output {
+        for source in [Some(&arguments.haproxy), arguments.keepalived.as_ref()].into_iter().flatten() {
+            refuse_source(output, source)?;
+        }
+    }
     let haproxy = read(&arguments.haproxy)?;
     refuse_other(&arguments.haproxy, &haproxy.text, config::HAPROXY)?;
     let keepalived = arguments.keepalived.as_deref().map(read).transpose()?;
@@ -95,6 +101,17 @@ fn read(path: &Path) -> Result<ForeignFile, CliError> {
     }
     let name = printable(&path.display().to_string()).into_owned();
     Ok(ForeignFile::new(name, &bytes))
+}
+
+/// Fails if the file at `output` is that at `source`, by whatever name: --force would leave nothing of it.
+fn refuse_source(output: &Path, source: &Path) -> Result<(), CliError> {
+    let [there, read] = [output, source].map(|path| path.metadata().ok().filter(Metadata::is_file));
+    let is_same = there.zip(read).is_some_and(|(there, read)| (there.dev(), there.ino()) == (read.dev(), read.ino()));
+    if !is_same {
+        return Ok(());
+    }
+    let why = format!("it is the file that is translated, {}: name another file for --output", source.display());
+    Err(CliError::path(output, io::Error::new(io::ErrorKind::AlreadyExists, why)))
 }
 
 /// Fails if `text` is not of `wanted`, so far as its first lines tell: the two files may have changed places.
@@ -254,6 +271,26 @@ mod tests {
         let translation = translate(&file, None);
         assert_eq!(report(&translation), samples::shown("docs/haproxy.md", "baton import haproxy.cfg > baton.toml"));
         assert!(translation.toml.contains("listen = [\"10.0.0.100:6443\"]  # haproxy.cfg:7\n"), "{}", translation.toml);
+    }
+
+    #[test]
+    fn the_file_that_is_translated_is_not_overwritten() {
+        let directory = tempfile::tempdir().unwrap();
+        let [path, link, hard, other] =
+            ["haproxy.cfg", "link.toml", "hard.toml", "other"].map(|it| directory.path().join(it));
+        let text = "listen api\nbind 127.0.0.1:6443\nserver a 10.0.0.1:6443\n";
+        std::fs::write(&path, text).unwrap();
+        std::fs::write(&other, "vrrp_instance a {\n}\n").unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        std::fs::hard_link(&path, &hard).unwrap();
+        let output = Output::new(false);
+        for target in [&path, &link, &hard, &other] {
+            let (haproxy, keepalived) = (path.clone(), Some(other.clone()));
+            let arguments = ImportArguments { haproxy, keepalived, output: Some(target.clone()), force: true };
+            let error = run(&arguments, &output).unwrap_err().to_string();
+            assert!(error.contains("it is the file that is translated"), "{error}");
+        }
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
     }
 
     #[test]

@@ -63,8 +63,8 @@ pub(crate) fn translate(haproxy: &ForeignFile, keepalived: Option<&ForeignFile>)
     toml.comment(&format!("Translated by `baton import` from {names}; each key names the line that it comes from."));
     toml.comment("A key that no line sets is at Baton's default: config/baton.toml explains every key.");
     let mut proxies = Toml::default();
-    let mut ledgers = vec![haproxy::translate(haproxy, &mut toml, &mut proxies)];
     let mut steps = Vec::new();
+    let mut ledgers = vec![haproxy::translate(haproxy, &mut toml, &mut proxies, &mut steps)];
     if let Some(file) = keepalived {
         ledgers.push(keepalived::translate(file, &mut toml, &mut steps));
     }

@@ -1,5 +1,8 @@
 //! haproxy.cfg.
 
+mod access;
+mod names;
+mod networks;
 mod notes;
 mod probe;
 mod proxy;
@@ -14,18 +17,19 @@ use std::time::Duration;
 use super::ForeignFile;
 use super::ledger::Ledger;
 use super::toml::Toml;
-use notes::{Meaning, meaning, other_section};
+use notes::{Meaning, is_unlimited, meaning, of_resolvers, other_section};
 use probe::GlobalProbes;
 use proxy::{ProxyPair, TranslatedProxies};
 use sections::{CfgSection, Directive, SectionKind, sections};
 use value::{duration, time};
 
-/// Writes the keys of whole tables into `toml`, and the frontends into `proxies`.
-pub(super) fn translate(file: &ForeignFile, toml: &mut Toml, proxies: &mut Toml) -> Ledger {
+/// Writes the keys of whole tables into `toml`, the frontends into `proxies`, and into `steps` what is to do by hand.
+pub(super) fn translate(file: &ForeignFile, toml: &mut Toml, proxies: &mut Toml, steps: &mut Vec<String>) -> Ledger {
     let mut ledger = Ledger::new(file);
     let sections = sections(&file.text, &mut ledger);
     let global = global(&sections, toml, &mut ledger);
-    let mut shared = TranslatedProxies { sections: &sections, global, names: Vec::new(), listening: Vec::new() };
+    let mut shared =
+        TranslatedProxies { sections: &sections, global, names: Vec::new(), listening: Vec::new(), steps: Vec::new() };
     let mut used = Vec::new();
     for section in &sections {
         if [SectionKind::Frontend, SectionKind::Listen].contains(&section.kind)
@@ -42,6 +46,7 @@ pub(super) fn translate(file: &ForeignFile, toml: &mut Toml, proxies: &mut Toml)
             }
         }
     }
+    steps.append(&mut shared.steps);
     for section in &sections {
         note(section, &sections, used.contains(&section.line), &mut ledger);
     }
@@ -61,7 +66,8 @@ fn lead<'c>(frontend: &'c CfgSection, all: &'c [CfgSection], ledger: &mut Ledger
         return None;
     }
     let name = backend_name(frontend, ledger).or_else(|| effective.find("default_backend"));
-    let has_servers = frontend.kind == SectionKind::Listen && frontend.own("server").next().is_some();
+    let has_servers = frontend.kind == SectionKind::Listen
+        && ["server", "server-template"].iter().any(|keyword| frontend.own(keyword).next().is_some());
     let Some(directive) = name.filter(|_| !has_servers) else {
         if !has_servers {
             ledger.missing(frontend.line, "no frontend is written: it leads to no backend");
@@ -123,6 +129,12 @@ fn http(section: &CfgSection, mode: &str, ledger: &mut Ledger) {
 /// Notes each line that has none yet.
 fn note(section: &CfgSection, all: &[CfgSection], is_used: bool, ledger: &mut Ledger) {
     let kind = section.kind;
+    if kind == SectionKind::Other && section.keyword == "resolvers" {
+        for directive in section.directives.iter().filter(|it| !ledger.has_note(it.line)).collect::<Vec<_>>() {
+            say(directive.line, of_resolvers(directive), ledger);
+        }
+        return ledger.kept(section.line, "a heading");
+    }
     if kind == SectionKind::Other {
         let meaning = other_section(&section.keyword);
         for line in section.directives.iter().map(|it| it.line).chain([section.line]) {
@@ -140,11 +152,6 @@ fn note(section: &CfgSection, all: &[CfgSection], is_used: bool, ledger: &mut Le
     for directive in &section.directives {
         let line = directive.line;
         if is_backend && !is_used {
-            if directive.word(0) == "server-template"
-                && let Some(meaning) = meaning(directive, kind)
-            {
-                say(line, meaning, ledger);
-            }
             if !ledger.has_note(line) {
                 ledger.no_equal(line, "its section is not written");
             }
@@ -157,6 +164,8 @@ fn note(section: &CfgSection, all: &[CfgSection], is_used: bool, ledger: &mut Le
                 ledger.missing(line, why);
             }
             None => {}
+            Some(_) if is_unlimited(directive) => ledger.kept(line, format!("{}: 0 is no limit", directive.word(0))),
+            Some(_) if directive.word(0) == "acl" && ledger.has_note(line) => {}
             Some(_) if directive.is_off => ledger.kept(line, "it turns off what Baton has no key for"),
             Some(Meaning::Setting) => setting(directive, kind, ledger),
             Some(meaning) => say(line, meaning, ledger),
@@ -198,6 +207,7 @@ fn global(sections: &[CfgSection], toml: &mut Toml, ledger: &mut Ledger) -> Glob
         let (line, value) = (directive.line, directive.word(1));
         let number = value.parse::<u32>().ok();
         match (directive.word(0), number) {
+            ("maxconn", Some(0)) => ledger.kept(line, unset(directive)),
             ("maxconn", Some(max)) => process.push(("max_connections", max.to_string(), line)),
             ("nbthread", Some(threads @ 1..=1024)) => process.push(("workers", threads.to_string(), line)),
             ("spread-checks", Some(percent)) => global.spread = Some((line, percent)),
@@ -205,6 +215,7 @@ fn global(sections: &[CfgSection], toml: &mut Toml, ledger: &mut Ledger) -> Glob
                 ledger.missing(line, format!("{value:?} is no number that Baton takes"))
             }
             ("hard-stop-after", _) => match time(value) {
+                Some(Duration::ZERO) => ledger.kept(line, unset(directive)),
                 Some(time) => process.push(("stop_timeout", duration(time.clamp(STOP_MIN, STOP_MAX)), line)),
                 None => ledger.missing(line, format!("{value:?} is no time")),
             },
@@ -226,6 +237,11 @@ fn global(sections: &[CfgSection], toml: &mut Toml, ledger: &mut Ledger) -> Glob
         ledger.translated(line, format!("[process] {key} = {value}"));
     }
     global
+}
+
+/// Why a line with 0 sets no key.
+fn unset(directive: &Directive) -> String {
+    format!("{} is not set to HAProxy: Baton's default is used", directive.words.join(" "))
 }
 
 const STOP_MIN: Duration = Duration::from_millis(100);

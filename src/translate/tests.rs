@@ -63,7 +63,32 @@ fn a_tunnel_timeout_decides_over_the_two_others() {
     assert_eq!(idle("timeout client 86400s\n"), Some(86_400));
     assert_eq!(idle("timeout tunnel 365d\n"), None);
     assert_eq!(idle("timeout client 0\ntimeout server 2m\n"), Some(120));
+    assert_eq!(idle("timeout client 5s\ntimeout server 1m\ntimeout tunnel 0\n"), Some(5));
     assert_eq!(idle(""), None);
+}
+
+#[test]
+fn what_haproxy_takes_as_not_set_is_baton_s_default() {
+    let text = format!(
+        "global\nmaxconn 0\nhard-stop-after 0\nmaxsessrate 0\n{}",
+        listen(
+            "timeout connect 0\nclitcpka-idle 0\nsrvtcpka-intvl 0s\nclitcpka-cnt 0\nmaxconn 0\nrate-limit sessions 0\nfullconn 0\n\
+             bind 10.0.0.100:7443 tcp-ut 0 maxconn 0\nsource 0.0.0.0\ndefault-server maxconn 0 maxqueue 0 minconn 0 tcp-ut 0\n"
+        )
+    );
+    let translation = read(&text);
+    assert!(!translation.changes_behaviour(), "{:#?}", translation.ledgers);
+    let (mut config, default) = (config(&translation), config(&read(&listen(""))));
+    std::sync::Arc::make_mut(&mut config.frontends[0]).listen.pop();
+    assert_eq!((&config.process, &config.frontends), (&default.process, &default.frontends), "{}", translation.toml);
+    let words = |number: usize| &translation.ledgers[0].lines()[number - 1].notes[0].words;
+    assert_eq!(words(7), "timeout connect 0 is not set to HAProxy: Baton's default is used");
+    // Files that HAProxy itself refuses.
+    for option in ["inter 0", "fastinter 0", "rise 0", "fall 0"] {
+        let translation = read(&format!("listen api\nbind :6443\nserver a 10.0.0.1:6443 check {option}\n"));
+        assert!(missing(&translation, 3)[0].0.starts_with(option), "{option}");
+        assert!(!translation.toml.contains("[frontend.health]"), "{}", translation.toml);
+    }
 }
 
 #[test]
@@ -94,6 +119,9 @@ fn each_kind_of_check_becomes_a_probe() {
     assert_eq!(health("option tcp-check\n", "check").kind, Tcp);
     // Without check HAProxy asks nothing, and the backends speak TLS.
     assert_eq!(health("option httpchk GET /readyz\n", "").kind, Tcp);
+    // An answer that takes no time is none that HAProxy waits for: 0 is not set.
+    assert_eq!(health("timeout check 0\n", "check").timeout.as_millis(), 500);
+    assert_eq!(health("", "check slowstart 0").slow_start.as_millis(), 0);
     let quick = health("timeout check 2s\n", "check inter 100ms");
     assert_eq!(
         (quick.interval.as_millis(), quick.timeout.as_millis(), quick.fast_interval.as_millis()),
@@ -269,6 +297,142 @@ fn the_user_of_a_hook_is_no_argument_of_it() {
     assert_eq!(with("\"/sbin/move 'a b'\""), (String::new(), true));
 }
 
+const RESOLVERS: &str =
+    "resolvers dns\nnameserver one 10.0.0.53:53\nnameserver two udp@[fd00::53]:5353\nhold valid 5s\n";
+
+#[test]
+fn names_that_haproxy_asks_its_own_name_servers_for_are_not_asked_of_the_host_s_in_silence() {
+    let text = format!(
+        "{RESOLVERS}listen api\nbind :6443\nserver a cp1.example.com:6443 check resolvers dns\n\
+         server b cp2.example.com:6443 check resolvers dns\n"
+    );
+    let translation = read(&text);
+    for line in [7, 8] {
+        let [(why, true)] = missing(&translation, line)[..] else { panic!("{:#?}", translation.ledgers) };
+        assert!(why.contains("10.0.0.53:53, [fd00::53]:5353"), "{why}");
+    }
+    assert_eq!(config(&translation).frontends[0].backends.len(), 2);
+    // Addresses are not asked for.
+    let text = format!("{RESOLVERS}listen api\nbind :6443\nserver a 10.0.0.1:6443 check resolvers dns\n");
+    assert!(!read(&text).changes_behaviour(), "{:#?}", read(&text).ledgers);
+}
+
+#[test]
+fn a_template_of_servers_is_discovered() {
+    use config::{DiscoverSource, DnsRecord, DnsSource};
+    let with = |servers: &str| {
+        let text = format!("{RESOLVERS}listen api\nbind 10.0.0.100:6443\noption httpchk\n{servers}\n");
+        let translation = read(&text);
+        let frontend = config(&translation).frontends.remove(0);
+        let DiscoverSource::Dns(source) = frontend.discover.clone().unwrap().source else { panic!("{text}") };
+        let lost: Vec<_> = missing(&translation, 8).iter().map(|(why, _)| (*why).to_owned()).collect();
+        (source, frontend.backends.len(), frontend.health.clone(), lost)
+    };
+    let servers: Vec<std::net::SocketAddr> = vec!["10.0.0.53:53".parse().unwrap(), "[fd00::53]:5353".parse().unwrap()];
+    let (source, backends, health, lost) =
+        with("server-template cp 3 api.example.com:6443 check check-ssl verify none resolvers dns");
+    let record = DnsRecord::Address { port: 6443 };
+    assert_eq!(source, DnsSource { name: "api.example.com".to_owned(), record, servers: servers.clone() });
+    assert_eq!((backends, health.kind), (0, config::ProbeKind::Https));
+    assert!(lost[0].contains("at most 3 servers"), "{lost:?}");
+    // The port of the only bind, and the host's name servers.
+    let (source, backends, _, _) = with("server-template cp 1-5 api.example.com check\nserver own 10.0.0.9:6443 check");
+    assert_eq!((source.record, source.servers, backends), (DnsRecord::Address { port: 6443 }, Vec::new(), 1));
+    let (source, ..) = with("server-template cp 300 _https._tcp.example.com check resolvers dns");
+    assert_eq!((&*source.name, source.record, source.servers), ("_https._tcp.example.com", DnsRecord::Srv, servers));
+    // One server with a name is a template of one.
+    let (source, backends, ..) = with("server cp api.example.com:6443 check resolvers dns");
+    assert_eq!((source.record, backends), (DnsRecord::Address { port: 6443 }, 0));
+    let (.., lost) = with("server-template cp 3 api.example.com:6443 weight 7 maxconn 9 backup resolvers dns");
+    assert!(["weight", "maxconn", "backup"].iter().all(|it| lost.iter().any(|why| why.starts_with(it))), "{lost:?}");
+}
+
+#[test]
+fn a_template_that_no_source_can_have_is_named() {
+    let text = format!(
+        "{RESOLVERS}listen api\nbind :6443\nserver-template a 2 api.example.com:6443 resolvers dns\n\
+         server-template b 2 other.example.com:6443 resolvers dns\nserver-template c 2 10.0.0.1:6443\n\
+         server-template d 2 x.example.com:6443 resolvers nowhere\n"
+    );
+    let translation = read(&text);
+    for (line, why) in [(8, "one source"), (9, "one source"), (10, "one source")] {
+        let all = missing(&translation, line);
+        assert!(all.iter().any(|(said, changes)| said.contains(why) && *changes), "{line}: {all:?}");
+    }
+    config(&translation);
+    let translation = read(&listen("server-template c 2 10.0.0.1:6443\n"));
+    assert!(missing(&translation, 3)[0].0.contains("is an address"), "{:?}", missing(&translation, 3));
+    assert_eq!(config(&translation).frontends[0].discover, None);
+}
+
+/// Who is admitted by a frontend with these lines, and which of them are lost.
+fn admission(lines: &str) -> (Vec<String>, Vec<String>, Vec<usize>) {
+    let text = listen(lines);
+    let translation = read(&text);
+    let frontend = config(&translation).frontends.remove(0);
+    let words = |all: Vec<ipnet::IpNet>| all.iter().map(ToString::to_string).collect();
+    let lost = (1..=text.lines().count())
+        .filter(|line| missing(&translation, *line).iter().any(|(_, changes)| *changes))
+        .collect();
+    (words(frontend.allow.clone()), words(frontend.deny.clone()), lost)
+}
+
+#[test]
+fn clients_that_haproxy_rejects_by_address_are_not_admitted() {
+    let admits = |lines: &str| {
+        let (allow, deny, lost) = admission(lines);
+        assert_eq!(lost, [0; 0], "{lines}");
+        (allow.join(" "), deny.join(" "))
+    };
+    let told = |allow: &str, deny: &str| (allow.to_owned(), deny.to_owned());
+    let reject = "tcp-request connection reject";
+    let accept = "tcp-request connection accept";
+    assert_eq!(admits(&format!("{reject} if {{ src 10.66.0.0/16 fd00::1 }}\n")), told("", "10.66.0.0/16 fd00::1/128"));
+    let all = format!("{reject} if {{ src 10.66.0.0/16 }}\n{accept} if {{ src 10.0.0.0/8 }}\n{reject}\n");
+    assert_eq!(admits(&all), told("10.0.0.0/8", "10.66.0.0/16"));
+    // A rule after one that decides everything decides nothing.
+    let all = format!("{all}acl n src 192.168.0.0/16\n{reject} unless n\n");
+    assert_eq!(admits(&all), told("10.0.0.0/8", "10.66.0.0/16"));
+    let office = "acl office src 10.20.0.0/16\nacl office src 10.30.1.1/16\n";
+    assert_eq!(admits(&format!("{office}{reject} if !office\n")), told("10.20.0.0/16 10.30.0.0/16", ""));
+    assert_eq!(admits(&format!("{office}{reject} unless office\n")), told("10.20.0.0/16 10.30.0.0/16", ""));
+    assert_eq!(admits(&format!("{office}{reject} if ! {{ src 10.1.1.1 }}\n")), told("10.1.1.1/32", ""));
+    // The first rule that matches decides: order counts.
+    let inner = format!("{accept} if {{ src 10.0.0.0/9 }}\n{reject} if {{ src 10.0.0.0/8 }}\n");
+    assert_eq!(admits(&inner), told("", "10.128.0.0/9"));
+    let or = format!("{reject} if {{ src 10.1.0.0/16 }} or {{ src 10.3.0.0/16 }}\n");
+    assert_eq!(admits(&or), told("", "10.1.0.0/16 10.3.0.0/16"));
+    let and = format!("{office}{reject} if office {{ src 10.30.7.0/24 }}\n");
+    assert_eq!(admits(&and), told("", "10.30.7.0/24"));
+}
+
+#[test]
+fn a_rejection_that_cannot_be_kept_is_a_step_before_the_file_serves() {
+    for (lines, lost, deny) in [
+        ("acl bad src -f /etc/bad\ntcp-request connection reject if bad\n", &[4][..], ""),
+        (
+            "tcp-request connection reject if { src_conn_rate gt 9 }\ntcp-request connection reject if { src 10.1.0.0/16 }\n",
+            &[3],
+            "10.1.0.0/16",
+        ),
+        // Nobody knows whom it lets pass the rules after it.
+        (
+            "tcp-request connection reject if { src 10.1.0.0/16 }\ntcp-request connection accept if { dst 10.0.0.1 }\n\
+             tcp-request connection reject\n",
+            &[4, 5],
+            "10.1.0.0/16",
+        ),
+        ("bind :7443 accept-proxy\ntcp-request connection reject if { src 10.1.0.0/16 }\n", &[3, 4], ""),
+    ] {
+        let (allow, denied, named) = admission(lines);
+        assert_eq!((allow.join(" "), denied.join(" "), &named[..]), (String::new(), deny.to_owned(), lost), "{lines}");
+        let translation = read(&listen(lines));
+        let [step] = &translation.steps[..] else { panic!("{:?}", translation.steps) };
+        assert!(step.contains("admits clients that HAProxy rejects"), "{step}");
+        assert!(translation.toml.contains("# It admits clients that HAProxy rejects"), "{}", translation.toml);
+    }
+}
+
 /// Words that mean something, in any order, and others that do not.
 fn line() -> impl Strategy<Value = String> {
     let word = prop_oneof![
@@ -279,6 +443,17 @@ fn line() -> impl Strategy<Value = String> {
             "backend",
             "listen",
             "resolvers",
+            "nameserver",
+            "server-template",
+            "_a._tcp.b",
+            "b.c:1",
+            "tcp-request",
+            "connection",
+            "reject",
+            "acl",
+            "src",
+            "unless",
+            "10.0.0.0/8",
             "from",
             "a",
             "b",

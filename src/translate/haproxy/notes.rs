@@ -29,13 +29,15 @@ const KEEPALIVE: &str = "Baton sends keepalives on both sides: keepalive_idle, k
 const MAIL: &str = "Baton raises alerts by its metrics: deploy/prometheus";
 
 /// Settings that other files of this room read.
-const SETTINGS: [&str; 32] = [
+const SETTINGS: [&str; 34] = [
     "bind",
     "default_backend",
     "use_backend",
     "server",
+    "server-template",
     "default-server",
     "balance",
+    "tcp-request connection",
     "retries",
     "maxconn",
     "timeout connect",
@@ -145,12 +147,6 @@ const PROXIES: &[(&str, Meaning)] = &[
     ("tcp-request", Missing(CONDITION)),
     ("tcp-response", Missing("Baton reads no bytes of a backend's answers")),
     ("use-server", Missing("Baton chooses the backend by \"balance\" alone")),
-    (
-        "server-template",
-        Missing(
-            "follow the name with [frontend.discover] and kind = \"dns\", which adds and removes backends as its answers change",
-        ),
-    ),
     ("dispatch", Missing("Baton connects to the frontend's backends only")),
     ("stick-table", NoEqual(STICK)),
     ("stick", Missing(STICK)),
@@ -282,10 +278,32 @@ pub(super) fn meaning(directive: &Directive, kind: SectionKind) -> Option<Meanin
     }
 }
 
+/// The meaning of a line of a section `resolvers`, if no server's name is asked of it.
+pub(super) fn of_resolvers(directive: &Directive) -> Meaning {
+    match directive.word(0) {
+        "nameserver" => Kept("no server that is written has a name that is asked there"),
+        "parse-resolv-conf" => Kept("Baton asks the name servers of /etc/resolv.conf"),
+        _ => NoEqual(
+            "Baton asks again when an answer's time to live is over, for a single backend every resolve_interval, and keeps what it \
+             knows if no answer comes",
+        ),
+    }
+}
+
+/// Whether the value of a limit says that there is none.
+pub(super) fn is_unlimited(directive: &Directive) -> bool {
+    match directive.word(0) {
+        "maxconnrate" | "maxsessrate" | "maxsslconn" | "maxsslrate" | "fullconn" | "backlog" => {
+            directive.word(1) == "0"
+        }
+        "rate-limit" => directive.word(2) == "0",
+        _ => false,
+    }
+}
+
 /// Why a section that leads to no server has no equal, and whether connections need it.
 pub(super) fn other_section(keyword: &str) -> Meaning {
     match keyword {
-        "resolvers" => Kept("Baton resolves names with the host's resolver, every resolve_interval"),
         "peers" => {
             NoEqual("the instances of [peers] tell each other of all flows; there are no tables of clients to share")
         }
@@ -320,7 +338,8 @@ mod tests {
             of("tcp-request inspect-delay 5s", Backend),
             Some(NoEqual("Baton waits for no bytes before it chooses a backend"))
         );
-        assert_eq!(of("tcp-request connection reject", Backend), Some(Missing(CONDITION)));
+        assert_eq!(of("tcp-request connection reject", Backend), Some(Setting));
+        assert_eq!(of("tcp-request content reject", Backend), Some(Missing(CONDITION)));
         assert_eq!(of("tune.ssl.default-dh-param 2048", Global), Some(GLOBAL_PREFIXES[0].1));
         assert_eq!([of("frobnicate 1", Backend), of("frobnicate 1", Global), of("daemon", Backend)], [None; 3]);
     }

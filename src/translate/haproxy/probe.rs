@@ -225,6 +225,15 @@ fn times(backend: &Effective, servers: &[&CfgServer], draft: &mut Draft, ledger:
             ledger.missing(option.line, format!("{name} {} is no time", option.value));
             return None;
         };
+        if value.is_zero() {
+            match name {
+                "timeout check" => {
+                    ledger.kept(option.line, format!("{name} 0 is not set to HAProxy: Baton's default is used"))
+                }
+                _ => ledger.missing(option.line, format!("{name} 0: HAProxy takes none of 0: Baton's default is used")),
+            }
+            return None;
+        }
         let clamped = value.clamp(min, max);
         if clamped != value {
             ledger.missing(option.line, format!("{name} {}: Baton's limit is used", option.value));
@@ -259,7 +268,9 @@ fn times(backend: &Effective, servers: &[&CfgServer], draft: &mut Draft, ledger:
             _ => ledger.missing(option.line, format!("{name} {}: Baton counts from 1 to 100", option.value)),
         }
     }
-    if let Some((value, line)) = read(first("slowstart"), "slowstart", SLOW_START, ledger) {
+    if let Some(option) = first("slowstart").filter(|option| time(&option.value) == Some(Duration::ZERO)) {
+        draft.set("slow_start", quoted("0s"), option.line, ledger);
+    } else if let Some((value, line)) = read(first("slowstart"), "slowstart", SLOW_START, ledger) {
         draft.set("slow_start", duration(value), line, ledger);
     }
 }

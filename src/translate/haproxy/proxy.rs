@@ -3,9 +3,12 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use super::access::access;
+use super::names::discover;
 use super::probe::{GlobalProbes, health};
 use super::sections::{CfgSection, Directive, Effective};
 use super::server::{CfgServer, servers};
+use super::unset;
 use super::value::{self, duration, listening, time};
 use crate::model::duration::display;
 use crate::translate::ledger::Ledger;
@@ -18,12 +21,14 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 pub(super) struct Draft {
     /// With its brackets.
     header: &'static str,
+    /// Lines above the keys.
+    comments: Vec<String>,
     keys: Vec<(&'static str, String, String)>,
 }
 
 impl Draft {
     pub(super) fn new(header: &'static str) -> Self {
-        Self { header, keys: Vec::new() }
+        Self { header, comments: Vec::new(), keys: Vec::new() }
     }
 
     /// Sets a key that the `line` asks for. The first line that sets a key wins.
@@ -42,6 +47,7 @@ impl Draft {
     fn write(&self, toml: &mut Toml) {
         if !self.keys.is_empty() {
             toml.table(self.header);
+            self.comments.iter().for_each(|words| toml.comment(words));
             self.keys.iter().for_each(|(key, value, place)| toml.key(key, value, place));
         }
     }
@@ -62,6 +68,8 @@ pub(super) struct TranslatedProxies<'c> {
     pub names: Vec<String>,
     /// The addresses that are in use.
     pub listening: Vec<SocketAddr>,
+    /// What is to do by hand before the file serves.
+    pub steps: Vec<String>,
 }
 
 /// Writes the frontend of `pair`. `false`: nothing can be written, and the ledger says why.
@@ -72,30 +80,42 @@ pub(super) fn write(pair: &ProxyPair, shared: &mut TranslatedProxies, toml: &mut
     let is_its_name = if frontend.name.is_empty() { &frontend.keyword } else { &frontend.name };
     let own_name = name(is_its_name, &shared.names);
     let ports = binds(frontend, shared, &mut table, ledger);
-    let servers = servers(back.all().filter(|it| ["server", "default-server"].contains(&it.word(0))), ledger);
+    let servers =
+        servers(back.all().filter(|it| ["server", "server-template", "default-server"].contains(&it.word(0))), ledger);
     if ports.is_empty() || servers.is_empty() {
         let what = if ports.is_empty() { "bind that Baton can have" } else { "server" };
         ledger.missing(frontend.line, format!("no frontend is written: it has no {what}"));
         return false;
     }
+    let (discover, source) = discover(&servers, &ports, shared.sections, ledger);
     let mut backends = Vec::new();
-    for server in &servers {
+    for server in servers.iter().filter(|it| it.count.is_none() && Some(it.line) != source) {
         backends.extend(backend_table(server, &ports, &backends, ledger));
     }
-    if backends.is_empty() {
+    if backends.is_empty() && source.is_none() {
         ledger.missing(frontend.line, "no frontend is written: it has no server that Baton can connect to");
         return false;
     }
     let mut named = Draft::new("[[frontend]]");
     named.set("name", quoted(&own_name), frontend.line, ledger);
-    shared.names.push(own_name);
     if frontend.line != backend.line {
         ledger.translated(backend.line, "its servers are the frontend's [[frontend.backend]]");
     }
     settings(&front, &back, &servers, &mut table, ledger);
+    let has_proxy = frontend.own("bind").any(|bind| bind.words.iter().any(|word| word == "accept-proxy"));
+    let admitting = access(&front, has_proxy, &mut table, ledger);
+    if !admitting.is_empty() {
+        let lines = admitting.iter().map(|line| ledger.place(*line)).collect::<Vec<_>>().join(", ");
+        named.comments.push(format!("It admits clients that HAProxy rejects: {lines}."));
+        shared.steps.push(format!(
+            "set \"allow\" or \"deny\" of frontend {own_name} before it serves: it admits clients that HAProxy rejects ({lines})"
+        ));
+    }
+    shared.names.push(own_name);
     named.keys.extend(table.keys);
     named.write(toml);
     health(&back, &servers, &shared.global, ledger).write(toml);
+    discover.write(toml);
     backends.iter().for_each(|(_, draft)| draft.write(toml));
     true
 }
@@ -166,11 +186,13 @@ fn bind_options(directive: &Directive, table: &mut Draft, ledger: &mut Ledger) {
                 words.next();
                 ledger.no_equal(line, format!("{word}: it changes no connection that Baton passes through"));
             }
-            "maxconn" => match words.next().and_then(|it| it.parse::<u32>().ok()).filter(|it| *it > 0) {
+            "maxconn" => match words.next().and_then(|it| it.parse::<u32>().ok()) {
+                Some(0) => ledger.kept(line, "maxconn 0: no limit"),
                 Some(max) => table.set("max_connections", max.to_string(), line, ledger),
                 None => ledger.missing(line, "maxconn has no number"),
             },
             "tcp-ut" => match words.next().and_then(|it| time(it)) {
+                Some(Duration::ZERO) => ledger.kept(line, "tcp-ut 0 is not set to HAProxy: Baton's default is used"),
                 Some(time) => user_timeout(time, line, table, ledger),
                 None => ledger.missing(line, "tcp-ut has no time"),
             },
@@ -214,7 +236,13 @@ fn settings(front: &Effective, back: &Effective, servers: &[CfgServer], table: &
         }
     }
     for (words, key, max) in [("idle", "keepalive_idle", 7200), ("intvl", "keepalive_interval", 7200)] {
-        if let Some((value, line)) = keepalive(front, back, words).and_then(|it| Some((time(it.word(1))?, it.line))) {
+        let Some(directive) = keepalive(front, back, words) else { continue };
+        let line = directive.line;
+        if let Some(value) = time(directive.word(1)) {
+            if value.is_zero() {
+                ledger.kept(line, unset(directive));
+                continue;
+            }
             let seconds = Duration::from_secs(value.as_secs().clamp(1, max));
             table.set(key, duration(seconds), line, ledger);
         }
@@ -222,11 +250,15 @@ fn settings(front: &Effective, back: &Effective, servers: &[CfgServer], table: &
     if let Some(directive) = keepalive(front, back, "cnt")
         && let Ok(count) = directive.word(1).parse::<u32>()
     {
-        table.set("keepalive_count", count.clamp(1, 127).to_string(), directive.line, ledger);
+        match count {
+            0 => ledger.kept(directive.line, unset(directive)),
+            _ => table.set("keepalive_count", count.min(127).to_string(), directive.line, ledger),
+        }
     }
     if let Some(directive) = back.find("source") {
         match directive.word(1).trim_end_matches(":0").parse::<IpAddr>() {
-            Ok(ip) if !ip.is_unspecified() => table.set("source", quoted(&ip.to_string()), directive.line, ledger),
+            Ok(ip) if ip.is_unspecified() => ledger.kept(directive.line, "the kernel chooses the source address"),
+            Ok(ip) => table.set("source", quoted(&ip.to_string()), directive.line, ledger),
             _ => ledger.missing(directive.line, "\"source\" is one address of this host"),
         }
         if directive.words.len() > 2 {
@@ -240,13 +272,11 @@ fn settings(front: &Effective, back: &Effective, servers: &[CfgServer], table: &
 fn idle_timeout(front: &Effective, back: &Effective, table: &mut Draft, ledger: &mut Ledger) {
     let [client, server, tunnel] =
         [timeout(front, "client", ledger), timeout(back, "server", ledger), timeout(back, "tunnel", ledger)];
-    let shorter =
-        client.into_iter().chain(server).filter(|(value, _)| !value.is_zero()).min_by_key(|(value, _)| *value);
-    let Some((value, line)) = tunnel.or(shorter).or(client).or(server) else { return };
+    let shorter = client.into_iter().chain(server).min_by_key(|(value, _)| *value);
+    let Some((value, line)) = tunnel.or(shorter) else { return };
     let others = [client, server].into_iter().flatten().filter(|(_, other)| *other != line);
     let (most, month) = (display(value), 30 * DAY);
     match value {
-        Duration::ZERO => table.set("idle_timeout", quoted("0s"), line, ledger),
         value if value > month => {
             table.set("idle_timeout", quoted("0s"), line, ledger);
             ledger.kept(line, format!("{most} is longer than Baton counts, so: never"));
@@ -264,7 +294,15 @@ fn timeout(effective: &Effective, kind: &str, ledger: &mut Ledger) -> Option<(Du
     if read.is_none() {
         ledger.missing(directive.line, format!("{:?} is no time", directive.word(2)));
     }
-    Some((read?, directive.line))
+    if read == Some(Duration::ZERO) {
+        let why = match kind {
+            "connect" => unset(directive),
+            // One of the two others may decide.
+            _ => format!("timeout {kind} 0 is not set to HAProxy"),
+        };
+        ledger.kept(directive.line, why);
+    }
+    Some((read.filter(|time| !time.is_zero())?, directive.line))
 }
 
 fn keepalive<'c>(front: &Effective<'c>, back: &Effective<'c>, what: &str) -> Option<&'c Directive> {
@@ -321,14 +359,14 @@ fn backend_table(
             return None;
         }
     };
-    let port = match (port, ports) {
-        (Some(port), _) => port,
-        (None, [port]) => *port,
-        (None, _) => {
-            ledger.missing(line, "it has no port, and the frontend has several: write the server once for each port, in frontends of their own");
-            return None;
-        }
-    };
+    if ["0.0.0.0", "[::]"].contains(&&*host) {
+        ledger.missing(
+            line,
+            format!("{host}: HAProxy connects to where the client did, and Baton to addresses of backends only"),
+        );
+        return None;
+    }
+    let port = self::port(line, port, ports, ledger)?;
     let taken: Vec<_> = before.iter().map(|(name, _)| name.clone()).collect();
     let own = name(&server.name, &taken);
     let mut draft = Draft::new("[[frontend.backend]]");
@@ -342,7 +380,7 @@ fn backend_table(
             Err(_) => ledger.missing(option.line, format!("maxconn {} is no number", option.value)),
         }
     }
-    if let Some(option) = server.option("maxqueue") {
+    if let Some(option) = server.option("maxqueue").filter(|option| option.value != "0") {
         ledger.missing(
             option.line,
             "maxqueue: Baton has no queue: a new connection goes to a backend that has room, or is reset at once",
@@ -353,7 +391,7 @@ fn backend_table(
             .missing(option.line, "ssl: Baton encrypts no connection to a backend: the client's own TLS goes through");
     }
     for name in ["source", "tcp-ut"] {
-        if let Some(option) = server.option(name) {
+        if let Some(option) = server.option(name).filter(|option| option.value != "0") {
             ledger.missing(
                 option.line,
                 format!("{name}: Baton has it for a whole frontend: \"source\" and \"user_timeout\""),
@@ -362,6 +400,18 @@ fn backend_table(
     }
     health_address(server, &host, port, &mut draft, ledger);
     Some((own, draft))
+}
+
+/// The port of a server whose address has that one, or none.
+pub(super) fn port(line: usize, own: Option<u16>, ports: &[u16], ledger: &mut Ledger) -> Option<u16> {
+    match (own, ports) {
+        (Some(port), _) => Some(port),
+        (None, [port]) => Some(*port),
+        (None, _) => {
+            ledger.missing(line, "it has no port, and the frontend has several: write the server once for each port, in frontends of their own");
+            None
+        }
+    }
 }
 
 fn weight(server: &CfgServer, draft: &mut Draft, ledger: &mut Ledger) {

@@ -18,6 +18,8 @@ pub(super) struct CfgServer {
     pub line: usize,
     pub name: String,
     pub address: String,
+    /// Of a `server-template`: how many servers, or a range.
+    pub count: Option<String>,
     options: BTreeMap<String, ServerOption>,
 }
 
@@ -125,7 +127,7 @@ const VALUED: [&str; 63] = [
 ];
 
 /// Options that other files of this room read.
-const SETTINGS: [&str; 27] = [
+const SETTINGS: [&str; 28] = [
     "check",
     "check-ssl",
     "inter",
@@ -153,9 +155,10 @@ const SETTINGS: [&str; 27] = [
     "ssl",
     "tcp-ut",
     "maxqueue",
+    "resolvers",
 ];
 
-/// The servers of the `server` lines among `lines`, in their order.
+/// The servers of the lines `server` and `server-template` among `lines`, in their order.
 pub(super) fn servers<'c>(lines: impl Iterator<Item = &'c Directive>, ledger: &mut Ledger) -> Vec<CfgServer> {
     let mut defaults = BTreeMap::new();
     let mut servers = Vec::new();
@@ -163,11 +166,16 @@ pub(super) fn servers<'c>(lines: impl Iterator<Item = &'c Directive>, ledger: &m
         match directive.word(0) {
             "default-server" => options(directive, 1, &mut defaults, ledger),
             "server" if directive.words.len() < 3 => ledger.missing(directive.line, "it has no name or no address"),
-            "server" => {
+            "server-template" if directive.words.len() < 4 => {
+                ledger.missing(directive.line, "it has no prefix, no number or no name");
+            }
+            keyword @ ("server" | "server-template") => {
+                let count = (keyword == "server-template").then(|| directive.word(2).to_owned());
+                let at = if count.is_some() { 3 } else { 2 };
                 let mut own = defaults.clone();
-                options(directive, 3, &mut own, ledger);
-                let (name, address) = (directive.word(1).to_owned(), directive.word(2).to_owned());
-                servers.push(CfgServer { line: directive.line, name, address, options: own });
+                options(directive, at + 1, &mut own, ledger);
+                let (name, address) = (directive.word(1).to_owned(), directive.word(at).to_owned());
+                servers.push(CfgServer { line: directive.line, name, address, count, options: own });
             }
             _ => {}
         }
@@ -192,7 +200,11 @@ fn options(directive: &Directive, from: usize, all: &mut BTreeMap<String, Server
                 return;
             };
             all.insert(word.clone(), ServerOption { value: value.clone(), line });
-            note(word, line, ledger);
+            // 0 is what counts without the option.
+            match word == "minconn" && value == "0" {
+                true => ledger.kept(line, "minconn 0 is not set to HAProxy"),
+                false => note(word, line, ledger),
+            }
         } else {
             ledger.missing(line, format!("{word}: `baton import` does not know this option"));
         }
@@ -211,7 +223,7 @@ fn note(name: &str, line: usize, ledger: &mut Ledger) {
             ledger.kept(line, say("Baton watches live connections, and probes a backend at once that fails"));
         }
         "enabled" | "strict-maxconn" => ledger.kept(line, say("so it is")),
-        "resolvers" | "init-addr" | "resolve-prefer" | "resolve-net" | "resolve-opts" => {
+        "init-addr" | "resolve-prefer" | "resolve-net" | "resolve-opts" => {
             ledger.kept(line, say("Baton starts without an answer, and resolves names every resolve_interval"));
         }
         "downinter" => ledger.no_equal(line, say("Baton probes an ejected backend every interval too")),

@@ -121,7 +121,7 @@ impl SourcePorts {
 impl OwnPorts {
     /// Its share of `ports`. `first`: of the kernel's range, reserved or not.
     fn of_worker(number: usize, workers: usize, ports: &[u16], first: u16) -> Self {
-        let (kernels, left): (Vec<_>, Vec<_>) = ports.iter().partition(|port| (*port - first) % 2 == 0);
+        let (kernels, left): (Vec<_>, Vec<_>) = ports.iter().partition(|port| (*port - first).is_multiple_of(2));
         Self([left, kernels].map(|half| half.into_iter().skip(number).step_by(workers).collect()))
     }
 

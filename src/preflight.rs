@@ -82,7 +82,9 @@ pub fn look(config: &Config, keepalived: Option<&Path>) -> Report {
     findings.extend(of_fleet);
     settings.extend(needed);
     findings.extend(built_in_vip::look(config));
-    findings.extend(keepalived.judge(config, &place));
+    if !built_in_vip::is_moved_by_keepalived(config) {
+        findings.extend(keepalived.judge(config, &place));
+    }
     Report { findings, settings }
 }
 

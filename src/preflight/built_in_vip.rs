@@ -82,11 +82,20 @@ fn foreign_entries(vip: &VipSettings) -> Option<Finding> {
     ))
 }
 
-/// keepalived does not ask Baton: with both, two hosts have the address.
-fn keepalived(vip: &VipSettings) -> Option<Finding> {
+/// Whether a keepalived that runs moves an address of `[vip]`.
+pub(super) fn is_moved_by_keepalived(config: &Config) -> bool {
+    config.vip.as_ref().is_some_and(|vip| !of_keepalived(vip).is_empty())
+}
+
+fn of_keepalived(vip: &VipSettings) -> Vec<String> {
     let all = mover::keepalived();
     let has = |address| all.iter().any(|it| it.addresses().contains(address));
-    let both: Vec<_> = vip.addresses.iter().filter(|address| has(*address)).map(ToString::to_string).collect();
+    vip.addresses.iter().filter(|address| has(*address)).map(ToString::to_string).collect()
+}
+
+/// keepalived does not ask Baton: with both, two hosts have the address.
+fn keepalived(vip: &VipSettings) -> Option<Finding> {
+    let both = of_keepalived(vip);
     (!both.is_empty()).then(|| {
         Finding::fault(
             TOPIC,

@@ -8,7 +8,6 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::mover;
 use super::place::HostPlace;
 use crate::config::Config;
 use crate::model::finding::Finding;
@@ -119,10 +118,7 @@ impl Keepalived {
         let moved = config.vip.as_ref().map(|vip| &vip.addresses[..]).unwrap_or_default();
         let both: Vec<_> = self.addresses().into_iter().filter(|address| moved.contains(address)).collect();
         match &self.file {
-            // Nothing in it is worth tuning. Of a keepalived that runs with one of them, `built_in_vip` tells.
-            Ok(_) if !both.is_empty() && mover::keepalived().iter().any(|it| it.addresses().contains(&both[0])) => {
-                Vec::new()
-            }
+            // Nothing in it is worth tuning.
             Ok(_) if !both.is_empty() => vec![Finding::fault(
                 TOPIC,
                 format!("{} has {}, as [vip] has", self.name(), list(&both)),

@@ -37,7 +37,7 @@ pub(crate) struct SourcePorts {
     /// Used while the kernel chooses the other ports.
     waiting: Ports,
     own: OwnPorts,
-    cursors: HashMap<(IpAddr, BackendAddr), Cursor>,
+    cursors: HashMap<(IpAddr, BackendAddr), PortCursor>,
     /// Per backend, the source address that the route chooses, and when it was asked for, in monotonic ns.
     routes: HashMap<BackendAddr, (u64, IpAddr)>,
     random: fastrand::Rng,
@@ -49,7 +49,7 @@ struct OwnPorts([Vec<u16>; 2]);
 
 /// The next position in each half of the worker's ports, and the half in use.
 #[derive(Clone, Copy, Debug)]
-struct Cursor {
+struct PortCursor {
     at: [usize; 2],
     half: usize,
     /// Ports of this half that could not be had, in a row.
@@ -87,7 +87,7 @@ impl SourcePorts {
     /// The next port from `ip` towards `backend` that no offloaded flow uses. `start`: the position at which a new
     /// round begins.
     pub(super) fn next(&mut self, ip: IpAddr, backend: BackendAddr, start: usize, taken: &Offload) -> Option<u16> {
-        let cursor = self.cursors.entry((ip, backend)).or_insert(Cursor { at: [start; 2], half: 0, refusals: 0 });
+        let cursor = self.cursors.entry((ip, backend)).or_insert(PortCursor { at: [start; 2], half: 0, refusals: 0 });
         for half in [cursor.half, 1 - cursor.half] {
             let ports = &self.own.0[half];
             for _ in 0..ports.len() {

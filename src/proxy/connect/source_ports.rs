@@ -21,7 +21,7 @@ use crate::ports::offload::Offload;
 use crate::sys::source;
 
 /// Ports of one half that are tried in a row, before the other half is.
-const REFUSALS_MAX: u32 = 32;
+const REFUSALS_MAX: usize = 32;
 
 /// A connection that was begun.
 #[derive(Debug)]
@@ -52,8 +52,6 @@ struct OwnPorts([Vec<u16>; 2]);
 struct PortCursor {
     at: [usize; 2],
     half: usize,
-    /// Ports of this half that could not be had, in a row.
-    refusals: u32,
 }
 
 impl SourcePorts {
@@ -87,7 +85,7 @@ impl SourcePorts {
     /// The next port from `ip` towards `backend` that no offloaded flow uses. `start`: the position at which a new
     /// round begins.
     pub(super) fn next(&mut self, ip: IpAddr, backend: BackendAddr, start: usize, taken: &Offload) -> Option<u16> {
-        let cursor = self.cursors.entry((ip, backend)).or_insert(PortCursor { at: [start; 2], half: 0, refusals: 0 });
+        let cursor = self.cursors.entry((ip, backend)).or_insert(PortCursor { at: [start; 2], half: 0 });
         for half in [cursor.half, 1 - cursor.half] {
             let ports = &self.own.0[half];
             for _ in 0..ports.len() {
@@ -101,19 +99,12 @@ impl SourcePorts {
         None
     }
 
-    /// Another socket has the port that [`Self::next`] returned. After [`REFUSALS_MAX`] in a row, the other half is next.
-    pub(super) fn refused(&mut self, ip: IpAddr, backend: BackendAddr) {
-        let Some(cursor) = self.cursors.get_mut(&(ip, backend)) else { return };
-        cursor.refusals += 1;
-        if cursor.refusals >= REFUSALS_MAX {
-            (cursor.half, cursor.refusals) = (1 - cursor.half, 0);
-        }
-    }
-
-    /// The port that [`Self::next`] returned could be had.
-    pub(super) fn granted(&mut self, ip: IpAddr, backend: BackendAddr) {
-        if let Some(cursor) = self.cursors.get_mut(&(ip, backend)) {
-            cursor.refusals = 0;
+    /// Another socket has the port that [`Self::next`] returned. After [`REFUSALS_MAX`] `in_a_row`, the other half is next.
+    pub(super) fn refused(&mut self, ip: IpAddr, backend: BackendAddr, in_a_row: usize) {
+        if in_a_row.is_multiple_of(REFUSALS_MAX)
+            && let Some(cursor) = self.cursors.get_mut(&(ip, backend))
+        {
+            cursor.half = 1 - cursor.half;
         }
     }
 }
@@ -166,15 +157,14 @@ mod tests {
             for refusal in 0..REFUSALS_MAX {
                 let port = ports.next(ip, backend, 0, &taken).unwrap();
                 assert_eq!(port % 2, half, "refusal {refusal}");
-                ports.refused(ip, backend);
+                ports.refused(ip, backend, refusal + 1);
             }
         }
         // A success stays where it was.
         for _ in 0..2 * REFUSALS_MAX {
             assert_eq!(ports.next(ip, backend, 0, &taken).unwrap() % 2, 0);
-            ports.granted(ip, backend);
             ports.next(ip, backend, 0, &taken).unwrap();
-            ports.refused(ip, backend);
+            ports.refused(ip, backend, 1);
         }
     }
 

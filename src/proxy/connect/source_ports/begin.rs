@@ -65,15 +65,12 @@ impl SourcePorts {
         let mss = flow.client().and_then(|client| socket::segment_max(client).ok());
         let start = self.random.usize(..);
         let mut last = io::Error::from_raw_os_error(libc::EADDRNOTAVAIL);
-        for _ in 0..TRIES.min(self.own.count()) {
+        for refusals in 0..TRIES.min(self.own.count()) {
             let Some(port) = self.next(ip, address, start, &cx.table.offload) else { break };
             match socket::connect_from(address, From { ip: Some(ip), port: Some(port), mss }) {
-                Ok(socket) => {
-                    self.granted(ip, address);
-                    return Ok(Leg { socket, source_port: port });
-                }
+                Ok(socket) => return Ok(Leg { socket, source_port: port }),
                 Err(NoStart::Port(error)) => {
-                    self.refused(ip, address);
+                    self.refused(ip, address, refusals + 1);
                     last = error;
                 }
                 Err(other) => return Err(other),

@@ -81,8 +81,9 @@ pub fn look(config: &Config, keepalived: Option<&Path>) -> Report {
     let (of_fleet, needed) = fleet::look(config, &place);
     findings.extend(of_fleet);
     settings.extend(needed);
-    findings.extend(built_in_vip::look(config));
-    if !built_in_vip::is_moved_by_keepalived(config) {
+    let both = built_in_vip::of_keepalived(config);
+    findings.extend(built_in_vip::look(config, &both));
+    if both.is_empty() {
         findings.extend(keepalived.judge(config, &place));
     }
     Report { findings, settings }

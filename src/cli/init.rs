@@ -5,7 +5,6 @@ mod service;
 
 use std::io::{self, Read};
 use std::net::IpAddr;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -14,6 +13,7 @@ use serde_json::json;
 
 use super::check::{self, CheckArguments};
 use super::output::{CliError, Output};
+use super::socket;
 use crate::config::{self, PeerKey};
 use crate::model::fleet::SLOTS;
 use crate::model::humane::printable;
@@ -309,8 +309,8 @@ fn steps(plan: &SetupPlan, place: &HostFiles, new_key: Option<&Path>, config: &P
         let copy = |peer: &IpAddr| format!("ssh root@{peer} install -D -m 600 /dev/stdin {there} < {here}");
         steps.extend(plan.peers.iter().map(copy));
     }
-    let socket = config::load(config).map(|loaded| loaded.config.admin.socket);
-    let runs = place.is_this_host() && socket.is_ok_and(|socket| UnixStream::connect(socket).is_ok());
+    let answers = || socket::find(Some(config)).is_ok_and(|path| socket::connect(&path).is_ok());
+    let runs = place.is_this_host() && answers();
     steps.push(match (runs, is_pod) {
         (true, _) => format!(
             "an instance runs here: `baton diff {}` says what changes, and whether `baton reload` applies it or `baton upgrade` has to",

@@ -10,13 +10,13 @@ use crate::sys::{netdev, process};
 
 const TOPIC: &str = "vip";
 
-/// Without `[vip]`: none.
-pub(super) fn look(config: &Config) -> Vec<Finding> {
+/// Without `[vip]`: none. `both`: [`of_keepalived`].
+pub(super) fn look(config: &Config, both: &[String]) -> Vec<Finding> {
     let Some(vip) = &config.vip else { return Vec::new() };
     let mut findings: Vec<_> = rights().into_iter().chain(interface(vip)).collect();
     findings.extend(without_ipv6(vip));
     findings.extend(foreign_entries(vip));
-    findings.extend(keepalived(vip));
+    findings.extend(keepalived(both));
     if findings.is_empty() {
         findings.push(Finding::good(TOPIC, format!("Baton moves {} on {}", list(&vip.addresses), vip.interface)));
     }
@@ -82,20 +82,16 @@ fn foreign_entries(vip: &VipSettings) -> Option<Finding> {
     ))
 }
 
-/// Whether a keepalived that runs moves an address of `[vip]`.
-pub(super) fn is_moved_by_keepalived(config: &Config) -> bool {
-    config.vip.as_ref().is_some_and(|vip| !of_keepalived(vip).is_empty())
-}
-
-fn of_keepalived(vip: &VipSettings) -> Vec<String> {
+/// The addresses of `[vip]` that a keepalived on this host moves too.
+pub(super) fn of_keepalived(config: &Config) -> Vec<String> {
+    let Some(vip) = &config.vip else { return Vec::new() };
     let all = mover::keepalived();
     let has = |address| all.iter().any(|it| it.addresses().contains(address));
     vip.addresses.iter().filter(|address| has(*address)).map(ToString::to_string).collect()
 }
 
 /// keepalived does not ask Baton: with both, two hosts have the address.
-fn keepalived(vip: &VipSettings) -> Option<Finding> {
-    let both = of_keepalived(vip);
+fn keepalived(both: &[String]) -> Option<Finding> {
     (!both.is_empty()).then(|| {
         Finding::fault(
             TOPIC,

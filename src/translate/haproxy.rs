@@ -207,7 +207,7 @@ fn global(sections: &[CfgSection], toml: &mut Toml, ledger: &mut Ledger) -> Glob
         let (line, value) = (directive.line, directive.word(1));
         let number = value.parse::<u32>().ok();
         match (directive.word(0), number) {
-            ("maxconn", Some(0)) => ledger.kept(line, unset(directive)),
+            ("maxconn", Some(0)) => ledger.kept(line, unset(&directive.words.join(" "))),
             ("maxconn", Some(max)) => process.push(("max_connections", max.to_string(), line)),
             ("nbthread", Some(threads @ 1..=1024)) => process.push(("workers", threads.to_string(), line)),
             ("spread-checks", Some(percent)) => global.spread = Some((line, percent)),
@@ -215,7 +215,7 @@ fn global(sections: &[CfgSection], toml: &mut Toml, ledger: &mut Ledger) -> Glob
                 ledger.missing(line, format!("{value:?} is no number that Baton takes"))
             }
             ("hard-stop-after", _) => match time(value) {
-                Some(Duration::ZERO) => ledger.kept(line, unset(directive)),
+                Some(Duration::ZERO) => ledger.kept(line, unset(&directive.words.join(" "))),
                 Some(time) => process.push(("stop_timeout", duration(time.clamp(STOP_MIN, STOP_MAX)), line)),
                 None => ledger.missing(line, format!("{value:?} is no time")),
             },
@@ -240,8 +240,8 @@ fn global(sections: &[CfgSection], toml: &mut Toml, ledger: &mut Ledger) -> Glob
 }
 
 /// Why a line with 0 sets no key.
-fn unset(directive: &Directive) -> String {
-    format!("{} is not set to HAProxy: Baton's default is used", directive.words.join(" "))
+fn unset(words: &str) -> String {
+    format!("{words} is not set to HAProxy: Baton's default is used")
 }
 
 const STOP_MIN: Duration = Duration::from_millis(100);

@@ -6,6 +6,7 @@ use super::proxy::Draft;
 use super::sections::{Directive, Effective};
 use super::server::{CfgServer, ServerOption};
 use super::trust::trust;
+use super::unset;
 use super::value::{duration, time};
 use crate::translate::ledger::Ledger;
 use crate::translate::toml::quoted;
@@ -227,9 +228,7 @@ fn times(backend: &Effective, servers: &[&CfgServer], draft: &mut Draft, ledger:
         };
         if value.is_zero() {
             match name {
-                "timeout check" => {
-                    ledger.kept(option.line, format!("{name} 0 is not set to HAProxy: Baton's default is used"))
-                }
+                "timeout check" => ledger.kept(option.line, unset(&format!("{name} 0"))),
                 _ => ledger.missing(option.line, format!("{name} 0: HAProxy takes none of 0: Baton's default is used")),
             }
             return None;

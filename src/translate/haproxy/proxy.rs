@@ -192,7 +192,7 @@ fn bind_options(directive: &Directive, table: &mut Draft, ledger: &mut Ledger) {
                 None => ledger.missing(line, "maxconn has no number"),
             },
             "tcp-ut" => match words.next().and_then(|it| time(it)) {
-                Some(Duration::ZERO) => ledger.kept(line, "tcp-ut 0 is not set to HAProxy: Baton's default is used"),
+                Some(Duration::ZERO) => ledger.kept(line, unset("tcp-ut 0")),
                 Some(time) => user_timeout(time, line, table, ledger),
                 None => ledger.missing(line, "tcp-ut has no time"),
             },
@@ -240,7 +240,7 @@ fn settings(front: &Effective, back: &Effective, servers: &[CfgServer], table: &
         let line = directive.line;
         if let Some(value) = time(directive.word(1)) {
             if value.is_zero() {
-                ledger.kept(line, unset(directive));
+                ledger.kept(line, unset(&directive.words.join(" ")));
                 continue;
             }
             let seconds = Duration::from_secs(value.as_secs().clamp(1, max));
@@ -251,7 +251,7 @@ fn settings(front: &Effective, back: &Effective, servers: &[CfgServer], table: &
         && let Ok(count) = directive.word(1).parse::<u32>()
     {
         match count {
-            0 => ledger.kept(directive.line, unset(directive)),
+            0 => ledger.kept(directive.line, unset(&directive.words.join(" "))),
             _ => table.set("keepalive_count", count.min(127).to_string(), directive.line, ledger),
         }
     }
@@ -296,7 +296,7 @@ fn timeout(effective: &Effective, kind: &str, ledger: &mut Ledger) -> Option<(Du
     }
     if read == Some(Duration::ZERO) {
         let why = match kind {
-            "connect" => unset(directive),
+            "connect" => unset(&directive.words.join(" ")),
             // One of the two others may decide.
             _ => format!("timeout {kind} 0 is not set to HAProxy"),
         };

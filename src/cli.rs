@@ -18,6 +18,7 @@ mod init;
 mod kill;
 mod lab;
 pub(crate) mod logging;
+mod man;
 mod network;
 mod new_file;
 mod nodes;
@@ -174,7 +175,7 @@ enum Verb {
     Completion { shell: clap_complete::Shell },
     /// Prints the man page.
     #[command(hide = true)]
-    Man(shell::ManArguments),
+    Man(man::ManArguments),
 }
 
 /// Runs the command line.
@@ -200,7 +201,7 @@ pub fn main() -> ExitCode {
         Verb::Check(check) => check::run(&config(), &check, arguments.json),
         Verb::Lab(command) => lab::run(*command, arguments.json),
         Verb::Completion { shell } => shell::completion(shell),
-        Verb::Man(man) => shell::man::<Arguments>(&man),
+        Verb::Man(man) => man::man::<Arguments>(&man),
         Verb::Genkey(genkey) => {
             let output = Output::new(arguments.json);
             genkey::genkey(&genkey, &output).unwrap_or_else(|error| output.fail(&error))

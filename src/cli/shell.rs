@@ -1,16 +1,15 @@
-//! Output for packagers and shells: the man pages and the completions, both made from the arguments.
+//! The completions for shells, made from the arguments.
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, CommandFactory};
+use clap::CommandFactory;
 use clap_complete::Shell;
 use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use clap_complete::env::{CompleteEnv, Shells};
 
-use super::help;
 use super::socket::{self, DEFAULT_CONFIG};
 use crate::admin::client::ClientError;
 use crate::admin::protocol::Command;
@@ -21,13 +20,6 @@ const ASKED_BY: &str = "BATON_COMPLETE";
 
 /// Somebody has pressed a key and waits.
 const ANSWER_LIMIT: Duration = Duration::from_millis(300);
-
-#[derive(Debug, Args)]
-pub(super) struct ManArguments {
-    /// Writes a page for each command to this directory instead.
-    #[arg(long, value_name = "PATH")]
-    directory: Option<PathBuf>,
-}
 
 /// Prints the script that makes `shell` ask this program for completions.
 pub(super) fn completion(shell: Shell) -> ExitCode {
@@ -94,25 +86,8 @@ fn names<'a>(backends: impl Iterator<Item = (&'a str, &'a str)> + Clone) -> Vec<
     names
 }
 
-/// Prints the man page in troff, or writes a page for each command.
-pub(super) fn man<Arguments: CommandFactory>(arguments: &ManArguments) -> ExitCode {
-    let mut page = Vec::new();
-    let command = help::grouped(Arguments::command());
-    let done = match &arguments.directory {
-        Some(directory) => clap_mangen::generate_to(command, directory),
-        None => clap_mangen::Man::new(command).render(&mut page),
-    };
-    match done {
-        Ok(()) => print(&page),
-        Err(error) => {
-            eprintln!("cannot write the man pages: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
 /// If the reader has closed the pipe, as `head` does, that is no error.
-fn print(bytes: &[u8]) -> ExitCode {
+pub(super) fn print(bytes: &[u8]) -> ExitCode {
     match io::stdout().write_all(bytes) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,

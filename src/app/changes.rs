@@ -210,7 +210,7 @@ impl ChangePlace<'_> {
     fn settings(self, changed: bool, settings: Vec<(&'static str, String, String)>, changes: &mut Vec<ConfigChange>) {
         let before = changes.len();
         for (key, old, new) in settings.into_iter().filter(|(_, old, new)| old != new) {
-            let words = format!("{key} {old} becomes {new}{}", self.note(key));
+            let words = format!("{key} {old} becomes {new}{}", self.note(key, &old));
             let key = match self {
                 Self::Table(table) => format!("{table}.{key}"),
                 Self::Frontend(_) | Self::Backend(..) => key.to_owned(),
@@ -248,9 +248,13 @@ impl ChangePlace<'_> {
     }
 
     /// When the change applies, if not at once.
-    fn note(self, key: &str) -> &'static str {
+    fn note(self, key: &str, before: &str) -> &'static str {
         match (self, key) {
-            (Self::Table("offload"), _) => ": it applies to flows that Baton tries to offload from now on",
+            // "off" and the other keys are for a new process.
+            (Self::Table("offload"), "mode") if before == "off" => "",
+            (Self::Table("offload"), "mode" | "after" | "after_round_trips") => {
+                ": it applies to flows that Baton tries to offload from now on"
+            }
             (Self::Table("failover"), "track_file") => ": it applies from the next evacuation on",
             _ => "",
         }
@@ -299,6 +303,17 @@ mod tests {
         );
         let change = &between(&old, &new)[0];
         assert_eq!((change.key.as_deref(), change.before.as_deref()), (Some("process.stop_timeout"), Some("30s")));
+    }
+
+    /// `baton diff` said both "from now on" and "a reload cannot change".
+    #[test]
+    fn only_what_a_reload_can_change_is_said_to_apply_from_now_on() {
+        let [off, on, pins] = ["mode = \"off\"", "mode = \"auto\"", "pins = \"/sys/fs/bpf/other\""]
+            .map(|offload| config("", &format!("[offload]\n{offload}")));
+        assert_eq!(words(&off, &on), ["[offload] mode off becomes auto"]);
+        let later = "it applies to flows that Baton tries to offload from now on";
+        assert_eq!(words(&on, &off), [format!("[offload] mode auto becomes off: {later}")]);
+        assert_eq!(words(&on, &pins), ["[offload] pins /sys/fs/bpf/baton becomes /sys/fs/bpf/other"]);
     }
 
     #[test]

@@ -29,7 +29,7 @@ Example, on each of three control-plane hosts:
 It reads the files of kubeadm, k3s, RKE2, HAProxy and keepalived that it finds, prints each value with its source, and
 overwrites no file. Exit code: 0 Baton can start with the file, 1 it cannot")]
 pub(super) struct InitArguments {
-    /// The address that clients know [default: that of kubeadm's admin.conf, of tls-san, or of keepalived.conf].
+    /// The address that clients know [default: that of kubeadm's admin.conf or of tls-san; where there is an haproxy.cfg, that file's and keepalived.conf's].
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     vip: Vec<IpAddr>,
     /// The other hosts with an instance.
@@ -59,7 +59,7 @@ pub(super) struct InitArguments {
     /// The fleet's key, from a file or from standard input (-) [default: the one that is there, else a new one].
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Serves the clients of this host alone, on 127.0.0.1, without a VIP and without peers.
+    /// Serves the clients of this host alone, on 127.0.0.1, without a VIP; --peers are hosts with an apiserver.
     #[arg(long, conflicts_with_all = ["vip", "hosts", "slot", "interface", "key"])]
     node_local: bool,
     /// Writes a static pod for the kubelet instead of a unit for systemd. It works before `kubeadm init`.
@@ -157,6 +157,15 @@ struct HostFiles<'a> {
 impl HostFiles<'_> {
     fn is_this_host(&self) -> bool {
         self.root == Path::new("/")
+    }
+
+    /// How to end what starts Baton on this host besides: a unit beside the static pod, or a static pod beside the unit.
+    fn other_starter(&self, is_pod: bool) -> Option<String> {
+        let (other, order) = match is_pod {
+            true => (ENABLED_UNIT, "`systemctl disable --now baton`".to_owned()),
+            false => (STATIC_POD, format!("remove {STATIC_POD}")),
+        };
+        self.of(Path::new(other)).symlink_metadata().is_ok().then_some(order)
     }
 
     /// What the host calls `path`.
@@ -267,6 +276,9 @@ fn read(path: &Path) -> Result<String, CliError> {
     let mut bytes = Vec::new();
     let fault = |source| CliError::path(path, source);
     std::fs::File::open(path).and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes)).map_err(fault)?;
+    if bytes.contains(&0) {
+        return Err(fault(io::Error::new(io::ErrorKind::InvalidData, "it has a NUL byte, so it is no text")));
+    }
     Ok(ForeignFile::new(String::new(), &bytes).text)
 }
 
@@ -319,6 +331,10 @@ fn steps(plan: &SetupPlan, place: &HostFiles, new_key: Option<&Path>, config: &P
         (false, true) => "the kubelet starts the pod by itself, also before `kubeadm init`".to_owned(),
         (false, false) => "systemctl enable --now baton".to_owned(),
     });
+    if let Some(other) = place.other_starter(is_pod) {
+        let both = if is_pod { "the unit is enabled: " } else { "the kubelet starts Baton as well: " };
+        steps.push(format!("{both}{other}, or two instances want the same port"));
+    }
     if !place.is_this_host() {
         steps.push("there, before it starts: baton check --host".to_owned());
     }
@@ -330,6 +346,8 @@ const HIDDEN: [&str; 3] = ["/home", "/root", "/run/user"];
 const UNIT: &str = "/etc/systemd/system/baton.service";
 /// Where packages have theirs.
 const UNITS: [&str; 2] = ["/usr/lib/systemd/system/baton.service", "/lib/systemd/system/baton.service"];
+/// The link that `systemctl enable` makes.
+const ENABLED_UNIT: &str = "/etc/systemd/system/multi-user.target.wants/baton.service";
 const STATIC_POD: &str = "/etc/kubernetes/manifests/baton.yaml";
 /// A file that is no configuration must not fill the memory.
 const FILE_BYTES_MAX: u64 = 8 << 20;

@@ -328,6 +328,9 @@ fn node_local(
     local: Option<&Apiserver>,
     kind: Option<Distribution>,
 ) -> Result<SetupPlan, SetupRefusal> {
+    if !request.peers.is_empty() && (!request.backends.is_empty() || request.inventory.is_some()) {
+        return Err(SetupRefusal::PeersBesideBackends);
+    }
     let mut facts = Facts::default();
     let backends = match (backends(request, host, local, &mut facts)?, local) {
         (Some(backends), _) => backends,
@@ -375,7 +378,8 @@ fn translated(haproxy: &ForeignFile, keepalived: Option<&ForeignFile>) -> Result
         let value = format!("{} lines, {lost} without an equal", lines.len());
         facts.add("imported", value, ledger.name.clone());
     }
-    let steps = vec!["`baton import` says what became of each line".to_owned()];
+    let mut steps = translation.steps;
+    steps.push("`baton import` says what became of each line".to_owned());
     let document = translation.toml.parse::<toml::Table>().unwrap_or_default();
     if !document.contains_key("frontend") {
         return Err(SetupRefusal::NoFrontend(haproxy.name.clone()));

@@ -312,6 +312,8 @@ fn names_that_haproxy_asks_its_own_name_servers_for_are_not_asked_of_the_host_s_
         assert!(why.contains("10.0.0.53:53, [fd00::53]:5353"), "{why}");
     }
     assert_eq!(config(&translation).frontends[0].backends.len(), 2);
+    let by_tcp = read(&text.replace("udp@[", "tcp@["));
+    assert!(missing(&by_tcp, 3).iter().any(|(why, _)| why.contains("by UDP")), "{:#?}", by_tcp.ledgers);
     // Addresses are not asked for.
     let text = format!("{RESOLVERS}listen api\nbind :6443\nserver a 10.0.0.1:6443 check resolvers dns\n");
     assert!(!read(&text).changes_behaviour(), "{:#?}", read(&text).ledgers);

@@ -1,5 +1,6 @@
 //! `baton init` where no network is needed.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -86,6 +87,70 @@ fn a_path_that_the_unit_cannot_read_is_refused() {
     assert!(!ran.status.success() && said.contains("/root/my.toml: the unit cannot read below /root"), "{said}");
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     assert!(init(directory.path(), &[&request[..], &["--static-pod", "--image", "b:1"]].concat()).status.success());
+}
+
+/// Everybody could put another file in place of Baton's.
+#[test]
+fn a_umask_that_forbids_nothing_leaves_the_directory_to_its_owner() {
+    let directory = tempfile::tempdir().unwrap();
+    let set = r#"umask 000; exec "$0" init --node-local --backends 10.0.0.11:6443 --root ."#;
+    let baton = env!("CARGO_BIN_EXE_baton");
+    let ran = Command::new("sh").args(["-c", set, baton]).current_dir(directory.path()).output().unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    let mode = std::fs::metadata(directory.path().join("etc/baton")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o755, "{mode:o}");
+}
+
+/// A manifest of random bytes counted as absent.
+#[test]
+fn a_file_that_is_no_text_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let manifests = directory.path().join("etc/kubernetes/manifests");
+    std::fs::create_dir_all(&manifests).unwrap();
+    std::fs::write(manifests.join("kube-apiserver.yaml"), [0x7f, 0, 1, 0xff]).unwrap();
+    let root = directory.path().to_str().unwrap();
+    let ran = init(directory.path(), &["init", "--node-local", "--backends", "10.0.0.11:6443", "--root", root]);
+    let said = String::from_utf8(ran.stderr).unwrap();
+    assert!(
+        !ran.status.success() && said.contains("kube-apiserver.yaml: it has a NUL byte, so it is no text"),
+        "{said}"
+    );
+}
+
+/// Two instances wanted one port, and the second one crashed for ever.
+#[test]
+fn what_starts_baton_already_is_named_beside_the_other_way() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().to_str().unwrap();
+    let request = ["init", "--node-local", "--backends", "10.0.0.11:6443", "--root", root];
+    let pod = [&request[..], &["--static-pod", "--image", "b:1"]].concat();
+    let said = |arguments: &[&str]| String::from_utf8(init(directory.path(), arguments).stdout).unwrap();
+    assert!(!said(&request).contains("two instances"));
+    let with_pod = said(&pod);
+    assert!(with_pod.contains("baton.yaml: written") && !with_pod.contains("two instances"), "{with_pod}");
+    let beside = said(&request);
+    assert!(
+        beside.contains("next: the kubelet starts Baton as well: remove /etc/kubernetes/manifests/baton.yaml"),
+        "{beside}"
+    );
+    let wants = directory.path().join("etc/systemd/system/multi-user.target.wants");
+    std::fs::create_dir_all(&wants).unwrap();
+    std::os::unix::fs::symlink("/etc/systemd/system/baton.service", wants.join("baton.service")).unwrap();
+    let beside = said(&pod);
+    assert!(beside.contains("next: the unit is enabled: `systemctl disable --now baton`"), "{beside}");
+}
+
+/// --peers counted for nothing.
+#[test]
+fn peers_beside_backends_are_refused_where_there_are_no_peers() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().to_str().unwrap();
+    let ran = init(
+        directory.path(),
+        &["init", "--node-local", "--backends", "10.0.0.11", "--peers", "10.0.0.12", "--root", root],
+    );
+    let said = String::from_utf8(ran.stderr).unwrap();
+    assert!(!ran.status.success() && said.contains("--node-local has no peers: --peers names"), "{said}");
 }
 
 /// Half a key was left, and the next attempt was refused.

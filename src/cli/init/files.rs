@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use crate::cli::new_file::NewFile;
@@ -35,7 +36,8 @@ pub(super) struct SetupFileError {
 /// Finds every file that may not be written, before any is.
 pub(super) fn refuse_overwriting(files: &[SetupFile], force: bool) -> Result<(), SetupFileError> {
     for file in files {
-        if !force && present(&file.path)?.is_some_and(|text| text != file.text.as_bytes()) {
+        let differs = present(&file.path)?.is_some_and(|text| text != file.text.as_bytes());
+        if differs && !force {
             let error = io::Error::new(
                 io::ErrorKind::AlreadyExists,
                 "it exists and differs; --force replaces it and keeps a copy, --print shows the new text",
@@ -55,7 +57,8 @@ pub(super) fn write(file: &SetupFile) -> Result<SetupOutcome, SetupFileError> {
         return Ok(SetupOutcome::Same);
     }
     if let Some(directory) = path.parent() {
-        fs::create_dir_all(directory).map_err(fault)?;
+        // Whatever the umask is, nobody else can put another file in its place.
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(fault)?;
     }
     let new = NewFile::write(path, file.text.as_bytes(), file.mode).map_err(fault)?;
     let copy = before.is_some().then(|| backup(path)).transpose().map_err(fault)?;
@@ -66,7 +69,17 @@ pub(super) fn write(file: &SetupFile) -> Result<SetupOutcome, SetupFileError> {
 fn present(path: &Path) -> Result<Option<Vec<u8>>, SetupFileError> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => match fs::read_link(path) {
+            // What leads there would not find the new text.
+            Ok(target) => {
+                let why = format!(
+                    "a symbolic link to {}, which does not exist: make that file, or remove the link",
+                    target.display()
+                );
+                Err(SetupFileError { path: path.to_owned(), source: io::Error::new(io::ErrorKind::NotFound, why) })
+            }
+            Err(_) => Ok(None),
+        },
         Err(error) => Err(SetupFileError { path: path.to_owned(), source: error }),
     }
 }
@@ -90,6 +103,22 @@ fn backup(path: &Path) -> io::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_link_that_leads_nowhere_is_not_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("baton.toml");
+        std::os::unix::fs::symlink("/nonexistent/baton.toml", &path).unwrap();
+        let file = SetupFile { path: path.clone(), text: "one".to_owned(), mode: 0o644 };
+        for error in [refuse_overwriting(std::slice::from_ref(&file), true), write(&file).map(drop)] {
+            let error = error.unwrap_err().to_string();
+            assert!(
+                error.contains("baton.toml: a symbolic link to /nonexistent/baton.toml, which does not"),
+                "{error}"
+            );
+        }
+        assert!(path.is_symlink());
+    }
 
     #[test]
     fn nothing_is_overwritten_and_a_forced_one_leaves_a_copy() {

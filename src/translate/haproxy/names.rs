@@ -59,7 +59,12 @@ fn asked(server: &CfgServer, sections: &[CfgSection], ledger: &mut Ledger) -> Ve
     let mut all = Vec::new();
     for directive in resolvers.own("nameserver") {
         match name_server(directive.word(2)) {
-            Some(address) => all.push((directive.line, address)),
+            Some(address) => {
+                if directive.word(2).starts_with("tcp") {
+                    ledger.missing(directive.line, "Baton asks a name server by UDP, and by TCP what UDP cuts short");
+                }
+                all.push((directive.line, address));
+            }
             None => ledger.missing(
                 directive.line,
                 format!("{}: a name server of Baton's has an address and a port", directive.word(2)),

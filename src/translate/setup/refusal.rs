@@ -57,6 +57,11 @@ pub(crate) enum SetupRefusal {
     AgentHasItsOwn { place: String, program: &'static str, taken: Vec<u16> },
     #[error("no file of this host names an apiserver: name them with --backends or --inventory")]
     NoBackends,
+    #[error(
+        "--node-local has no peers: --peers names the other hosts that have an apiserver as this one has, and --backends or --inventory \
+         names all: give one of them"
+    )]
+    PeersBesideBackends,
     #[error("--backends has {0:?}: expected an address, or a host with a port from 1 to 65535")]
     BadBackend(String),
     #[error("{0} has {1}, which is the VIP: a backend is an apiserver at the address of its own host")]
@@ -83,6 +88,8 @@ pub(crate) enum SetupRefusal {
         "{0} names its servers by server-template, so nothing here says their addresses: name the apiservers by --backends"
     )]
     ServerTemplate(String),
+    #[error("{0} is no {1}: fix it, or move it away")]
+    NotWhatItsNameSays(String, &'static str),
     #[error("{0} is not YAML: {1}")]
     NoYaml(String, yaml_rust2::ScanError),
 }

@@ -31,6 +31,7 @@ pub(super) struct LocalApiserver {
 /// `--advertise-address` and `--secure-port` of kube-apiserver.yaml. `None`: it is no such manifest.
 pub(super) fn kubeadm(file: &ForeignFile) -> Result<Option<LocalApiserver>, SetupRefusal> {
     let Some(pod) = document(file)? else { return Ok(None) };
+    expect_table(&pod, file, "manifest of a pod")?;
     let containers = pod["spec"]["containers"].as_vec().into_iter().flatten();
     let words = containers.flat_map(|it| [&it["command"], &it["args"]]).filter_map(Yaml::as_vec).flatten();
     let words: Vec<_> = words.filter_map(Yaml::as_str).collect();
@@ -79,6 +80,7 @@ impl KnownEndpoint {
 /// Where the clients of the cluster connect to.
 pub(super) fn endpoint(file: &ForeignFile) -> Result<Option<KnownEndpoint>, SetupRefusal> {
     let Some(config) = document(file)? else { return Ok(None) };
+    expect_table(&config, file, "kubeconfig")?;
     let server = config["clusters"][0]["cluster"]["server"].as_str().unwrap_or_default();
     Ok(authority(server))
 }
@@ -232,6 +234,14 @@ fn authority(url: &str) -> Option<KnownEndpoint> {
 const HTTPS: u16 = 443;
 
 /// The first document of the file.
+/// `what`: the kind of file that has its name.
+fn expect_table(document: &Yaml, file: &ForeignFile, what: &'static str) -> Result<(), SetupRefusal> {
+    match document {
+        Yaml::Hash(_) => Ok(()),
+        _ => Err(SetupRefusal::NotWhatItsNameSays(file.name.clone(), what)),
+    }
+}
+
 fn document(file: &ForeignFile) -> Result<Option<Yaml>, SetupRefusal> {
     // The loader copies what an alias stands for; a file of a few lines may stand for more than any memory has.
     let mut size = YamlSize::default();
@@ -307,6 +317,16 @@ mod tests {
         assert_eq!(kubeadm(&file("m.yaml", "kind: Pod\n")).unwrap(), None);
         let error = kubeadm(&file("m.yaml", "a: [\n")).unwrap_err().to_string();
         assert!(error.starts_with("m.yaml is not YAML: "), "{error}");
+        assert_eq!(kubeadm(&file("m.yaml", "")).unwrap(), None);
+    }
+
+    /// It counted as a host without an apiserver, and nothing said so.
+    #[test]
+    fn a_file_that_is_not_what_its_name_says_is_refused() {
+        let error = kubeadm(&file("m.yaml", "Zm9v\n")).unwrap_err().to_string();
+        assert_eq!(error, "m.yaml is no manifest of a pod: fix it, or move it away");
+        let error = endpoint(&file("admin.conf", "- a\n")).unwrap_err().to_string();
+        assert_eq!(error, "admin.conf is no kubeconfig: fix it, or move it away");
     }
 
     #[test]

@@ -343,6 +343,21 @@ fn without_a_vip_haproxys_files_are_imported_and_with_one_its_servers_are_the_ba
     loaded(&named);
 }
 
+/// They were in `baton import` alone.
+#[test]
+fn what_is_to_do_after_an_import_is_a_step_of_init_as_well() {
+    let reject = "listen api\nbind 10.0.0.100:6443\ntcp-request connection reject if { src -f /etc/haproxy/deny }\n\
+                  server a 10.0.0.1:6443 check\n";
+    let imported = plan(&request(&[], &[]), &host(&[(HAPROXY_CONFIG, reject)], &[])).unwrap();
+    let [admission, ledger] = &imported.steps[..] else { panic!("{:?}", imported.steps) };
+    assert!(
+        admission.contains("set \"allow\" or \"deny\" of frontend api before it serves")
+            && ledger.contains("`baton import`"),
+        "{:?}",
+        imported.steps
+    );
+}
+
 /// Debian's package of haproxy installs such a file.
 #[test]
 fn an_haproxy_cfg_without_a_frontend_is_not_made_into_a_file_that_check_rejects() {

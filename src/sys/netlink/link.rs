@@ -30,9 +30,16 @@ struct NetLink {
 /// Interfaces whose packets a card may have merged irreversibly (large receive offload): those that merge, and all that
 /// are built on one.
 pub(crate) fn merging() -> io::Result<HashSet<u32>> {
-    let links = links()?;
     // An interface that does not support the request merges nothing.
-    Ok(health_on(&links, |link| netdev::merges_for_good(&link.name).unwrap_or(false)))
+    Ok(merging_of(&links()?, |link| netdev::merges_for_good(&link.name).unwrap_or(false)))
+}
+
+/// `says`: whether an interface has the feature. One that is built on others merges nothing itself, whatever it says: each bond has
+/// the feature as a permission for its cards (drivers/net/bonding/bond_main.c, BOND_VLAN_FEATURES).
+fn merging_of(links: &[NetLink], says: impl Fn(&NetLink) -> bool) -> HashSet<u32> {
+    let built: HashSet<u32> =
+        links.iter().flat_map(|link| [link.master, link.lower.map(|_| link.index)]).flatten().collect();
+    health_on(links, |link| !built.contains(&link.index) && says(link))
 }
 
 /// Indices of all interfaces of this network namespace.
@@ -129,6 +136,11 @@ mod tests {
             one(7, Some(3), None),
         ];
         assert_eq!(health_on(&links, |link| link.index == 2), HashSet::from([2, 4, 5, 6]));
+        // Regression: every bond says that it merges, and no flow by a bond was offloaded.
+        assert_eq!(merging_of(&links, |link| [4, 5, 6].contains(&link.index)), HashSet::new());
+        assert_eq!(merging_of(&links, |link| [2, 4].contains(&link.index)), HashSet::from([2, 4, 5, 6]));
+        // Its card is in another namespace.
+        assert_eq!(merging_of(&links, |link| link.index == 3), HashSet::from([3, 7]));
         // A veth pair in one namespace: each is built on the other.
         let pair = [one(2, Some(3), None), one(3, Some(2), None)];
         assert_eq!(health_on(&pair, |link| link.index == 3), HashSet::from([2, 3]));

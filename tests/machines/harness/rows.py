@@ -12,7 +12,8 @@ COLUMNS = ["offloaded", "bytes to the backend", "bytes to the client", "kill -9"
 # Removes all that a layout has made, and the addresses of the cards.
 CLEAR = """for each in /sys/class/net/*; do
     name=${each##*/}
-    [ $name != lo ] && [ ! -e $each/device ] && ip link delete $name 2>/dev/null
+    # The module of bonds has a file there.
+    [ -d $each ] && [ $name != lo ] && [ ! -e $each/device ] && ip link delete $name 2>/dev/null
 done
 for each in /sys/class/net/*; do
     [ -e $each/device ] || continue
@@ -61,6 +62,11 @@ class Row:
     def measure(self, stage):
         """The cells of the row. Raises `Failed` with what is wrong, after which `stage.cells` has what came before."""
         return self.of_pair(stage) if self.pair else self.of_one(stage)
+
+    def may_proxy(self):
+        """Whether Baton is right not to offload here."""
+        merges_for_good = self.card == "vmxnet3" and self.layout not in ("no-offloads", "lro-off", "vlan-lro-off")
+        return merges_for_good or self.series in PROXYING
 
     def prepare_ends(self, stage):
         plan, ends = self.plan, stage.ends
@@ -132,6 +138,8 @@ class Row:
         stage.cells["offloaded"] = str(stage.offloaded) + (f" ({stage.why})" if stage.why else "")
         if stage.why == "no reason was given":
             raise Failed("flows stay proxied, and Baton gives no reason")
+        if stage.why and not self.may_proxy():
+            raise Failed(f"flows stay proxied, which this kernel and this card give no reason for: {stage.why}")
 
     def see_bytes(self, stage, vip):
         said = stage.ends.bulk(vip, self.plan.bulk)

@@ -6,7 +6,9 @@
 import dataclasses
 
 PLAIN = "top={a}"
-BOND = "modprobe bonding; ip link add bond0 type bond mode {mode} miimon 100; ip link set {a} down master bond0; ip link set {b} down master bond0; ip link set bond0 up; top=bond0"
+# LACP uses only links whose speed is known, and virtio says none.
+SPEED = "for each in {a} {b}; do ethtool -s $each speed 1000 duplex full 2>/dev/null || true; done; "
+BOND = SPEED + "modprobe bonding; ip link add bond0 type bond mode {mode} miimon 100; ip link set {a} down master bond0; ip link set {b} down master bond0; ip link set bond0 up; top=bond0"
 VLAN = "modprobe 8021q; ip link set {a} up; ip link add link {a} name v7 type vlan id 7; top=v7"
 
 

@@ -47,16 +47,26 @@ def remaining(missing, passed):
     return tail
 
 
+def former(page):
+    """Rows of the page by name, as they stand there, and the kernels and days that its head names."""
+    head, *lines = [line for line in page.split(BEGIN)[1].split(END)[0].splitlines() if line]
+    rows = {match[1]: line for line in lines if (match := re.match(r"\| (\d\S*/\S+) \|", line))}
+    return rows, set(re.findall(r"\d\S*-amd64", head)), set(re.findall(r"\d{4}-\d\d-\d\d", head))
+
+
 def write(names):
-    """Puts the last result of each row into the page."""
-    kept = stage.load()
+    """Puts the last result of each row into the page. A row that has not run on this machine stays as it is there."""
+    kept, page = stage.load(), PAGE.read_text()
+    rows, kernels, dates = former(page)
+    for result in kept.values():
+        rows[result.name] = "| " + " | ".join(cell.replace("|", "/") for cell in cells(result)).replace("\n", " ") + " |"
+        kernels |= {result.kernel} if re.match(r"\d", result.kernel) else set()
+        dates.add(result.date)
     lines = [f"| row | {' | '.join(COLUMNS)} | result |", "|---" * (len(COLUMNS) + 2) + "|"]
-    results = [kept[name] for name in names if name in kept]
-    lines += ["| " + " | ".join(cell.replace("|", "/") for cell in cells(result)).replace("\n", " ") + " |" for result in results]
-    kernels = ", ".join(sorted({result.kernel for result in results if re.match(r"\d", result.kernel)}))
-    dates = sorted({result.date for result in results})
-    head = f"Kernels: {kernels}. QEMU {stage.version()}. Run on {dates[0]}{' to ' + dates[-1] if dates[0] != dates[-1] else ''}."
-    tail = remaining([name for name in names if name not in kept], [result.name for result in results if result.outcome == "passed"])
-    text = PAGE.read_text()
-    before, rest = text.split(BEGIN)
+    lines += [rows[name] for name in names if name in rows]
+    days = sorted(dates)
+    head = f"Kernels: {', '.join(sorted(kernels))}. QEMU {stage.version()}. Run on {days[0]}{' to ' + days[-1] if days[0] != days[-1] else ''}."
+    passed = [name for name in names if name in rows and rows[name].endswith("| passed |")]
+    tail = remaining([name for name in names if name not in rows], passed)
+    before, rest = page.split(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}\n{head}\n\n" + "\n".join(lines) + f"{tail}\n{END}{rest.split(END)[1]}")

@@ -45,12 +45,12 @@ use crate::essential;
 use crate::metrics::Metrics;
 use crate::ports::fleet::Fleet;
 use crate::ports::orders::Orders;
-use crate::sys::clock::now_ns;
+use crate::sys::clock::{now_ns, unix_ms};
 use crate::table::{Part, Table};
 use census::Census;
 use collect::CollectorParts;
 use control::Control;
-use history::PageHistory;
+use history::{PageHistory, PastMoment};
 use rates::{Sample, Samples};
 use status::Status;
 use summary::WorstSoFar;
@@ -159,7 +159,25 @@ impl Admin {
                 self.ports.fleet.show_summary(summary::take(&self, &mut worst, &sample, &samples, now_ns));
             }
             self.samples().push(sample);
-            self.history().sample(&self.table.registry, now_ns);
+            // Until then it has no flow, or an old process still has them and records.
+            if self.phase.phase() != LifePhase::Starting {
+                self.history().sample(&self.table.registry, now_ns);
+            }
+        }
+    }
+
+    /// Adds what earlier processes recorded to the page's charts: the time of each moment, ms since 1970, the moment, and the flows
+    /// of each backend by its frontend and name. A walk over all backends for each moment: call it on a thread for blocking work.
+    pub(crate) fn fill_history<'a, F>(&self, moments: impl IntoIterator<Item = (u64, PastMoment, F)>)
+    where
+        F: IntoIterator<Item = (&'a str, &'a str, u32)>,
+    {
+        let (now_ns, now_unix_ms) = (now_ns(), unix_ms());
+        for (at_unix_ms, moment, flows) in moments {
+            // A clock that was set back since.
+            let Some(ago_ms) = now_unix_ms.checked_sub(at_unix_ms) else { continue };
+            let ago_ns = ago_ms.saturating_mul(1_000_000);
+            self.history().fill(&self.table.registry, now_ns, ago_ns, moment, flows);
         }
     }
 

@@ -13,6 +13,7 @@ mod diff;
 mod discover;
 mod doors;
 mod evacuate;
+pub(crate) mod history;
 mod offload;
 mod peers;
 mod reload;
@@ -359,7 +360,8 @@ impl Bound {
         flow_log.spawn_with("flow log", |ended| flow_log::run(parts, config, ended.cancelled_owned()));
         let tasks = Tasks::default();
         tasks.spawn("nodes", once_serving(core.drain.watch(), nodes::watch(admin.clone())));
-        tasks.spawn("rates", admin.sample_rates());
+        tasks.spawn("rates", admin.clone().sample_rates());
+        tasks.spawn("charts", once_serving(core.drain.watch(), history::fill(admin, core.config.load_full())));
         tasks.spawn("watchdog", watchdog::run(table.part(), table.part()));
         tasks.spawn("late resets", late_resets::run(ports.part(), ports.part()));
         let (phase, path) = (core.drain.watch(), reloader.path().to_owned());

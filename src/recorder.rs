@@ -14,6 +14,7 @@ mod reader;
 mod tests;
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -29,11 +30,11 @@ use crate::table::backend::Registry;
 use crate::table::journal::{Event, Journal, What};
 use crate::table::recorder::RecorderCensus;
 #[cfg(test)]
-pub(crate) use entry::BackendSample;
+pub(crate) use entry::{BackendSample, FrontendSample, SampleIncrease};
 pub(crate) use entry::{FileOwner, FrontendSettings, Recorded, RecordedSample};
-use entry::{append_event, append_sample};
+use entry::{SampledTotals, append_event, append_sample};
 use files::RecordFiles;
-pub(crate) use reader::{ReadFault, Recording, TimedRecord, contents, read_files};
+pub(crate) use reader::{ReadFault, Recording, TimedRecord, contents, read_files, read_times};
 
 /// Ended flows wait no longer than this for the disk; other events do not wait.
 const TAKE_EVERY: Duration = Duration::from_millis(200);
@@ -72,6 +73,8 @@ struct Recorder {
     is_failing: bool,
     /// Events that are missing, and that no record says so of yet.
     missing: u64,
+    /// At the last sample.
+    sampled: Option<SampledTotals>,
 }
 
 impl Recorder {
@@ -80,7 +83,18 @@ impl Recorder {
         let settings = now.recorder.clone();
         let (history, flows) = open(&now);
         parts.journal.unrecorded.turn(settings.size_mb > 0);
-        Self { parts, config, settings, history, flows, sample_at_ns: 0, retry_at_ns: 0, is_failing: false, missing: 0 }
+        Self {
+            parts,
+            config,
+            settings,
+            history,
+            flows,
+            sample_at_ns: 0,
+            retry_at_ns: 0,
+            is_failing: false,
+            missing: 0,
+            sampled: None,
+        }
     }
 
     /// Writes what there is. False: there will be no more.
@@ -135,7 +149,7 @@ impl Recorder {
             }
         }
         if sample {
-            append_sample(&mut history, &RecordedSample::take(&self.parts.registry, at_unix_ms));
+            append_sample(&mut history, &RecordedSample::take(&self.parts.registry, at_unix_ms, &mut self.sampled));
         }
         written += self.flows.write(&flows, at_unix_ms)?;
         written += self.history.write(&history, at_unix_ms)?;
@@ -193,6 +207,17 @@ fn open(config: &Config) -> (RecordFiles, RecordFiles) {
     let opening = entry::opening(config);
     let [history, flows] = [HISTORY, FLOWS].map(|name| RecordFiles::new(directory, name, each, opening.clone()));
     (history, flows)
+}
+
+/// The samples since `from_ms`, milliseconds since 1970, with the processes that took them: from the newest files, as
+/// [`read_times`] chooses them. A file that cannot be read is passed over: these are for charts, which show a gap there.
+pub(crate) fn samples_since(directory: &Path, from_ms: u64) -> Recording {
+    let is_sample = |what: &Recorded| matches!(what, Recorded::Sample(sample) if sample.at_unix_ms >= from_ms);
+    let read = reader::read_series(directory, Some(HISTORY), &(from_ms..=u64::MAX), is_sample, |fault| {
+        tracing::debug!(%fault, "the charts have a gap here");
+        Ok(())
+    });
+    read.unwrap_or_default()
 }
 
 const HISTORY: &str = "history";

@@ -1,7 +1,7 @@
 //! Ten minutes of figures for the page's charts, in rings of a fixed size: 300 samples of 150 bytes, and 1.2 kB for each backend.
 //!
-//! A sample's place in the rings follows from its time, so a time in which the process did not run is a gap without further work.
-//! The recorder's samples are no source: they have neither the reasons of ends nor the latency of connects, and may be turned off.
+//! A sample's place in the rings follows from its time, so a time in which no process ran is a gap without further work. The time
+//! before this process comes from the recorder's samples, if it is on.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,12 +19,15 @@ pub(crate) const SPAN_NS: u64 = (POINTS as u64 - 1) * EVERY_NS;
 /// Backends with a ring of their own. Flows of further ones are in no band, but in all other figures.
 const BANDS_MAX: usize = 256;
 
+/// A clock's beginning has so many slots before it: those of an earlier start of the machine.
+const LEAD_NS: u64 = POINTS as u64 * EVERY_NS;
+
 const REASONS: usize = EndReason::ALL.len();
 
 /// The figures of one moment; rates are averages since the sample before.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PastMoment {
-    /// Monotonic time in units of [`EVERY_NS`]; 0: there is no sample here.
+    /// Its time, as [`slot_at`] counts it; 0: there is no sample here.
     slot: u64,
     pub flows: u32,
     pub accepted_per_s: f32,
@@ -79,7 +82,7 @@ impl Default for PageHistory {
 impl PageHistory {
     /// Takes a sample, if the last one is old enough; call it more often than each [`EVERY_NS`].
     pub(crate) fn sample(&mut self, registry: &Registry, now_ns: u64) {
-        let slot = now_ns / EVERY_NS;
+        let slot = slot_at(now_ns);
         if slot <= self.last_slot {
             return;
         }
@@ -110,7 +113,43 @@ impl PageHistory {
         moment: PastMoment,
         flows: impl IntoIterator<Item = (&'a str, &'a str, u32)>,
     ) {
-        let slot = at_ns / EVERY_NS;
+        self.put_at(slot_at(at_ns), moment, flows, |_, _| 0);
+    }
+
+    /// Takes a moment of `ago_ns` before `now_ns` that an earlier process recorded, and the flows of each backend, unless this
+    /// process has a sample of then, or it is too long ago.
+    pub(crate) fn fill<'a>(
+        &mut self,
+        registry: &Registry,
+        now_ns: u64,
+        ago_ns: u64,
+        moment: PastMoment,
+        flows: impl IntoIterator<Item = (&'a str, &'a str, u32)>,
+    ) {
+        if ago_ns > SPAN_NS {
+            return;
+        }
+        // Of a machine that has just started, it is before the beginning of its clock.
+        let slot = (now_ns + LEAD_NS - ago_ns) / EVERY_NS;
+        if self.moment(slot).is_some() || slot + POINTS as u64 <= self.last_slot {
+            return;
+        }
+        let backends = registry.backends();
+        let key = |frontend: &str, backend: &str| {
+            let is_it = |it: &&Arc<BackendEntry>| (&*it.frontend.name, &*it.name) == (frontend, backend);
+            backends.iter().find(is_it).map_or(0, |it| it.hash_key)
+        };
+        self.put_at(slot, moment, flows, key);
+    }
+
+    /// `key`: that of a backend, by its frontend and name.
+    fn put_at<'a>(
+        &mut self,
+        slot: u64,
+        moment: PastMoment,
+        flows: impl IntoIterator<Item = (&'a str, &'a str, u32)>,
+        key: impl Fn(&str, &str) -> u64,
+    ) {
         self.last_slot = self.last_slot.max(slot);
         self.moments[place(slot)] = PastMoment { slot, ..moment };
         for band in &mut self.bands {
@@ -123,8 +162,8 @@ impl PageHistory {
                 continue;
             }
             let found = found.unwrap_or_else(|| {
-                let (frontend, backend) = (frontend.into(), backend.into());
-                self.bands.push(FlowBand { frontend, backend, key: 0, flows: vec![0; POINTS].into() });
+                let (frontend, backend, key) = (frontend.into(), backend.into(), key(frontend, backend));
+                self.bands.push(FlowBand { frontend, backend, key, flows: vec![0; POINTS].into() });
                 self.bands.len() - 1
             });
             self.bands[found].flows[place(slot)] = flows;
@@ -166,7 +205,7 @@ impl PageHistory {
 
     /// The slot at the right edge of a chart that is drawn at `now_ns`: the last sample's, unless that is missing.
     pub(crate) fn last_slot(&self, now_ns: u64) -> u64 {
-        let now = now_ns / EVERY_NS;
+        let now = slot_at(now_ns);
         if now - self.last_slot.min(now) <= 1 { self.last_slot } else { now }
     }
 
@@ -200,7 +239,7 @@ impl FlowBand {
 /// The counters at `now_ns`, and a moment without rates.
 fn look(registry: &Registry, now_ns: u64) -> (PastCounters, PastMoment) {
     let mut now = PastCounters { at_ns: now_ns, accepted: 0, ended: [0; REASONS], connects: 0, connect_s: 0.0 };
-    let mut moment = PastMoment { slot: now_ns / EVERY_NS, ..PastMoment::NONE };
+    let mut moment = PastMoment { slot: slot_at(now_ns), ..PastMoment::NONE };
     for frontend in registry.frontends() {
         moment.flows += frontend.active.load(Relaxed);
         for lane in &frontend.lanes {
@@ -216,6 +255,16 @@ fn look(registry: &Registry, now_ns: u64) -> (PastCounters, PastMoment) {
     }
     (now.connects, now.connect_s) = (connects.count(), connects.sum_s);
     (now, moment)
+}
+
+/// The number of the slot at a time of a monotonic clock.
+fn slot_at(at_ns: u64) -> u64 {
+    (at_ns + LEAD_NS) / EVERY_NS
+}
+
+/// The time since the beginning of a slot.
+pub(crate) fn since_slot_ns(slot: u64, now_ns: u64) -> u64 {
+    (now_ns + LEAD_NS).saturating_sub(slot * EVERY_NS)
 }
 
 fn slots(last: u64) -> impl Iterator<Item = u64> {
@@ -257,6 +306,38 @@ mod tests {
     }
 
     #[test]
+    fn what_an_earlier_process_recorded_is_before_the_samples_of_this_one_and_in_the_same_bands() {
+        let table = Table::new(1);
+        let frontend = table.registry.frontend(&"apiserver".into());
+        let one = table.registry.backend(&frontend, &"cp1".into());
+        let mut history = PageHistory::default();
+        // The machine has started 20 s ago, and its earlier processes ran before that.
+        let now_ns = 20 * S;
+        one.active.store(7, Relaxed);
+        frontend.active.store(7, Relaxed);
+        history.sample(&table.registry, now_ns);
+        for (ago, flows) in [(0, 1), (2, 2), (30, 3), (32, 4), (598, 5), (602, 6), (u64::MAX / S, 6)] {
+            let moment = PastMoment { flows, ..PastMoment::NONE };
+            let bands = [("apiserver", "cp1", flows), ("apiserver", "cp2", 1)];
+            history.fill(&table.registry, now_ns, ago * S, moment, bands);
+        }
+        let seen = flows(&history, now_ns);
+        assert_eq!(seen[POINTS - 2..], [Some(2), Some(7)], "its own sample stays");
+        assert_eq!(seen[POINTS - 17..POINTS - 14], [Some(4), Some(3), None], "a gap stays one");
+        assert_eq!((seen[0], seen.iter().flatten().count()), (Some(5), 5));
+        let last_slot = history.last_slot(now_ns);
+        let bands: Vec<_> = history.bands("apiserver").map(|band| (&*band.backend, band)).collect();
+        assert_eq!(bands.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["cp1", "cp2"]);
+        let of_cp1: Vec<_> = history.flows_of(bands[0].1, last_slot).flatten().collect();
+        assert_eq!(of_cp1, [5, 4, 3, 2, 7]);
+        history.sample(&table.registry, now_ns + 2 * S);
+        assert_eq!(flows(&history, now_ns + 2 * S)[POINTS - 3..], [Some(2), Some(7), Some(7)]);
+        // One of a time that a ring has no room for any more replaces nothing.
+        history.fill(&table.registry, now_ns, 598 * S, PastMoment { flows: 9, ..PastMoment::NONE }, []);
+        assert_eq!(flows(&history, now_ns + 2 * S)[POINTS - 1], Some(7));
+    }
+
+    #[test]
     fn rates_are_averages_and_never_negative() {
         let table = Table::new(1);
         let frontend = table.registry.frontend(&"apiserver".into());
@@ -270,14 +351,14 @@ mod tests {
         }
         history.sample(&table.registry, 104 * S);
         history.sample(&table.registry, 106 * S);
-        let seen: Vec<_> = history.moments(53).flatten().collect();
+        let seen: Vec<_> = history.moments(slot_at(106 * S)).flatten().collect();
         assert_eq!(seen.len(), 3);
         let rates =
             seen.iter().map(|it| (it.accepted_per_s, it.ended_per_s[EndReason::Killed as usize], it.connect_us));
         assert_eq!(rates.collect::<Vec<_>>(), [(0.0, 0.0, 0), (10.0, 2.0, 400), (0.0, 0.0, 0)]);
         history.before.as_mut().unwrap().accepted = 1000;
         history.sample(&table.registry, 108 * S);
-        assert_eq!(history.moments(54).flatten().last().unwrap().accepted_per_s, 0.0);
+        assert_eq!(history.moments(slot_at(108 * S)).flatten().last().unwrap().accepted_per_s, 0.0);
     }
 
     #[test]
@@ -291,7 +372,7 @@ mod tests {
         history.sample(&table.registry, 100 * S);
         two.active.store(0, Relaxed);
         history.sample(&table.registry, 102 * S);
-        let two_s: Vec<_> = history.flows_of(&history.bands[1], 51).flatten().collect();
+        let two_s: Vec<_> = history.flows_of(&history.bands[1], slot_at(102 * S)).flatten().collect();
         assert_eq!((&*history.bands[1].backend, two_s), ("cp2", vec![7, 0]));
         let other = Table::new(1);
         history.sample(&other.registry, 104 * S);

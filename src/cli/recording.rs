@@ -88,7 +88,10 @@ fn configured(path: &Path, must_be: bool) -> Result<PathBuf, CliError> {
 impl RecordingSource {
     pub(super) fn read(&self, times: RangeInclusive<u64>) -> Result<Recording, CliError> {
         let is_within = |what: &Recorded| what.at_unix_ms().is_some_and(|at| times.contains(&at));
-        Ok(recorder::read_files(self.files()?, is_within)?)
+        match self.place.is_file() {
+            true => Ok(recorder::read_files(of_bundle(&self.place)?, is_within)?),
+            false => Ok(recorder::read_times(&self.place, &times, is_within)?),
+        }
     }
 
     /// All that tells of the time from `from_ms` to `until_ms`.

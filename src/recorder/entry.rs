@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, ProbeKind, reset_after_silence};
 use crate::model::end_reason::EndReason;
+use crate::model::histogram::LatencySnapshot;
 use crate::model::ids::FlowId;
 use crate::model::recorder_file::append;
 use crate::table::backend::Registry;
@@ -58,11 +59,32 @@ pub(crate) struct FrontendSettings {
 }
 
 /// The counters at one moment; those that end in `total` never fall while a process runs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RecordedSample {
     pub at_unix_ms: u64,
     pub frontends: Vec<FrontendSample>,
     pub backends: Vec<BackendSample>,
+    /// A part of the record of its own, which earlier versions did not write, and pass over.
+    #[serde(skip)]
+    pub increase: SampleIncrease,
+}
+
+/// What was counted since the sample before of the same process; nothing in its first sample.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SampleIncrease {
+    /// Ends of flows by the label of their reason, those reasons alone that had some: other versions have other reasons.
+    pub ended: Vec<(String, u64)>,
+    pub connects: u64,
+    /// The sum of all connects.
+    pub connect_us: u64,
+}
+
+/// The counters at the last sample of this process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SampledTotals {
+    ended: [u64; EndReason::ALL.len()],
+    connects: u64,
+    connect_s: f64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -159,7 +181,7 @@ pub(super) fn append_event(file: &mut Vec<u8>, event: &Event) -> bool {
 
 /// Adds a record of `sample`, unless it is too long: with thousands of backends.
 pub(super) fn append_sample(file: &mut Vec<u8>, sample: &RecordedSample) {
-    append(file, SAMPLE, &postcard::to_stdvec(sample).expect("a sample is plain data"));
+    append(file, SAMPLE, &postcard::to_stdvec(&(sample, &sample.increase)).expect("a sample is plain data"));
 }
 
 /// The record at the beginning of each file of a process with this configuration.
@@ -175,9 +197,15 @@ pub(super) fn parse(kind: u8, body: &[u8]) -> Option<Recorded> {
         OWNER => serde_json::from_slice(body).ok().map(Recorded::Owner),
         EVENT => serde_json::from_slice(body).ok().map(Recorded::Event),
         FLOW => ended(body).map(Recorded::Event),
-        SAMPLE => postcard::from_bytes(body).ok().map(Recorded::Sample),
+        SAMPLE => sample(body).map(Recorded::Sample),
         _ => None,
     }
+}
+
+fn sample(body: &[u8]) -> Option<RecordedSample> {
+    let (sample, more) = postcard::take_from_bytes::<RecordedSample>(body).ok()?;
+    let increase = if more.is_empty() { SampleIncrease::default() } else { postcard::from_bytes(more).ok()? };
+    Some(RecordedSample { increase, ..sample })
 }
 
 fn ended(body: &[u8]) -> Option<Event> {
@@ -248,7 +276,10 @@ impl FileOwner {
 }
 
 impl RecordedSample {
-    pub(super) fn take(registry: &Registry, at_unix_ms: u64) -> Self {
+    /// `before`: the counters at the sample before, which those of this one replace.
+    pub(super) fn take(registry: &Registry, at_unix_ms: u64, before: &mut Option<SampledTotals>) -> Self {
+        let totals = SampledTotals::of(registry);
+        let increase = before.replace(totals).map(|before| totals.since(&before)).unwrap_or_default();
         let frontends = registry.frontends().into_iter().map(|it| FrontendSample {
             name: it.name.to_string(),
             flows: it.active.load(Relaxed),
@@ -267,7 +298,44 @@ impl RecordedSample {
                 last_probe_us: health.last_probe_us,
             }
         });
-        Self { at_unix_ms, frontends: frontends.collect(), backends: backends.collect() }
+        Self { at_unix_ms, frontends: frontends.collect(), backends: backends.collect(), increase }
+    }
+}
+
+impl RecordedSample {
+    /// Of all frontends.
+    pub(crate) fn flows(&self) -> u32 {
+        self.frontends.iter().map(|it| it.flows).sum()
+    }
+
+    /// Those of each backend, by its frontend and name.
+    pub(crate) fn flows_by_backend(&self) -> impl Iterator<Item = (&str, &str, u32)> {
+        self.backends.iter().map(|it| (&*it.frontend, &*it.name, it.flows))
+    }
+}
+
+impl SampledTotals {
+    fn of(registry: &Registry) -> Self {
+        let mut ended = [0; EndReason::ALL.len()];
+        for lane in registry.frontends().iter().flat_map(|it| &it.lanes) {
+            ended.iter_mut().zip(&lane.ended).for_each(|(sum, count)| *sum += count.value());
+        }
+        let mut connects = LatencySnapshot::default();
+        registry.backends().iter().filter(|it| !it.is_former()).for_each(|it| connects.add(&it.connect_latency()));
+        Self { ended, connects: connects.count(), connect_s: connects.sum_s }
+    }
+
+    /// A counter falls when a backend or frontend is forgotten: then it has counted nothing.
+    fn since(&self, before: &Self) -> SampleIncrease {
+        let ended = EndReason::ALL.iter().zip(self.ended.iter().zip(before.ended));
+        let ended = ended.map(|(reason, (now, before))| (reason.label().to_owned(), now.saturating_sub(before)));
+        let connects = self.connects.saturating_sub(before.connects);
+        let connect_s = if connects > 0 { self.connect_s - before.connect_s } else { 0.0 };
+        SampleIncrease {
+            ended: ended.filter(|(_, ends)| *ends > 0).collect(),
+            connects,
+            connect_us: (connect_s * 1e6).round().max(0.0) as u64,
+        }
     }
 }
 

@@ -132,6 +132,13 @@ pub(super) fn files_of(directory: &Path, name: Option<&str>) -> io::Result<Vec<(
     Ok(files)
 }
 
+/// The time at which a recorder's file was begun, ms since 1970, as its name has it.
+pub(super) fn begun_ms(path: &Path) -> Option<u64> {
+    let name = path.file_name()?.to_str()?;
+    series_of(name)?;
+    name.split('-').nth(1)?.parse().ok()
+}
+
 /// The series of a file with this name; `None`: it is no file of a recorder.
 pub(super) fn series_of(file_name: &str) -> Option<&str> {
     let mut parts = file_name.strip_suffix(SUFFIX)?.split('-');

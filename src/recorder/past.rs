@@ -191,7 +191,7 @@ impl Past {
                 let at_ms = from_ms + (part as f64 * part_ms) as u64;
                 let end = self.samples.partition_point(|(_, sample)| sample.at_unix_ms <= at_ms);
                 let (_, sample) = self.samples[..end].last()?;
-                (at_ms - sample.at_unix_ms <= silence).then(|| sample.frontends.iter().map(|it| it.flows).sum())
+                (at_ms - sample.at_unix_ms <= silence).then(|| sample.flows())
             })
             .collect()
     }
@@ -236,6 +236,7 @@ mod tests {
                 ended_total: 0,
             }],
             backends: vec![backend("cp1", "ready", 10, connected), backend("cp2", state, flows, connected)],
+            ..RecordedSample::default()
         })
     }
 

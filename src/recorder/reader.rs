@@ -4,11 +4,12 @@ use std::fs;
 use std::io;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use thiserror::Error;
 
 use super::entry::{self, FileOwner, Recorded};
-use super::files::files_of;
+use super::files::{begun_ms, files_of};
 use crate::model::recorder_file::{RecordsIn, Unreadable};
 
 /// Why nothing can be read.
@@ -23,6 +24,9 @@ pub(crate) enum ReadFault {
     #[error("there is no file of a recorder in {directory}", directory = .0.display())]
     Nothing(PathBuf),
 }
+
+/// A record was made at most so long before it was written: events wait while a disk hangs.
+const WAITED_MS: u64 = 60_000;
 
 /// What was recorded in a time, in the order of time.
 #[derive(Debug, Default)]
@@ -72,33 +76,109 @@ pub(crate) fn read_files(
 ) -> Result<Recording, ReadFault> {
     let mut recording = Recording::default();
     for (file, content) in files {
-        let mut records = RecordsIn::new(&content).map_err(|source| ReadFault::Content { file, source })?;
-        let mut owner = None;
-        for (kind, body) in records.by_ref() {
-            match entry::parse(kind, body) {
-                None => recording.unknown += 1,
-                Some(Recorded::Owner(found)) => {
-                    let known = recording.owners.iter().position(|it| *it == found);
-                    owner = Some(known.unwrap_or_else(|| {
-                        recording.owners.push(found);
-                        recording.owners.len() - 1
-                    }));
-                }
-                Some(what) => recording.add(what, &mut owner, &wanted),
-            }
-        }
-        recording.skipped_bytes += records.skipped();
+        recording.add_file(file, &content, &wanted)?;
     }
-    // Stable: records of one moment keep the order of their file.
-    recording.records.sort_by_key(|record| (record.at_unix_ms, record.number()));
+    recording.sort();
     Ok(recording)
 }
 
+/// Reads what was recorded within `times`, ms since 1970, and is `wanted`: only from those files in `directory` that reach into
+/// them, from the newest on, and one after the other.
+///
+/// # Errors
+/// As [`contents`] and [`read_files`], for the files that are read.
+pub(crate) fn read_times(
+    directory: &Path,
+    times: &RangeInclusive<u64>,
+    wanted: impl Fn(&Recorded) -> bool,
+) -> Result<Recording, ReadFault> {
+    read_series(directory, None, times, wanted, Err)
+}
+
+/// [`read_times`] of one series, or of all. `or_else`: whether to go on after a file that cannot be read.
+pub(super) fn read_series(
+    directory: &Path,
+    series: Option<&str>,
+    times: &RangeInclusive<u64>,
+    wanted: impl Fn(&Recorded) -> bool,
+    mut or_else: impl FnMut(ReadFault) -> Result<(), ReadFault>,
+) -> Result<Recording, ReadFault> {
+    let fault = |source| ReadFault::Directory { directory: directory.to_owned(), source };
+    let files = files_of(directory, series).map_err(fault)?;
+    if files.is_empty() {
+        return Err(ReadFault::Nothing(directory.to_owned()));
+    }
+    let mut recording = Recording::default();
+    for (path, _) in files.iter().rev() {
+        let (begun_ms, written_ms) = (begun_ms(path), written_ms(path));
+        if !reaches_into(begun_ms, written_ms, times) {
+            // What is not read is covered nevertheless.
+            [begun_ms, written_ms].into_iter().flatten().for_each(|at_unix_ms| recording.cover(at_unix_ms));
+            continue;
+        }
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let read = match fs::read(path) {
+            Ok(content) => recording.add_file(name, &content, &wanted),
+            // The oldest file, which was removed meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(source) => Err(ReadFault::File { file: path.display().to_string(), source }),
+        };
+        read.or_else(&mut or_else)?;
+    }
+    recording.sort();
+    Ok(recording)
+}
+
+/// When a file was last written to, ms since 1970.
+fn written_ms(path: &Path) -> Option<u64> {
+    let written = fs::metadata(path).and_then(|it| it.modified()).ok()?;
+    written.duration_since(UNIX_EPOCH).ok().map(|since| since.as_millis() as u64)
+}
+
+/// Whether a file may have records of `times`. It begins at the time in its name, and the kernel knows when it was last written
+/// to. The names alone do not tell: the new process of an upgrade that failed has begun a file that is newer and ends earlier than
+/// that of the process that goes on.
+fn reaches_into(begun_ms: Option<u64>, written_ms: Option<u64>, times: &RangeInclusive<u64>) -> bool {
+    let (Some(begun_ms), Some(written_ms)) = (begun_ms, written_ms) else { return true };
+    // It is a copy, whose time says nothing, or the clock was set back.
+    let is_unknown = written_ms + WAITED_MS < begun_ms;
+    is_unknown || begun_ms <= times.end().saturating_add(WAITED_MS) && written_ms + WAITED_MS >= *times.start()
+}
+
 impl Recording {
-    fn add(&mut self, what: Recorded, owner: &mut Option<usize>, wanted: impl Fn(&Recorded) -> bool) {
-        let Some(at_unix_ms) = what.at_unix_ms() else { return };
+    fn sort(&mut self) {
+        // Stable: records of one moment keep the order of their file.
+        self.records.sort_by_key(|record| (record.at_unix_ms, record.number()));
+    }
+
+    fn add_file(&mut self, file: String, content: &[u8], wanted: impl Fn(&Recorded) -> bool) -> Result<(), ReadFault> {
+        let mut records = RecordsIn::new(content).map_err(|source| ReadFault::Content { file, source })?;
+        let mut owner = None;
+        for (kind, body) in records.by_ref() {
+            match entry::parse(kind, body) {
+                None => self.unknown += 1,
+                Some(Recorded::Owner(found)) => {
+                    let known = self.owners.iter().position(|it| *it == found);
+                    owner = Some(known.unwrap_or_else(|| {
+                        self.owners.push(found);
+                        self.owners.len() - 1
+                    }));
+                }
+                Some(what) => self.add(what, &mut owner, &wanted),
+            }
+        }
+        self.skipped_bytes += records.skipped();
+        Ok(())
+    }
+
+    fn cover(&mut self, at_unix_ms: u64) {
         let covers = self.covers.clone().unwrap_or(at_unix_ms..=at_unix_ms);
         self.covers = Some(at_unix_ms.min(*covers.start())..=at_unix_ms.max(*covers.end()));
+    }
+
+    fn add(&mut self, what: Recorded, owner: &mut Option<usize>, wanted: impl Fn(&Recorded) -> bool) {
+        let Some(at_unix_ms) = what.at_unix_ms() else { return };
+        self.cover(at_unix_ms);
         if wanted(&what) {
             let owner = *owner.get_or_insert_with(|| {
                 // Its first record is damaged.

@@ -108,6 +108,113 @@ fn the_ring_keeps_its_size_and_the_newest_events() {
     assert_eq!(parts.census.dropped.value(), 0);
 }
 
+/// A file that was begun and last written to at these times, in s since 1970, by a process, with a record of each of these times;
+/// no time: the file is none of a recorder.
+fn file_of(directory: &Path, pid: u32, begun_s: u64, written_s: u64, recorded_s: &[u64]) {
+    let mut content = crate::model::recorder_file::header();
+    for at_s in recorded_s {
+        let event = Event { number: 1, at_unix_ms: at_s * 1000, what: What::Started { version: format!("at {at_s}") } };
+        assert!(append_event(&mut content, &event));
+        append_sample(&mut content, &RecordedSample { at_unix_ms: at_s * 1000, ..RecordedSample::default() });
+    }
+    if recorded_s.is_empty() {
+        content = b"something else".to_vec();
+    }
+    let path = directory.join(format!("history-{:013}-{pid}.rec", begun_s * 1000));
+    fs::write(&path, content).unwrap();
+    let written = std::time::UNIX_EPOCH + Duration::from_secs(written_s);
+    fs::File::options().write(true).open(path).unwrap().set_modified(written).unwrap();
+}
+
+/// The times in s of the events that are found.
+fn read_s(directory: &Path, times_s: std::ops::RangeInclusive<u64>) -> Result<Vec<u64>, ReadFault> {
+    let times = times_s.start() * 1000..=times_s.end().saturating_mul(1000);
+    let is_event =
+        |what: &Recorded| matches!(what, Recorded::Event(_)) && what.at_unix_ms().is_some_and(|at| times.contains(&at));
+    let recording = read_times(directory, &times, is_event)?;
+    Ok(recording.records.iter().map(|record| record.at_unix_ms / 1000).collect())
+}
+
+/// Regression: each command read all 64 MB for the last minute.
+#[test]
+fn only_the_files_that_reach_into_the_time_that_is_asked_for_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    // To read one of these is an error.
+    file_of(folder.path(), 1, 1_000, 2_000, &[]);
+    file_of(folder.path(), 1, 90_000, 91_000, &[]);
+    file_of(folder.path(), 1, 2_000, 3_000, &[2_000, 3_000]);
+    file_of(folder.path(), 1, 3_000, 5_000, &[3_001, 4_999]);
+    assert_eq!(read_s(folder.path(), 3_000..=4_000).unwrap(), [3_000, 3_001]);
+    assert_eq!(read_s(folder.path(), 4_000..=80_000).unwrap(), [4_999]);
+    assert!(read_s(folder.path(), 1_500..=4_000).is_err() && read_s(folder.path(), 4_000..=95_000).is_err());
+    let covers = read_times(folder.path(), &(4_000_000..=5_000_000), |_| true).unwrap().covers.unwrap();
+    assert_eq!(covers, 1_000_000..=91_000_000, "also of what is not read");
+}
+
+/// The files' names alone are in another order.
+#[test]
+fn after_an_upgrade_that_failed_the_records_of_the_process_that_went_on_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    file_of(folder.path(), 1, 1_000, 9_000, &[1_000, 5_001, 9_000]);
+    file_of(folder.path(), 2, 5_000, 5_001, &[5_000]);
+    assert_eq!(read_s(folder.path(), 8_000..=u64::MAX).unwrap(), [9_000]);
+    assert_eq!(read_s(folder.path(), 4_000..=6_000).unwrap(), [5_000, 5_001]);
+}
+
+#[test]
+fn a_copy_that_lost_the_time_of_its_last_record_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    file_of(folder.path(), 1, 1_000, 0, &[1_000, 5_000]);
+    assert_eq!(read_s(folder.path(), 4_000..=6_000).unwrap(), [5_000]);
+}
+
+#[test]
+fn samples_for_the_charts_are_read_beside_torn_ones_and_a_file_that_cannot_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    file_of(folder.path(), 1, 1_000, 5_000, &[1_000, 4_000, 4_001, 4_002]);
+    file_of(folder.path(), 2, 5_000, 6_000, &[]);
+    file_of(folder.path(), 3, 6_000, 7_000, &[6_000, 6_001]);
+    let torn = folder.path().join("history-0000001000000-1.rec");
+    let mut content = fs::read(&torn).unwrap();
+    content.truncate(content.len() - 1);
+    // Of the first record of 4001.
+    let third = content.windows(7).position(|bytes| bytes == b"at 4001").unwrap();
+    content[third] ^= 1;
+    fs::write(&torn, content).unwrap();
+    let recording = samples_since(folder.path(), 4_000_000);
+    let found: Vec<_> = recording.records.iter().map(|record| record.at_unix_ms / 1000).collect();
+    assert_eq!(found, [4_000, 4_001, 6_000, 6_001]);
+    assert!(samples_since(Path::new("/proc/none"), 0).records.is_empty());
+}
+
+#[test]
+fn a_sample_has_what_was_counted_since_the_one_before_and_is_read_without_it() {
+    let table = Table::new(1);
+    let frontend = table.registry.frontend(&"apiserver".into());
+    let backend = table.registry.backend(&frontend, &"cp1".into());
+    let count = |ends| {
+        frontend.lanes[0].ended[EndReason::Killed as usize].add(ends);
+        [300, 500].into_iter().for_each(|us| backend.lanes[0].connect.record(Duration::from_micros(us)));
+    };
+    let mut before = None;
+    count(1_000);
+    let first = RecordedSample::take(&table.registry, 1_000, &mut before);
+    assert_eq!(first.increase, SampleIncrease::default(), "an upgrade passes the counters on");
+    count(3);
+    let second = RecordedSample::take(&table.registry, 2_000, &mut before);
+    let ended = vec![("killed".to_owned(), 3)];
+    assert_eq!(second.increase, SampleIncrease { ended, connects: 2, connect_us: 800 });
+    let mut file = Vec::new();
+    append_sample(&mut file, &second);
+    let whole = [crate::model::recorder_file::header(), file].concat();
+    let (kind, body) = crate::model::recorder_file::RecordsIn::new(&whole).unwrap().next().unwrap();
+    let Some(Recorded::Sample(read)) = entry::parse(kind, body) else { panic!("not read") };
+    assert_eq!(read, second);
+    let without = postcard::to_stdvec(&second).unwrap();
+    let Some(Recorded::Sample(read)) = entry::parse(kind, &without) else { panic!("not read") };
+    assert_eq!(read, RecordedSample { increase: SampleIncrease::default(), ..second });
+}
+
 #[test]
 fn ended_flows_push_no_event_out() {
     let folder = tempfile::tempdir().unwrap();

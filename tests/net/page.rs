@@ -208,6 +208,48 @@ fn an_event_is_on_an_open_page_within_a_second_without_a_question() {
     assert_eq!(page.value("lost.hidden"), true);
 }
 
+/// A chart of the page, as HTML.
+fn chart(baton: &Baton, id: &str) -> String {
+    let (_, page) = baton.http("/").expect("the page");
+    let chart = page.split(&format!("<figure class=\"chart\" id=\"{id}\">")).nth(1).expect("a chart");
+    chart.split("</figure>").next().expect("its end").to_owned()
+}
+
+/// Regression: whoever upgraded Baton because of what the charts showed saw it no more.
+#[test]
+fn the_charts_go_on_across_an_upgrade_and_across_a_kill_and_a_restart() {
+    let Some(lab) = Lab::new("charts go on") else { return };
+    let _servers = lab.echo_everywhere();
+    let mut baton = lab.start(&lab.config().recording(&lab.directory().join("recorder")));
+    let mut all: Vec<_> = (0..6).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    all.iter_mut().for_each(|conn| conn.echo(1, 1000));
+    eventually(LONG, "the flows are drawn", || chart(&baton, "chart-flows").contains("6 now, "));
+    // After a sample, so that its connect is in the next.
+    all.push(lab.client.connect(lab.lb.v4(6443)));
+    all[6].echo(1, 1000);
+    eventually(LONG, "it is drawn, too", || chart(&baton, "chart-flows").contains("7 now, "));
+    drop(all);
+    baton.wait_ended("client_closed", 7);
+    let seen = |baton: &Baton| {
+        let [flows, ends, latency] = ["chart-flows", "chart-ends", "chart-latency"].map(|id| chart(baton, id));
+        let bands = chart(baton, "bands-0");
+        flows.contains("0 now, 0 to 7 in the last ten minutes")
+            && ends.contains("<span>client_closed</span>")
+            && latency.contains("<span>connect, mean</span>")
+            && (latency.contains("class=\"dot c0\"") || latency.contains("class=\"line c0\""))
+            && bands.contains("0 now, 0 to 7 in the last ten minutes")
+    };
+    eventually(LONG, "their end is drawn", || seen(&baton));
+
+    baton.order(&["upgrade"]);
+    eventually(LONG, "the new process draws what was before it", || seen(&baton));
+    let new = Stranger::new(baton.status()["instance"]["pid"].as_i64().expect("a number"));
+    new.kill();
+    baton = Baton::start_with(&lab.lb, lab.directory());
+    baton.wait_until_ready();
+    eventually(LONG, "the next process draws what was before it", || seen(&baton));
+}
+
 /// `text` is `words` with a time, which goes on.
 fn is_silence(text: &str, words: &str) -> bool {
     text.strip_prefix(words).is_some_and(|time| time.ends_with('s'))

@@ -7,7 +7,7 @@ use std::fmt::{self, Display};
 
 use super::html::{Escaped, write};
 use super::timeline::{self, TimelineMark};
-use crate::admin::history::{EVERY_NS, POINTS, PageHistory, PastMoment, SPAN_NS};
+use crate::admin::history::{POINTS, PageHistory, PastMoment, SPAN_NS, since_slot_ns};
 use crate::model::axis::{end_of_axis, ticks};
 use crate::model::end_reason::EndReason;
 use crate::model::humane::{count, date_and_time, duration_us, plural, rate};
@@ -63,7 +63,7 @@ impl TimeAxis {
     /// `at_unix_ms`: the UTC time of `now_ns`.
     pub(crate) fn new(history: &PageHistory, now_ns: u64, at_unix_ms: u64) -> Self {
         let last_slot = history.last_slot(now_ns);
-        let to_unix_ms = at_unix_ms.saturating_sub(now_ns.saturating_sub(last_slot * EVERY_NS) / 1_000_000);
+        let to_unix_ms = at_unix_ms.saturating_sub(since_slot_ns(last_slot, now_ns) / 1_000_000);
         Self { last_slot, from_unix_ms: to_unix_ms.saturating_sub(SPAN_NS / 1_000_000), to_unix_ms }
     }
 

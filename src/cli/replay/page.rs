@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::admin::history::{EVERY_NS, PageHistory, PastMoment, SPAN_NS};
+use crate::admin::history::{EVERY_NS, PageHistory, SPAN_NS};
 use crate::admin::page;
 use crate::admin::page::charts::{self, TimeAxis, TimeSpan};
 use crate::admin::page::html::{self, Escaped, Pill, icon, tone, write};
+use crate::app::history::{RecordedMoment, moments};
 use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::model::health::HealthState;
 use crate::model::humane::{count, date_and_time, duration_ms, duration_us, plural, rate};
@@ -142,31 +143,14 @@ fn history(past: &Past, at_ms: u64) -> PageHistory {
         let of_slot = ended.entry(ended_ms / slot_ms).or_insert([0.0; EndReason::ALL.len()]);
         of_slot[reason as usize] += 1000.0 / slot_ms as f32;
     }
-    let samples = past.samples(from_ms, at_ms);
-    let slot = |at: usize| samples[at].1.at_unix_ms / slot_ms;
-    let accepted = |at: usize| -> u64 { samples[at].1.frontends.iter().map(|it| it.accepted_total).sum() };
+    let samples: Vec<_> = past.samples(from_ms, at_ms).iter().map(|(process, sample)| (*process, sample)).collect();
     let mut history = PageHistory::default();
-    // The last sample of the slot before.
-    let mut before = None;
-    for at in 0..samples.len() {
-        if samples.get(at + 1).is_some() && slot(at + 1) == slot(at) {
-            continue;
-        }
-        let (owner, sample) = &samples[at];
-        let mut moment = PastMoment::NONE;
-        moment.flows = sample.frontends.iter().map(|it| it.flows).sum();
-        let probe_us = sample.backends.iter().map(|it| it.last_probe_us).max().unwrap_or(0);
-        moment.probe_us = probe_us.try_into().unwrap_or(u32::MAX);
-        if let Some(of_slot) = ended.get(&slot(at)) {
+    for RecordedMoment { sample, mut moment } in moments(&samples) {
+        // To the millisecond, which samples are not.
+        if let Some(of_slot) = ended.get(&(sample.at_unix_ms / slot_ms)) {
             moment.ended_per_s = *of_slot;
         }
-        if let Some(before) = before.filter(|before: &usize| samples[*before].0 == *owner) {
-            let span_s = (sample.at_unix_ms - samples[before].1.at_unix_ms).max(1) as f32 / 1e3;
-            moment.accepted_per_s = accepted(at).saturating_sub(accepted(before)) as f32 / span_s;
-        }
-        before = Some(at);
-        let flows = sample.backends.iter().map(|it| (&*it.frontend, &*it.name, it.flows));
-        history.put(sample.at_unix_ms * 1_000_000, moment, flows);
+        history.put(sample.at_unix_ms * 1_000_000, moment, sample.flows_by_backend());
     }
     history
 }

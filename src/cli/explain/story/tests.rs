@@ -60,6 +60,7 @@ fn recording(events: Vec<(u64, What)>) -> Recording {
         at_unix_ms: AT_MS - 400,
         frontends: Vec::new(),
         backends: vec![backend("cp1", 60), backend("cp2", 30)],
+        ..RecordedSample::default()
     };
     let mut records = vec![TimedRecord { at_unix_ms: sample.at_unix_ms, owner: 0, what: Recorded::Sample(sample) }];
     records.extend((0..).zip(events).map(|(number, (later, what))| {

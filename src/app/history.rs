@@ -1,0 +1,190 @@
+//! The page's charts go on across an upgrade and a restart: the time before comes from the recorder.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::admin::Admin;
+use crate::admin::history::{EVERY_NS, PastMoment, SPAN_NS};
+use crate::config::Config;
+use crate::essential;
+use crate::model::end_reason::EndReason;
+use crate::recorder::{self, FileOwner, Recorded, RecordedSample, Recording};
+use crate::sys::clock::unix_ms;
+
+const SLOT_MS: u64 = EVERY_NS / 1_000_000;
+
+/// A moment of the charts, and the sample with its flows.
+#[derive(Debug)]
+pub(crate) struct RecordedMoment<'r> {
+    pub sample: &'r RecordedSample,
+    pub moment: PastMoment,
+}
+
+/// What one process counted within a moment's time, since its sample before.
+#[derive(Debug)]
+struct MomentIncrease {
+    over_ms: u64,
+    accepted: u64,
+    ended: [u64; EndReason::ALL.len()],
+    connects: u64,
+    connect_us: u64,
+}
+
+/// Reads the ten minutes before from the recorder's files, on a thread for blocking work. Call it once this process serves: an old
+/// process of an upgrade has recorded until then.
+pub(super) async fn fill(admin: Arc<Admin>, config: Arc<Config>) {
+    if config.recorder.size_mb == 0 {
+        return;
+    }
+    let work = move || {
+        let from_ms = unix_ms().saturating_sub(SPAN_NS / 1_000_000);
+        let recording = recorder::samples_since(&config.recorder.directory, from_ms);
+        let own = samples_of(&recording, &FileOwner::of(&config));
+        admin.fill_history(moments(&own).map(|it| (it.sample.at_unix_ms, it.moment, it.sample.flows_by_backend())));
+    };
+    essential::aside(work).await;
+}
+
+/// The samples of this instance, each with the number of its process. Another instance may have the same directory.
+fn samples_of<'r>(recording: &'r Recording, own: &FileOwner) -> Vec<(usize, &'r RecordedSample)> {
+    let is_own = |owner: &FileOwner| match (&owner.instance, &own.instance) {
+        (Some(its), Some(own)) => its == own,
+        _ => true,
+    };
+    let samples = recording.records.iter().filter(|record| is_own(&recording.owners[record.owner]));
+    let samples = samples.filter_map(|record| match &record.what {
+        Recorded::Sample(sample) => Some((record.owner, sample)),
+        Recorded::Owner(_) | Recorded::Event(_) => None,
+    });
+    samples.collect()
+}
+
+/// The moments of the charts, in the order of time, from samples in the order of time, each with the number of its process. Rates
+/// span no two processes, and a time without samples has no moment.
+pub(crate) fn moments<'r>(samples: &[(usize, &'r RecordedSample)]) -> impl Iterator<Item = RecordedMoment<'r>> {
+    let mut before = BTreeMap::<usize, &RecordedSample>::new();
+    let mut moments = Vec::new();
+    for of_slot in samples.chunk_by(|(_, one), (_, next)| one.at_unix_ms / SLOT_MS == next.at_unix_ms / SLOT_MS) {
+        let mut increases = BTreeMap::<usize, MomentIncrease>::new();
+        let mut last = BTreeMap::<usize, &RecordedSample>::new();
+        for (process, sample) in of_slot {
+            let increase = increases.entry(*process).or_insert(MomentIncrease::NONE);
+            if let Some(before) = before.insert(*process, sample) {
+                increase.add(before, sample);
+            }
+            last.insert(*process, sample);
+        }
+        // While an upgrade moves the flows, either process has a part of them.
+        let Some(sample) = last.into_values().max_by_key(|sample| sample.flows()) else { continue };
+        moments.push(RecordedMoment { sample, moment: moment(sample, increases.values()) });
+    }
+    moments.into_iter()
+}
+
+fn moment<'i>(sample: &RecordedSample, increases: impl Iterator<Item = &'i MomentIncrease>) -> PastMoment {
+    let mut moment = PastMoment::NONE;
+    moment.flows = sample.flows();
+    let probe_us = sample.backends.iter().map(|it| it.last_probe_us).max().unwrap_or(0);
+    moment.probe_us = u32::try_from(probe_us).unwrap_or(u32::MAX);
+    let (mut connects, mut connect_us) = (0, 0);
+    for it in increases.filter(|it| it.over_ms > 0) {
+        let per_s = |count: u64| count as f32 * 1e3 / it.over_ms as f32;
+        moment.accepted_per_s += per_s(it.accepted);
+        moment.ended_per_s.iter_mut().zip(it.ended).for_each(|(sum, ended)| *sum += per_s(ended));
+        connects += it.connects;
+        connect_us += it.connect_us;
+    }
+    moment.connect_us = connect_us.checked_div(connects).map_or(0, |mean| mean.try_into().unwrap_or(u32::MAX));
+    moment
+}
+
+impl MomentIncrease {
+    const NONE: Self = Self { over_ms: 0, accepted: 0, ended: [0; EndReason::ALL.len()], connects: 0, connect_us: 0 };
+
+    fn add(&mut self, before: &RecordedSample, sample: &RecordedSample) {
+        let accepted = |of: &RecordedSample| -> u64 { of.frontends.iter().map(|it| it.accepted_total).sum() };
+        self.over_ms += sample.at_unix_ms.saturating_sub(before.at_unix_ms);
+        self.accepted += accepted(sample).saturating_sub(accepted(before));
+        for (label, ends) in &sample.increase.ended {
+            if let Some(reason) = EndReason::ALL.iter().find(|reason| reason.label() == label) {
+                self.ended[*reason as usize] += ends;
+            }
+        }
+        self.connects += sample.increase.connects;
+        self.connect_us += sample.increase.connect_us;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recorder::{FrontendSample, SampleIncrease};
+
+    fn sample(at_ms: u64, flows: u32, accepted_total: u64, ended: u64) -> RecordedSample {
+        let name = "api".to_owned();
+        RecordedSample {
+            at_unix_ms: at_ms,
+            frontends: vec![FrontendSample { name, flows, accepted_total, ended_total: 0 }],
+            backends: Vec::new(),
+            increase: SampleIncrease {
+                ended: vec![("killed".to_owned(), ended), ("of another version".to_owned(), 9)],
+                connects: 2,
+                connect_us: 600,
+            },
+        }
+    }
+
+    fn drawn(samples: &[(usize, RecordedSample)]) -> Vec<(u64, PastMoment)> {
+        let samples: Vec<_> = samples.iter().map(|(process, sample)| (*process, sample)).collect();
+        moments(&samples).map(|it| (it.sample.at_unix_ms, it.moment)).collect()
+    }
+
+    #[test]
+    fn rates_are_those_of_the_samples_and_a_time_without_any_has_no_moment() {
+        let drawn = drawn(&[
+            (0, sample(10_000, 5, 100, 0)),
+            (0, sample(11_000, 6, 110, 4)),
+            (0, sample(12_000, 7, 120, 0)),
+            (0, sample(13_000, 8, 120, 2)),
+            (1, sample(60_000, 1, 0, 0)),
+            (1, sample(61_000, 3, 4, 0)),
+        ]);
+        let killed = |it: &PastMoment| it.ended_per_s[EndReason::Killed as usize];
+        let seen: Vec<_> = drawn.iter().map(|(at, it)| (*at, it.flows, it.accepted_per_s, killed(it))).collect();
+        assert_eq!(seen, [(11_000, 6, 10.0, 4.0), (13_000, 8, 5.0, 1.0), (61_000, 3, 4.0, 0.0)]);
+        assert_eq!(drawn[0].1.connect_us, 300, "the mean of the connects");
+    }
+
+    /// Regression: each upgrade would have shown a moment without flows, or with millions of new ones.
+    #[test]
+    fn while_an_upgrade_moves_the_flows_the_charts_neither_jump_nor_fall() {
+        let drawn = drawn(&[
+            (0, sample(10_000, 100, 1_000_000, 0)),
+            (0, sample(11_000, 100, 1_000_010, 0)),
+            (1, sample(11_100, 0, 0, 0)),
+            (0, sample(12_000, 100, 1_000_020, 0)),
+            (1, sample(12_100, 0, 1_000_020, 0)),
+            (1, sample(13_100, 101, 1_000_021, 0)),
+        ]);
+        let flows: Vec<_> = drawn.iter().map(|(_, it)| it.flows).collect();
+        assert_eq!(flows, [100, 101]);
+    }
+
+    #[test]
+    fn samples_of_another_instance_with_the_same_directory_are_not_this_one_s() {
+        let owner = |name: Option<&str>| FileOwner { instance: name.map(str::to_owned), ..FileOwner::default() };
+        let record = |owner| recorder::TimedRecord {
+            at_unix_ms: owner as u64,
+            owner,
+            what: Recorded::Sample(sample(owner as u64, 1, 0, 0)),
+        };
+        let recording = Recording {
+            records: (0..3).map(record).collect(),
+            owners: vec![owner(Some("lb-a")), owner(Some("lb-b")), owner(None)],
+            ..Recording::default()
+        };
+        let of = |name| samples_of(&recording, &owner(name)).into_iter().map(|(it, _)| it).collect::<Vec<_>>();
+        assert_eq!(of(Some("lb-a")), [0, 2]);
+        assert_eq!(of(None), [0, 1, 2], "it has had a name since");
+    }
+}

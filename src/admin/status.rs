@@ -22,7 +22,7 @@ use crate::table::flows::{FlowState, FlowView};
 use crate::table::journal::Event;
 use crate::table::nodes::SilenceKind;
 
-pub(crate) use matrix::FleetMatrix;
+pub(crate) use matrix::{FleetMatrix, MatrixColumn};
 
 pub(crate) use build::{backend_status, peers_report, vip_report};
 pub(super) use build::{is_fixed, vips};

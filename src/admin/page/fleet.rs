@@ -3,32 +3,20 @@
 use std::collections::BTreeSet;
 
 use super::html::{Escaped, Pill, tone, write};
-use crate::admin::status::{FleetMatrix, PeersReport, Status};
+use crate::admin::status::{FleetMatrix, MatrixColumn, Status};
 use crate::admin::words;
-use crate::model::fleet::{InstanceName, InstanceSummary, Liveness, OffloadBrief};
+use crate::model::fleet::{InstanceSummary, Liveness, MemberView, OffloadBrief};
 use crate::model::humane::{count, date_and_time, duration_ms, list, plural, rate};
 use crate::model::weight::Weight;
 
-/// One instance of the fleet.
-struct FleetColumn<'a> {
-    name: &'a InstanceName,
-    state: (Weight, &'a str),
-    version: &'a str,
-    vips: String,
-    summary: Option<&'a InstanceSummary>,
-    age_ms: u64,
-    /// Its summary is of the present.
-    is_present: bool,
-    /// Why it is not heard, or says nothing of itself.
-    why_not: &'a str,
-}
-
 pub(super) fn render(page: &mut String, status: &Status) {
-    let columns = columns(status);
+    let matrix = FleetMatrix::of(&status.fleet);
+    let columns = &matrix.columns;
     if columns.is_empty() {
         return;
     }
-    let versions: BTreeSet<_> = columns.iter().map(|it| it.version).filter(|version| !version.is_empty()).collect();
+    let versions: BTreeSet<_> =
+        columns.iter().map(|it| version(status, it)).filter(|version| !version.is_empty()).collect();
     let versions = match versions.len() {
         0 | 1 => String::new(),
         _ => format!(" · {} run", list(&versions.iter().collect::<Vec<_>>())),
@@ -53,47 +41,31 @@ pub(super) fn render(page: &mut String, status: &Status) {
          event of the last hour</th><th>Has the VIP</th><th class=\"r\">Flows</th><th class=\"r\">Offloaded</th><th class=\"r\">New /s</th>\
          <th>Offload</th><th class=\"r\">Silent nodes</th></tr></thead>\n<tbody>\n",
     );
-    columns.iter().for_each(|it| instance(page, it));
+    columns.iter().for_each(|it| instance(page, status, it));
     page.push_str("</tbody></table></div>\n");
-    matrix(page, &status.fleet);
+    backends(page, &matrix);
     page.push_str("</section>\n");
 }
 
-/// This instance first.
-fn columns(status: &Status) -> Vec<FleetColumn<'_>> {
-    let fleet = &status.fleet;
-    let Some(name) = &fleet.name else { return Vec::new() };
-    let own = FleetColumn {
-        name,
-        state: words::instance(&status.instance),
-        version: &status.instance.version,
-        vips: list(&fleet.vips),
-        summary: fleet.own.as_deref(),
-        age_ms: 0,
-        is_present: true,
-        why_not: "",
-    };
-    let peers = fleet.peers.iter().map(|it| {
-        let silent = if it.liveness == Liveness::Alive { "its release says nothing of itself" } else { "" };
-        FleetColumn {
-            name: &it.name,
-            state: words::peer(it),
-            version: &it.version,
-            vips: list(&it.vips),
-            summary: it.summary.as_ref().map(|said| &*said.summary),
-            age_ms: it.summary.as_ref().map_or(0, |said| said.age_ms),
-            is_present: it.summary.as_ref().is_some_and(|said| said.is_present),
-            why_not: match (&it.why_not, &it.summary) {
-                (Some(why_not), _) => why_not,
-                (None, None) => silent,
-                (None, Some(_)) => "",
-            },
-        }
-    });
-    std::iter::once(own).chain(peers).collect()
+/// The release of an instance; empty: not known.
+fn version<'a>(status: &'a Status, column: &MatrixColumn<'a>) -> &'a str {
+    column.peer.map_or(&status.instance.version, |peer| &peer.version)
 }
 
-fn instance(page: &mut String, it: &FleetColumn<'_>) {
+/// Why an instance is not heard, or says nothing of itself.
+fn why_not<'a>(column: &MatrixColumn<'a>) -> &'a str {
+    match column.peer {
+        Some(MemberView { why_not: Some(why_not), .. }) => why_not,
+        Some(peer) if column.summary.is_none() && peer.liveness == Liveness::Alive => {
+            "its release says nothing of itself"
+        }
+        _ => "",
+    }
+}
+
+fn instance(page: &mut String, status: &Status, it: &MatrixColumn<'_>) {
+    let (weight, state) = it.peer.map_or_else(|| words::instance(&status.instance), words::peer);
+    let vips = list(it.peer.map_or(&status.fleet.vips, |peer| &peer.vips));
     let none = InstanceSummary::default();
     let said = it.summary.unwrap_or(&none);
     let mut why: Vec<_> = said.not_live.iter().chain(&said.not_ready).map(String::as_str).collect();
@@ -101,7 +73,7 @@ fn instance(page: &mut String, it: &FleetColumn<'_>) {
         why.push("it refused its last reload, and runs with the configuration before it");
     }
     if !it.is_present {
-        why = vec![it.why_not];
+        why = vec![why_not(it)];
     }
     let event = said.worst_event.as_ref().map(|event| {
         let time = date_and_time(event.at_unix_ms).1;
@@ -112,7 +84,7 @@ fn instance(page: &mut String, it: &FleetColumn<'_>) {
         Some(said) => format!("up {}", duration_ms(said.uptime_ms.saturating_add(it.age_ms))),
         None => String::new(),
     };
-    let facts: Vec<_> = [it.version, &age].into_iter().filter(|fact| !fact.is_empty()).collect();
+    let facts: Vec<_> = [version(status, it), &age].into_iter().filter(|fact| !fact.is_empty()).collect();
     let known = |text: String| if it.summary.is_some() { text } else { "–".to_owned() };
     let offload = match said.offload {
         OffloadBrief::On => Pill("plain", "on").to_string(),
@@ -128,12 +100,12 @@ fn instance(page: &mut String, it: &FleetColumn<'_>) {
              <td class=\"r\" data-of=\"Offloaded\">{}</td><td class=\"r\" data-of=\"New /s\">{}</td>\
              <td data-of=\"Offload\">{}</td><td class=\"r\" data-of=\"Silent nodes\">{}</td></tr>\n",
             if it.is_present { "" } else { " class=\"old\"" },
-            Pill(tone(it.state.0), it.state.1),
-            Escaped(it.name),
+            Pill(tone(weight), state),
+            Escaped(it.instance),
             Escaped(facts.join(" · ")),
             Escaped(why.join("; ")),
             event.unwrap_or_default(),
-            if it.vips.is_empty() { "–" } else { &it.vips },
+            if vips.is_empty() { "–" } else { &vips },
             known(count(said.flows_proxied.saturating_add(said.flows_offloaded))),
             known(count(said.flows_offloaded)),
             known(rate(said.new_flows_per_10_s as f64 / 10.0)),
@@ -148,9 +120,8 @@ fn event_weight(is_bad: bool) -> Weight {
 }
 
 /// Each backend as each instance sees it.
-fn matrix(page: &mut String, fleet: &PeersReport) {
-    let matrix = FleetMatrix::of(fleet);
-    let FleetMatrix { columns, rows } = &matrix;
+fn backends(page: &mut String, matrix: &FleetMatrix<'_>) {
+    let FleetMatrix { columns, rows } = matrix;
     if rows.is_empty() {
         return;
     }

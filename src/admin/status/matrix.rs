@@ -1,7 +1,7 @@
 //! Each backend as each instance of the fleet sees it.
 
 use super::PeersReport;
-use crate::model::fleet::{BackendSummary, InstanceName, InstanceSummary};
+use crate::model::fleet::{BackendSummary, InstanceName, InstanceSummary, MemberView};
 use crate::model::humane::duration_ms;
 use crate::model::weight::Weight;
 
@@ -14,10 +14,12 @@ pub(crate) struct FleetMatrix<'a> {
 
 pub(crate) struct MatrixColumn<'a> {
     pub instance: &'a InstanceName,
+    /// How this instance sees it. `None`: it is this instance.
+    pub peer: Option<&'a MemberView>,
     /// `None`: it says nothing of itself.
-    summary: Option<&'a InstanceSummary>,
+    pub summary: Option<&'a InstanceSummary>,
     /// Of the summary.
-    age_ms: u64,
+    pub age_ms: u64,
     /// Whether the summary still holds.
     pub is_present: bool,
 }
@@ -45,12 +47,13 @@ impl<'a> FleetMatrix<'a> {
     pub(crate) fn of(report: &'a PeersReport) -> Self {
         let own = report.name.as_ref().map(|instance| {
             let summary = report.own.as_deref();
-            MatrixColumn { instance, summary, age_ms: 0, is_present: true }
+            MatrixColumn { instance, peer: None, summary, age_ms: 0, is_present: true }
         });
         let peers = report.peers.iter().map(|it| {
             let said = it.summary.as_ref();
             MatrixColumn {
                 instance: &it.name,
+                peer: Some(it),
                 summary: said.map(|said| &*said.summary),
                 age_ms: said.map_or(0, |said| said.age_ms),
                 is_present: said.is_some_and(|said| said.is_present),

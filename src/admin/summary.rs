@@ -16,7 +16,7 @@ use crate::model::health::{Cause, HealthState};
 use crate::model::weight::Weight;
 use crate::sys::clock::unix_ms;
 use crate::table::backend::BackendEntry;
-use crate::table::journal::{Event, Journal};
+use crate::table::journal::{Event, EventSeverity, Journal};
 
 /// An event is older news than what the summary says beside it.
 const EVENTS_WITHIN_MS: u64 = 3_600_000;
@@ -28,32 +28,28 @@ const RATE_S: f64 = 10.0;
 /// and a backend that fails while another comes back takes two.
 const CHANGES_OF_MIND: u32 = 3;
 
-/// The worst events so far, in the order of the journal.
+/// The latest event of each severity so far.
 #[derive(Debug, Default)]
 pub(super) struct WorstSoFar {
-    /// Of the next event to look at.
+    /// The number of the next event to look at.
     next: u64,
-    bad: Option<WorstEvent>,
-    notice: Option<WorstEvent>,
+    /// In the order of [`EventSeverity`].
+    latest: [Option<WorstEvent>; EventSeverity::NUMBER],
 }
 
 impl WorstSoFar {
-    fn look(&mut self, journal: &Journal) -> Option<WorstEvent> {
+    /// The worst event of the last hour, by [`EventSeverity`]; of equal ones the newest.
+    fn look(&mut self, journal: &Journal, now_unix_ms: u64) -> Option<WorstEvent> {
         let mut latest_ms = 0;
         for Event { number, at_unix_ms, what } in journal.since(self.next, false) {
             self.next = number + 1;
-            let weight = what.weight();
-            let event = || Some(WorstEvent { at_unix_ms, is_bad: weight == Weight::Bad, sentence: what.sentence() });
-            match weight {
-                Weight::Bad => self.bad = event(),
-                Weight::Notice => self.notice = event(),
-                Weight::Good | Weight::Plain => {}
-            }
             latest_ms = at_unix_ms;
+            let Some(severity) = what.severity() else { continue };
+            let is_bad = what.weight() == Weight::Bad;
+            self.latest[severity as usize] = Some(WorstEvent { at_unix_ms, is_bad, sentence: what.sentence() });
         }
-        let since_ms = latest_ms.max(unix_ms()).saturating_sub(EVENTS_WITHIN_MS);
-        let within = |event: &&WorstEvent| event.at_unix_ms >= since_ms;
-        self.bad.as_ref().filter(within).or(self.notice.as_ref().filter(within)).cloned()
+        let since_ms = latest_ms.max(now_unix_ms).saturating_sub(EVENTS_WITHIN_MS);
+        self.latest.iter().rev().flatten().find(|event| event.at_unix_ms >= since_ms).cloned()
     }
 }
 
@@ -103,7 +99,7 @@ pub(super) fn take(
         offload,
         silent_nodes: table.nodes.silent().map(|silent| silent.len() as u64),
         reload_refused: matches!(admin.control.config_state().last_reload, LastReload::Refused { .. }),
-        worst_event: worst.look(&table.journal),
+        worst_event: worst.look(&table.journal, unix_ms()),
         backends: backends.iter().map(of_backend).collect(),
         backends_left_out: 0,
     };
@@ -127,4 +123,44 @@ fn settled_after(config: &Config, frontend: &str) -> Duration {
     let health = config.frontends.iter().find(|it| &*it.name == frontend).map(|it| &it.health);
     let change_of_mind = |it: &config::Health| it.interval * it.rise.max(it.fall);
     health.map_or(Duration::from_secs(2), change_of_mind) * CHANGES_OF_MIND
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::journal::What;
+
+    /// Regression: a worker that hung was gone from the fleet's pages as soon as somebody mistyped a reload.
+    #[test]
+    fn the_worst_event_of_an_hour_stays_until_a_worse_one_or_another_as_bad_comes() {
+        let journal = Journal::default();
+        let mut worst = WorstSoFar::default();
+        let now_ms = unix_ms();
+        let mut after = |what| {
+            journal.record(what);
+            worst.look(&journal, now_ms).map_or_else(String::new, |event| event.sentence)
+        };
+        let stuck = |worker| What::WorkerStuck { worker, for_ms: 2000 };
+        let refused = || What::ReloadRefused { errors: vec!["a typing error".to_owned()] };
+        assert_eq!(after(What::Started { version: "1".to_owned() }), "");
+        assert!(after(refused()).contains("a typing error"));
+        assert!(after(stuck(1)).starts_with("worker 1 is stuck"));
+        assert!(after(refused()).starts_with("worker 1 is stuck"), "it is worse, though older");
+        assert!(after(stuck(2)).starts_with("worker 2 is stuck"), "the newest of equal ones");
+        assert_eq!(worst.look(&journal, now_ms + EVENTS_WITHIN_MS + 60_000), None);
+    }
+
+    #[test]
+    fn a_worst_event_of_more_than_an_hour_ago_gives_its_place_to_a_lesser_one() {
+        let event =
+            |at_unix_ms, sentence: &str| Some(WorstEvent { at_unix_ms, is_bad: true, sentence: sentence.to_owned() });
+        let mut worst = WorstSoFar::default();
+        worst.latest[EventSeverity::ClientsSuffer as usize] = event(1_000, "older");
+        worst.latest[EventSeverity::Lost as usize] = event(2_000, "newer");
+        let journal = Journal::default();
+        let mut at = |now_ms| worst.look(&journal, now_ms).map(|event| event.sentence);
+        assert_eq!(at(EVENTS_WITHIN_MS + 1_000).as_deref(), Some("older"));
+        assert_eq!(at(EVENTS_WITHIN_MS + 1_001).as_deref(), Some("newer"));
+        assert_eq!(at(EVENTS_WITHIN_MS + 2_001), None);
+    }
 }

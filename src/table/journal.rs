@@ -1,6 +1,7 @@
 //! The last events, for `baton events` and the status page. Recording one writes its log line, in the same words.
 
 mod sentences;
+mod severity;
 #[cfg(test)]
 pub(crate) mod testing;
 
@@ -19,6 +20,7 @@ use crate::model::ids::FlowId;
 use crate::model::nodes::SilenceKind;
 use crate::ports::news::News;
 use crate::ports::unrecorded::Unrecorded;
+pub(crate) use severity::EventSeverity;
 
 /// Limit for each kind of event: ended flows are too many to share a ring with the others.
 const KEEP: usize = 1000;

@@ -1,0 +1,69 @@
+//! How bad an event is, finer than its weight: of all that happened to an instance in an hour, its fleet's pages show one event.
+
+use super::What;
+use crate::model::weight::Weight;
+
+/// How bad an event is for the clients, the worst last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum EventSeverity {
+    /// It may be a fault, or become one: every event with the weight of a notice.
+    Notice,
+    /// An order, a reload, an upgrade or a program of the operator failed, and the instance goes on as before.
+    Refused,
+    /// A backend or a peer is lost, and the others serve its clients.
+    Lost,
+    /// The clients of this instance wait, are reset, or may be led to a host that does not serve them.
+    ClientsSuffer,
+}
+
+impl EventSeverity {
+    pub(crate) const NUMBER: usize = Self::ClientsSuffer as usize + 1;
+}
+
+impl What {
+    /// `None`: nobody need look at it.
+    pub(crate) fn severity(&self) -> Option<EventSeverity> {
+        match (self.weight(), self) {
+            (Weight::Plain | Weight::Good, _) => None,
+            (Weight::Notice, _) => Some(EventSeverity::Notice),
+            (Weight::Bad, Self::UpgradeFailed { moved: 0, .. })
+            | (
+                Weight::Bad,
+                Self::ReloadRefused { .. } | Self::VipHookFailed { .. } | Self::EvacuationCancelled { .. },
+            ) => Some(EventSeverity::Refused),
+            (Weight::Bad, Self::BackendChanged { .. } | Self::PeerLiveness { .. }) => Some(EventSeverity::Lost),
+            (Weight::Bad, _) => Some(EventSeverity::ClientsSuffer),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::fleet::Liveness;
+    use crate::model::health::{Cause, HealthState};
+
+    #[test]
+    fn what_clients_feel_is_worse_than_what_is_lost_and_that_than_what_was_refused() {
+        let changed = |to| What::BackendChanged {
+            frontend: "api".to_owned(),
+            backend: "cp1".to_owned(),
+            from: HealthState::Ready,
+            to,
+            cause: Cause::Refused,
+        };
+        let why = || "reason".to_owned();
+        let in_order = [
+            What::Started { version: why() }.severity(),
+            changed(HealthState::Draining).severity(),
+            What::ReloadRefused { errors: vec![why()] }.severity(),
+            changed(HealthState::Ejected).severity(),
+            What::UpgradeFailed { why: why(), moved: 3 }.severity(),
+        ];
+        assert!(in_order.is_sorted_by(|one, next| one < next), "{in_order:?}");
+        let dead = What::PeerLiveness { peer: why(), liveness: Liveness::Dead };
+        assert_eq!(dead.severity(), changed(HealthState::Ejected).severity());
+        assert_eq!(What::UpgradeFailed { why: why(), moved: 0 }.severity(), Some(EventSeverity::Refused));
+        assert_eq!(What::WorkerStuck { worker: 0, for_ms: 1 }.severity(), Some(EventSeverity::ClientsSuffer));
+    }
+}

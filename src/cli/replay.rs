@@ -40,7 +40,7 @@ pub(super) struct ReplayArguments {
     /// How much of the time after it, such as 30m.
     #[arg(long = "for", value_name = "DURATION", value_parser = duration::parse, default_value = "10m")]
     for_: Duration,
-    /// Prints the first moment as text, and ends.
+    /// Prints the moment as text, with the chart of all of --for, and ends.
     #[arg(long)]
     once: bool,
     /// Writes the status page as it was at the first moment to FILE, which must not exist (- for the standard output), with the ten
@@ -72,12 +72,13 @@ pub(super) fn run(
     }
     let source = recording::find(&arguments.from, named, config)?;
     let length_ms = (arguments.for_.as_millis() as u64).max(1000);
-    let from_ms = match arguments.at {
-        Some(at) => at,
+    let (from_ms, at_ms) = match arguments.at {
+        Some(at_ms) => (at_ms, at_ms),
         None => {
-            let nothing = source.read(0..=0)?;
-            let end = nothing.covers.as_ref().map_or(0, |covers| *covers.end());
-            end.saturating_sub(if is_for_people { length_ms } else { 0 })
+            let end_ms = source.read_past(0, 0)?.covers.map_or(0, |covers| *covers.end());
+            let has_chart = is_for_people || arguments.once;
+            let from_ms = if has_chart { end_ms.saturating_sub(length_ms) } else { end_ms };
+            (from_ms, if is_for_people { from_ms } else { end_ms })
         }
     };
     let until_ms = from_ms.saturating_add(length_ms);
@@ -98,13 +99,14 @@ pub(super) fn run(
         return write_page(path, &page::render(&past, from_ms, source.place()), from_ms, output);
     }
     if output.json {
-        let events = past.events(from_ms.saturating_sub(EVENTS_BEFORE_MS), from_ms).collect();
-        output.document(&MomentDocument { moment: past.at(from_ms), events })?;
+        let events = past.events(at_ms.saturating_sub(EVENTS_BEFORE_MS), at_ms).collect();
+        output.document(&MomentDocument { moment: past.at(at_ms), events })?;
         return Ok(ExitCode::SUCCESS);
     }
     // What has not come yet is not on the scale.
     let until_ms = until_ms.min((*covers.end()).max(from_ms + 1000));
     let mut player = Player::new(past, from_ms, until_ms);
+    player.at_ms = at_ms;
     if arguments.once {
         let (width, height) = terminal::size(output);
         output.text(&panes::text(width, height, |frame| view::draw_body(frame, frame.area(), &mut player)))?;

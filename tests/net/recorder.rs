@@ -171,6 +171,16 @@ fn from_a_bundle_alone_a_hung_apiserver_is_explained_with_the_figures_of_the_sta
     let shown = read(&["replay", "--at", &at, "--once"]);
     assert!(shown.contains(" ejected  b1 ") || shown.contains("ejected  b1 "), "{shown}");
     assert!(shown.contains("apiserver/b1: ready → ejected: no answer within") && shown.contains("● events"), "{shown}");
+    // Regression: it drew the last second alone.
+    let shown = read(&["replay", "--once", "--for", "5m"]);
+    let scale = shown.lines().find(|line| line.contains("● events")).expect("the scale").to_owned();
+    let second = |time: Option<&str>| {
+        let time = time.and_then(|it| it.trim().strip_suffix('Z')).expect("a time").split(':');
+        time.fold(0, |sum, part| sum * 60 + part.parse::<u64>().expect("a number"))
+    };
+    let [first, last] = [scale.split_whitespace().next(), scale.split_whitespace().last()].map(second);
+    assert_eq!((last + 86_400 - first) % 86_400, 300, "{shown}");
+    assert!(shown.contains(" ready  b1 ") || shown.contains("ready  b1 "), "it is the last moment: {shown}");
     // As a page: at the moment, and at the end, when the charts have all of it.
     let page = read(&["replay", "--at", &at, "--page", "-"]);
     assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n") && !page.contains("<script"), "{page}");

@@ -116,7 +116,7 @@ enum Verb {
     Events(events::EventsArguments),
     /// Shows an instance as it was at a time of the past, on a terminal: --at 03:12. Needs no instance.
     Replay(replay::ReplayArguments),
-    /// Says why in a few sentences: why a flow ended, why a backend was lost, what was behind an event, what happened last.
+    /// Says why in a few sentences: why a flow ended, why a backend was lost, how a peer is, what was behind an event, what happened last.
     Explain(explain::ExplainArguments),
     /// Says which client was behind an address and port of Baton's, as an apiserver's audit log has them.
     Who(who::WhoArguments),

@@ -1,5 +1,6 @@
 //! `baton explain`: why something happened, in a few sentences, from what was recorded.
 
+mod peer;
 mod story;
 
 use std::ops::ControlFlow;
@@ -17,13 +18,15 @@ use crate::admin::protocol::{Command, FlowFilter, FlowRow, Listed};
 use crate::model::humane::duration_ms;
 use crate::model::ids::FlowId;
 use crate::model::names::named;
-use story::{Figures, Story};
+use crate::sys::clock::unix_ms;
+use peer::KnownPeer;
+use story::{Explained, Figures, Story};
 
 #[derive(Debug, Args)]
 pub(super) struct ExplainArguments {
-    /// The number of a flow or of an event (flow:7 and event:7 say which), a backend (NAME or FRONTEND/NAME), or "last": the last event
-    /// that may be a fault.
-    #[arg(add = shell::backend_names())]
+    /// The number of a flow or of an event (flow:7 and event:7 say which), a backend (NAME or FRONTEND/NAME), a peer (its name or its
+    /// address; instance:NAME if a backend has its name), or "last": the last event that may be a fault.
+    #[arg(add = shell::backend_and_peer_names())]
     subject: Subject,
     /// Leaves out what was recorded after this time: 03:12, 2026-11-25T03:12Z, 10m (ago).
     #[arg(long, value_name = "TIME", value_parser = recording::time)]
@@ -39,7 +42,10 @@ pub(super) enum Subject {
     Number(u64),
     Flow(FlowId),
     Event(u64),
+    /// A backend, or else a peer.
     Backend(String),
+    /// A peer.
+    Instance(String),
     Last,
 }
 
@@ -60,10 +66,20 @@ pub(super) fn run(
     let source = recording::find(&arguments.from, named.clone(), config)?;
     let recording = source.read(0..=arguments.until.unwrap_or(u64::MAX))?;
     let story = Story::new(&recording);
-    let recorded = story.tell(&arguments.subject);
+    let recorded = match &arguments.subject {
+        // Of a peer more than its events is known.
+        Subject::Instance(name) => known_peer(arguments, name, named.as_deref(), config, &story),
+        _ => None,
+    };
+    let recorded = recorded.or_else(|| story.tell(&arguments.subject)).map(|it| beside_peer(arguments, it, &story));
     let explained = recorded.or_else(|| living(arguments, named.as_deref(), config).map(|it| (it, Figures::default())));
     let explained = explained.or_else(|| match arguments.subject {
         Subject::Number(number) => story.tell(&Subject::Event(number)).map(|it| of_event(number, it)),
+        _ => None,
+    });
+    let explained = explained.or_else(|| match &arguments.subject {
+        Subject::Backend(name) => known_peer(arguments, name, named.as_deref(), config, &story)
+            .or_else(|| story.tell(&Subject::Instance(name.clone()))),
         _ => None,
     });
     let Some((sentences, figures)) = explained else {
@@ -83,13 +99,40 @@ fn of_event(number: u64, (mut sentences, figures): (Vec<String>, Figures)) -> (V
     (sentences, figures)
 }
 
-/// A flow of the running instance that has not ended.
-fn living(arguments: &ExplainArguments, socket: Option<&Path>, config: Option<&Path>) -> Option<Vec<String>> {
-    let (Subject::Number(id) | Subject::Flow(FlowId(id))) = arguments.subject else { return None };
+/// Says that a backend has the name of a peer.
+fn beside_peer(arguments: &ExplainArguments, (mut sentences, figures): Explained, story: &Story<'_>) -> Explained {
+    if let Subject::Backend(name) = &arguments.subject
+        && story.of_peer(name).next().is_some()
+    {
+        sentences.push(format!("A peer has this name, too: baton explain instance:{name} explains it."));
+    }
+    (sentences, figures)
+}
+
+/// A peer of the running instance.
+fn known_peer(
+    arguments: &ExplainArguments,
+    name: &str,
+    socket: Option<&Path>,
+    config: Option<&Path>,
+    story: &Story<'_>,
+) -> Option<Explained> {
+    let peer = KnownPeer::find(name, &instance_of(arguments, socket, config)?)?;
+    Some(peer.tell(story, unix_ms()))
+}
+
+/// The socket of the running instance. `None`: another's records are asked for, or those of the past.
+fn instance_of(arguments: &ExplainArguments, socket: Option<&Path>, config: Option<&Path>) -> Option<PathBuf> {
     if arguments.from.is_named() || arguments.until.is_some() {
         return None;
     }
-    let path = socket.map_or_else(|| socket::find(config), |path| Ok(path.to_owned())).ok()?;
+    socket.map_or_else(|| socket::find(config), |path| Ok(path.to_owned())).ok()
+}
+
+/// A flow of the running instance that has not ended.
+fn living(arguments: &ExplainArguments, socket: Option<&Path>, config: Option<&Path>) -> Option<Vec<String>> {
+    let (Subject::Number(id) | Subject::Flow(FlowId(id))) = arguments.subject else { return None };
+    let path = instance_of(arguments, socket, config)?;
     let mut found = None;
     let take = |row: FlowRow| {
         if row.id == FlowId(id) {
@@ -119,8 +162,10 @@ impl FromStr for Subject {
         match text.split_once(':') {
             Some(("flow", flow)) => flow.parse().map(Self::Flow).map_err(|_| format!("{flow:?} is no number")),
             Some(("event", event)) => Ok(Self::Event(number(event)?)),
+            Some(("instance", name)) if !name.is_empty() => Ok(Self::Instance(name.to_owned())),
+            Some(("backend", name)) if !name.is_empty() => Ok(Self::Backend(name.to_owned())),
             _ if text == "last" => Ok(Self::Last),
-            _ if text.is_empty() => Err("expected a flow, an event, a backend or \"last\"".to_owned()),
+            _ if text.is_empty() => Err("expected a flow, an event, a backend, a peer or \"last\"".to_owned()),
             _ => Ok(match (shown_id(text), text.parse()) {
                 (Some(flow), _) => Self::Flow(flow),
                 (None, Ok(number)) => Self::Number(number),
@@ -143,7 +188,8 @@ impl Subject {
             Self::Number(number) => format!("no flow with the number {number} that has ended, and no such event"),
             Self::Flow(flow) => format!("no end of flow {flow}"),
             Self::Event(number) => format!("no event {number}"),
-            Self::Backend(name) => format!("no event of a backend {name:?}"),
+            Self::Backend(name) => format!("no event of a backend {name:?}, and no peer of this name"),
+            Self::Instance(name) => format!("no peer {name:?}, and no event of one"),
             Self::Last => "no event that may be a fault".to_owned(),
         }
     }
@@ -165,6 +211,9 @@ mod tests {
         assert_eq!(subject(&shown.to_string()), Ok(Subject::Flow(shown)));
         assert_eq!(subject(&format!("flow:{shown}")), Ok(Subject::Flow(shown)));
         assert_eq!(subject("be-1"), Ok(Subject::Backend("be-1".to_owned())));
+        assert_eq!(subject("instance:cp1"), Ok(Subject::Instance("cp1".to_owned())));
+        assert_eq!(subject("backend:cp1"), Ok(Subject::Backend("cp1".to_owned())));
+        assert_eq!(subject("fd77::22"), Ok(Subject::Backend("fd77::22".to_owned())));
         assert!(subject("flow:x").is_err() && subject("").is_err());
     }
 }

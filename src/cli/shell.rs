@@ -9,11 +9,12 @@ use clap::CommandFactory;
 use clap_complete::Shell;
 use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use clap_complete::env::{CompleteEnv, Shells};
+use serde::de::DeserializeOwned;
 
 use super::socket::{self, DEFAULT_CONFIG};
 use crate::admin::client::ClientError;
 use crate::admin::protocol::Command;
-use crate::admin::status::BackendStatus;
+use crate::admin::status::{BackendStatus, PeersReport};
 
 /// The shell's completion script starts `baton` with this variable to ask for candidates.
 const ASKED_BY: &str = "BATON_COMPLETE";
@@ -45,19 +46,33 @@ pub(super) fn backend_names() -> ArgValueCandidates {
     ArgValueCandidates::new(|| known_backends().into_iter().map(CompletionCandidate::new).collect())
 }
 
+/// Completes the names of backends and peers.
+pub(super) fn backend_and_peer_names() -> ArgValueCandidates {
+    let known = || known_backends().into_iter().chain(known_peers());
+    ArgValueCandidates::new(move || known().map(CompletionCandidate::new).collect())
+}
+
+/// The other instances of the fleet.
+pub(super) fn known_peers() -> Vec<String> {
+    match asked::<PeersReport>(&Command::Peers {}) {
+        Ok(report) => report.peers.iter().map(|it| it.name.to_string()).collect(),
+        Err(_) => std::fs::read_to_string(Path::new(DEFAULT_CONFIG)).map_or(Vec::new(), |text| peers_in(&text)),
+    }
+}
+
 pub(super) fn known_backends() -> Vec<String> {
-    match asked() {
+    match asked::<Vec<BackendStatus>>(&Command::Backends { backend: None }) {
         Ok(backends) => names(backends.iter().map(|it| (&*it.frontend, &*it.name))),
         // Only root may ask the instance, everybody may read the file.
         Err(_) => std::fs::read_to_string(Path::new(DEFAULT_CONFIG)).map_or(Vec::new(), |text| named_in(&text)),
     }
 }
 
-/// The backends of the running instance.
-fn asked() -> Result<Vec<BackendStatus>, ClientError> {
+/// What the running instance answers.
+fn asked<T: DeserializeOwned>(command: &Command) -> Result<T, ClientError> {
     let config = Some(Path::new(DEFAULT_CONFIG)).filter(|path| path.exists() && !socket::is_named());
     let socket = socket::find(config).or_else(|_| socket::find(None)).map_err(|_| ClientError::Cut)?;
-    socket::connect(&socket)?.with_limit(ANSWER_LIMIT)?.ask(&Command::Backends { backend: None })
+    socket::connect(&socket)?.with_limit(ANSWER_LIMIT)?.ask(command)
 }
 
 /// The backends in a configuration file, which may have errors.
@@ -72,6 +87,14 @@ fn named_in(file: &str) -> Vec<String> {
         .flat_map(|frontend| tables(&frontend, "backend").map(move |backend| (name(&frontend), name(&backend))))
         .collect();
     names(backends.iter().map(|(frontend, backend)| (&**frontend, &**backend)))
+}
+
+/// The peers in a configuration file, which may have errors.
+fn peers_in(file: &str) -> Vec<String> {
+    let file = file.parse::<toml::Table>().ok();
+    let peers = file.as_ref().and_then(|file| file.get("peers")?.get("peer")?.as_array());
+    let name = |peer: &toml::Value| Some(peer.get("name")?.as_str()?.to_owned());
+    peers.into_iter().flatten().filter_map(name).collect()
 }
 
 /// NAME, or FRONTEND/NAME if several frontends have a backend of this name.
@@ -111,5 +134,7 @@ mod tests {
         assert_eq!(named_in(file), ["cp1"]);
         assert_eq!(named_in("[[frontend"), [""; 0]);
         assert_eq!(named_in("frontend = 1"), [""; 0]);
+        let file = "[peers]\nx = 1\n[[peers.peer]]\nname = \"lb-b\"\n[[peers.peer]]\nbad = 1\n";
+        assert_eq!((peers_in(file), peers_in("peers = 1"), peers_in("[[")), (vec!["lb-b".to_owned()], vec![], vec![]));
     }
 }

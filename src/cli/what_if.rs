@@ -27,7 +27,12 @@ pub(super) struct WhatIfArguments {
 fn candidates() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
         let fixed = ["apiservers", "this", "dies", "restart"].map(str::to_owned);
-        shell::known_backends().into_iter().chain(fixed).map(CompletionCandidate::new).collect()
+        shell::known_backends()
+            .into_iter()
+            .chain(shell::known_peers())
+            .chain(fixed)
+            .map(CompletionCandidate::new)
+            .collect()
     })
 }
 
@@ -106,7 +111,7 @@ fn row(case: &WhatIfCase, grace_period_ms: u64) -> [Cell; 8] {
 }
 
 /// `12.25s = 10s (cluster.lease_renew = 10s) + 2.25s (...)`.
-fn decided(gap: &ExpectedGap) -> String {
+pub(super) fn decided(gap: &ExpectedGap) -> String {
     match gap {
         ExpectedGap::Unknown(why) => why.clone(),
         ExpectedGap::Decided(parts) => {

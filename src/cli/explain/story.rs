@@ -1,6 +1,8 @@
 //! The sentences of an explanation: what happened, what decided it, what it did to clients, and how it ended.
 
 #[cfg(test)]
+pub(super) mod testing;
+#[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
@@ -47,7 +49,7 @@ pub(super) struct Story<'r> {
     events: Vec<(&'r Event, usize)>,
 }
 
-type Explained = (Vec<String>, Figures);
+pub(super) type Explained = (Vec<String>, Figures);
 
 impl<'r> Story<'r> {
     pub(super) fn new(recording: &'r Recording) -> Self {
@@ -65,6 +67,7 @@ impl<'r> Story<'r> {
             Subject::Flow(flow) => self.flow(*flow),
             Subject::Event(number) => self.event(*number),
             Subject::Backend(name) => self.backend(name),
+            Subject::Instance(name) => self.peer(name),
             Subject::Last => self.of_event(self.last_fault()?),
         }
     }
@@ -119,6 +122,19 @@ impl<'r> Story<'r> {
         let at =
             last(&|event| is_loss(event) && was_ready(event)).or_else(|| last(&is_loss)).or_else(|| last(&|_| true))?;
         self.of_event(at)
+    }
+
+    /// The last change of a peer's link, or its last event.
+    fn peer(&self, name: &str) -> Option<Explained> {
+        let last = |wanted: fn(&Event) -> bool| {
+            self.events.iter().rposition(|(event, _)| peer_of(event) == Some(name) && wanted(event))
+        };
+        self.plain(last(is_of_link).or_else(|| last(|_| true))?)
+    }
+
+    /// The events of a peer, the newest first.
+    pub(super) fn of_peer(&self, name: &str) -> impl Iterator<Item = &'r Event> {
+        self.events.iter().rev().map(|(event, _)| *event).filter(move |event| peer_of(event) == Some(name))
     }
 
     /// An event with what came before and after it.
@@ -497,6 +513,28 @@ fn of_backend(event: &Event) -> Option<(&str, &str)> {
     }
 }
 
+/// Whether it changes the state of a link.
+pub(super) fn is_of_link(event: &Event) -> bool {
+    matches!(
+        event.what,
+        What::PeerLinked { .. } | What::PeerLost { .. } | What::PeerUnreachable { .. } | What::PeerLiveness { .. }
+    )
+}
+
+/// The peer that an event is about.
+pub(super) fn peer_of(event: &Event) -> Option<&str> {
+    match &event.what {
+        What::PeerLinked { peer, .. }
+        | What::PeerLost { peer, .. }
+        | What::PeerUnreachable { peer, .. }
+        | What::PeerSynced { peer, .. }
+        | What::PeerGap { peer }
+        | What::PeerLiveness { peer, .. } => Some(peer),
+        What::FailedOver { instance, .. } => Some(&instance.0),
+        _ => None,
+    }
+}
+
 fn is_named(name: &str, frontend: &str, backend: &str) -> bool {
     name == backend || name.split_once('/').is_some_and(|(of, its)| of == frontend && its == backend)
 }
@@ -511,7 +549,7 @@ fn by_reason(figures: &Figures) -> String {
 }
 
 /// `2026-11-25 03:12:07.412Z`.
-fn moment(at_unix_ms: u64) -> String {
+pub(super) fn moment(at_unix_ms: u64) -> String {
     let (date, time) = date_and_time(at_unix_ms);
     format!("{date} {time}.{:03}Z", at_unix_ms % 1000)
 }

@@ -3,6 +3,54 @@
 use super::*;
 
 #[test]
+fn a_peer_is_explained_by_its_name_and_its_address_while_it_lives_and_after_its_death() {
+    let test = "a_peer_is_explained_by_its_name_and_its_address";
+    let Some(scene) = Scene::new(test, 2) else { return };
+    let _servers = scene.serve();
+    let recorded = |number| scene.config(number).recording(&scene.lab.directory().join(format!("recorder-{number}")));
+    let all = [0, 1].map(|number| scene.launch(number, &recorded(number)));
+    all[0].wait_synced("lb-b");
+    all[1].wait_synced("lb-a");
+    let mut conn = scene.lab.client.connect(all[1].listens_at());
+    conn.echo(1, 100);
+    all[0].wait_sees("lb-b", "flows", 1);
+    let explain = |asked: &str| all[0].baton.order(&["explain", asked]);
+    let address = scene.host(1).v4(PORT);
+    for asked in ["lb-b".to_owned(), "instance:lb-b".to_owned(), address.to_string(), address.ip().to_string()] {
+        // The event may be on its way to the disk.
+        let told = |said: &str| said.contains(" ago: ") && said.contains("lb-b");
+        let (said, _) = eventually_some(LONG, "it is explained", || Some(explain(&asked)).filter(|said| told(said)));
+        assert!(
+            said.starts_with(&format!("lb-b ({address}, Baton ")) && said.contains(") is alive"),
+            "{asked}: {said}"
+        );
+        assert!(said.contains("This instance knows all flows of lb-b: 1 flow, "), "{said}");
+        assert!(
+            said.contains("lb-b has ") && said.contains("If it dies (Baton killed), of its flows 1 would "),
+            "{said}"
+        );
+        assert!(said.contains("the longest gap is decided by this: "), "{said}");
+    }
+    let unknown = all[0].baton.cli(&["explain", "lb-x"]);
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("no peer of this name"), "{unknown:?}");
+
+    all[1].baton.process.kill();
+    all[0].wait_sees("lb-b", "liveness", "dead");
+    eventually(LONG, "its death is explained", || {
+        let said = explain("lb-b");
+        said.contains(") is dead") && said.contains("lb-b is considered dead") && !said.contains("If it dies")
+    });
+    // Without an instance its last event is known.
+    let recorder = scene.lab.directory().join("recorder-0");
+    all[0].baton.process.kill();
+    let mut command = Command::new(baton::BINARY);
+    command.args(["explain", "lb-b", "--from", recorder.to_str().unwrap()]);
+    let output = command.output().expect("the binary");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("lb-b is considered dead"), "{output:?}");
+}
+
+#[test]
 fn two_instances_know_each_others_flows_within_moments() {
     let Some(scene) = Scene::new("two_instances_know_each_others_flows_within_moments", 2) else { return };
     let _servers = scene.serve();

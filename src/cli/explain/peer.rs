@@ -1,0 +1,224 @@
+//! The sentences about a peer: its link and why it is so, what it knows and has, and what its death would do to its flows.
+
+use std::path::Path;
+
+use super::story::{Explained, Figures, Story, is_of_link, moment};
+use crate::admin::protocol::Command;
+use crate::admin::status::PeersReport;
+use crate::admin::what_if::{WhatIfCase, WhatIfReport, WhatIfRequest};
+use crate::admin::words;
+use crate::cli::socket;
+use crate::cli::what_if::decided;
+use crate::model::fleet::{Liveness, MemberView};
+use crate::model::humane::{count, duration_ms, duration_us, plural};
+use crate::model::what_if::Happening;
+use crate::table::journal::{Event, What};
+
+/// What the running instance knows of a peer.
+pub(super) struct KnownPeer {
+    pub peer: MemberView,
+    /// `None`: it gave no answer.
+    pub dies: Option<WhatIfReport>,
+}
+
+impl KnownPeer {
+    /// The peer with this name or address, as the instance at `socket` knows it. `None`: it has none, or no instance answers.
+    pub(super) fn find(asked: &str, socket: &Path) -> Option<Self> {
+        let mut client = socket::connect(socket).ok()?;
+        let report: PeersReport = client.ask(&Command::Peers {}).ok()?;
+        let is_it = |it: &MemberView| {
+            *it.name.0 == *asked || it.address.to_string() == asked || it.address.ip().to_string() == asked
+        };
+        let peer = report.peers.into_iter().find(is_it)?;
+        // A backend may have its name.
+        let subject = format!("instance:{}", peer.name);
+        let dies = client.ask(&Command::WhatIf(WhatIfRequest { subject, happens: Happening::Dies })).ok();
+        Some(Self { peer, dies })
+    }
+
+    /// `story`: what this instance recorded. `now_ms`: since 1970.
+    pub(super) fn tell(&self, story: &Story<'_>, now_ms: u64) -> Explained {
+        let peer = &self.peer;
+        let mut figures = Figures::default();
+        let mut sentences = vec![self.state()];
+        let mut changes = story.of_peer(&peer.name.0).filter(|event| is_of_link(event));
+        if let Some(last) = changes.next() {
+            figures.at_unix_ms = last.at_unix_ms;
+            let (ago, before) = (duration_ms(now_ms.saturating_sub(last.at_unix_ms)), changes.next());
+            let mut since =
+                format!("That is so since {}, {ago} ago: {}", moment(last.at_unix_ms), last.what.sentence());
+            if let Some(before) = before {
+                since += &format!("; before, at {}, {}", moment(before.at_unix_ms), before.what.sentence());
+            }
+            sentences.push(since + ".");
+        }
+        sentences.push(self.flows());
+        sentences.push(format!("{} {}.", peer.name, words::vips(&peer.vips)));
+        if matches!(peer.liveness, Liveness::Dead | Liveness::Left(_)) {
+            let is_failover = |event: &&Event| matches!(event.what, What::FailedOver { .. });
+            sentences.extend(
+                story
+                    .of_peer(&peer.name.0)
+                    .find(is_failover)
+                    .map(|event| format!("Its flows: at {} {}.", moment(event.at_unix_ms), event.what.sentence())),
+            );
+        } else if let Some(report) = &self.dies {
+            sentences.extend(in_words(report));
+        }
+        (sentences, figures)
+    }
+
+    fn state(&self) -> String {
+        let MemberView { name, address, version, liveness, why_not, round_trip_us, .. } = &self.peer;
+        let release = if version.is_empty() { String::new() } else { format!(", Baton {version}") };
+        let mut state = format!("{name} ({address}{release}) is {}", liveness.label());
+        match why_not {
+            Some(why_not) => state += &format!(": there is no link to it, {why_not}"),
+            None if *round_trip_us > 0 => {
+                state += &format!(", a beat takes {} to it and back", duration_us(*round_trip_us))
+            }
+            None => {}
+        }
+        state + "."
+    }
+
+    /// What either knows of the other's flows, and how late it learns of a change.
+    fn flows(&self) -> String {
+        let MemberView { name, synced, flows, offloaded, told, behind, lag_ms, .. } = &self.peer;
+        let number = plural(*flows as u64, "flow");
+        let known = match synced {
+            true => format!(
+                "This instance knows all flows of {name}: {number}, {} of them offloaded",
+                count(*offloaded as u64)
+            ),
+            false => format!("This instance does not know all flows of {name}, only {number}"),
+        };
+        let its = match (told, behind) {
+            (false, _) => format!("{name} does not have all flows of this instance yet"),
+            (true, 0) => format!("{name} has all flows of this instance, without a lag"),
+            (true, behind) => format!(
+                "{name} has all flows of this instance but for {}, the oldest {} old",
+                plural(*behind as u64, "change"),
+                duration_ms(*lag_ms)
+            ),
+        };
+        format!("{known}; {its}.")
+    }
+}
+
+/// A sentence for each way to die, and those that limit what is said.
+fn in_words(report: &WhatIfReport) -> Vec<String> {
+    let case = |case: &WhatIfCase| {
+        let fates = &case.fates;
+        let fates = [
+            (fates.kept, "go on"),
+            (fates.moved, "go on at another instance"),
+            (fates.reset, "be reset"),
+            (fates.waiting, "wait until their clients give up"),
+        ];
+        let of_it: Vec<_> = fates
+            .iter()
+            .filter(|(flows, _)| *flows > 0)
+            .map(|(n, fate)| format!("{} would {fate}", count(*n)))
+            .collect();
+        let of_it = if of_it.is_empty() {
+            "it has no flow to lose".to_owned()
+        } else {
+            format!("of its flows {}", of_it.join(", "))
+        };
+        format!("If it dies ({}), {of_it}; the longest gap is decided by this: {}.", case.fault, decided(&case.gap))
+    };
+    report.cases.iter().map(case).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::what_if::{ExpectedGap, GapSetting};
+    use crate::cli::explain::story::testing::{AT_MS, recording};
+    use crate::model::fleet::{Epoch, InstanceName};
+    use crate::model::what_if::FlowFates;
+
+    const PEER: &str = "lb-b";
+
+    fn view(liveness: Liveness) -> MemberView {
+        MemberView {
+            name: InstanceName(PEER.into()),
+            address: "10.0.0.22:9471".parse().unwrap(),
+            liveness,
+            epoch: Epoch::default(),
+            slot: Some(1),
+            version: "0.1.0".to_owned(),
+            synced: true,
+            flows: 1204,
+            offloaded: 1092,
+            told: true,
+            behind: 3,
+            lag_ms: 40,
+            resyncs: 0,
+            round_trip_us: 180,
+            vips: vec!["10.0.0.100".parse().unwrap()],
+            why_not: None,
+            summary: None,
+        }
+    }
+
+    fn dies() -> WhatIfReport {
+        let fates = FlowFates { moved: 1092, reset: 112, ..FlowFates::default() };
+        let setting = GapSetting { lasts_ms: 10_000, setting: "cluster.lease_renew = 10s".to_owned() };
+        let gap = ExpectedGap::Decided(vec![setting]);
+        let case = WhatIfCase { fault: "Baton's host gone".to_owned(), fates, resets_over_ms: 0, gap };
+        WhatIfReport {
+            subject: PEER.to_owned(),
+            happens: Happening::Dies,
+            flows: 1204,
+            of_subject: 1204,
+            clients: None,
+            grace_period_ms: 40_000,
+            cases: vec![case],
+            notes: Vec::new(),
+        }
+    }
+
+    fn lost() -> What {
+        What::PeerLost { peer: PEER.to_owned(), why: "nothing came for 200 ms".to_owned() }
+    }
+
+    #[test]
+    fn a_living_peer_has_its_link_its_lag_its_vip_and_what_its_death_would_do() {
+        let linked = |peer: &str| What::PeerLinked { peer: peer.to_owned(), version: "0.1.0".to_owned() };
+        let recording = recording(vec![(0, lost()), (9_000, linked(PEER)), (9_500, linked("lb-c"))]);
+        let it = KnownPeer { peer: view(Liveness::Alive), dies: Some(dies()) };
+        let (said, figures) = it.tell(&Story::new(&recording), AT_MS + 69_000);
+        assert_eq!(figures.at_unix_ms, AT_MS + 9_000);
+        assert_eq!(said.len(), 5, "{said:?}");
+        assert_eq!(said[0], "lb-b (10.0.0.22:9471, Baton 0.1.0) is alive, a beat takes 180 µs to it and back.");
+        assert!(said[1].contains(", 1 m 00 s ago: this instance is linked with lb-b"), "{said:?}");
+        assert!(
+            said[1].contains("; before, at 2026-11-25 03:12:07.412Z, the link to lb-b is lost: nothing came"),
+            "{said:?}"
+        );
+        assert!(said[2].starts_with("This instance knows all flows of lb-b: 1,204 flows, 1,092 of them offloaded; "));
+        assert!(said[2].ends_with("but for 3 changes, the oldest 40 ms old."), "{said:?}");
+        assert_eq!(said[3], "lb-b has 10.0.0.100.");
+        assert!(
+            said[4].starts_with("If it dies (Baton's host gone), of its flows 1,092 would go on at another"),
+            "{said:?}"
+        );
+        assert!(said[4].ends_with("10s = 10s (cluster.lease_renew = 10s)."), "{said:?}");
+    }
+
+    #[test]
+    fn of_a_dead_peer_is_said_what_became_of_its_flows_and_not_what_would() {
+        let dead = What::PeerLiveness { peer: PEER.to_owned(), liveness: Liveness::Dead };
+        let failed_over = What::FailedOver { instance: InstanceName(PEER.into()), inherited: 1092, reset: 112 };
+        let recording = recording(vec![(0, lost()), (800, dead), (801, failed_over)]);
+        let peer = MemberView { why_not: Some("connection refused".to_owned()), synced: false, ..view(Liveness::Dead) };
+        let (said, _) = KnownPeer { peer, dies: Some(dies()) }.tell(&Story::new(&recording), AT_MS + 1_000);
+        assert!(said[0].ends_with("is dead: there is no link to it, connection refused."), "{said:?}");
+        assert!(said[1].contains("lb-b is considered dead"), "{said:?}");
+        assert!(said[2].starts_with("This instance does not know all flows of lb-b, only 1,204 flows; "), "{said:?}");
+        assert!(said.last().unwrap().contains("carries on 1,092 flows of it and resets 112 others"), "{said:?}");
+        assert!(!said.iter().any(|it| it.contains("If it dies")), "{said:?}");
+    }
+}

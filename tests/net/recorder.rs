@@ -82,6 +82,21 @@ fn events_and_ended_flows_outlive_a_killed_process_an_upgrade_and_the_next_proce
     assert_eq!((&status["recorder"]["dropped_total"], &status["recorder"]["fault"]), (&0.into(), &Value::Null));
 }
 
+/// Regression guard: events of the last moments before a kill are those that explain it.
+#[test]
+fn an_event_is_on_disk_within_a_second_so_that_a_kill_does_not_lose_it() {
+    let Some(lab) = Lab::new("recorder at once") else { return };
+    let _servers = lab.echo_everywhere();
+    let it = Recorded::start(lab, |config| config);
+    it.baton.order(&["drain", "b2"]);
+    let is_drain = |order: &Value| order["order"] == "drain b2";
+    // Not longer: it is killed then.
+    eventually(secs(1), "the event is on disk", || it.recorded("order_received").iter().any(is_drain));
+    it.baton.process.kill();
+    assert!(it.recorded("order_received").iter().any(is_drain));
+    assert!(it.recorded("backend_changed").iter().any(|event| event["backend"] == "b2" && event["to"] == "draining"));
+}
+
 /// What the night's on-call gets: nothing but the bundle.
 #[test]
 fn from_a_bundle_alone_a_hung_apiserver_is_explained_with_the_figures_of_the_status() {

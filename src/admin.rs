@@ -45,7 +45,7 @@ use crate::essential;
 use crate::metrics::Metrics;
 use crate::ports::fleet::Fleet;
 use crate::ports::orders::Orders;
-use crate::sys::clock::{now_ns, unix_ms};
+use crate::sys::clock::now_ns;
 use crate::table::{Part, Table};
 use census::Census;
 use collect::CollectorParts;
@@ -168,11 +168,15 @@ impl Admin {
 
     /// Adds what earlier processes recorded to the page's charts: the time of each moment, ms since 1970, the moment, and the flows
     /// of each backend by its frontend and name. A walk over all backends for each moment: call it on a thread for blocking work.
-    pub(crate) fn fill_history<'a, F>(&self, moments: impl IntoIterator<Item = (u64, PastMoment, F)>)
-    where
+    /// `now_ns` and `now_unix_ms`: one moment by both clocks.
+    pub(crate) fn fill_history<'a, F>(
+        &self,
+        now_ns: u64,
+        now_unix_ms: u64,
+        moments: impl IntoIterator<Item = (u64, PastMoment, F)>,
+    ) where
         F: IntoIterator<Item = (&'a str, &'a str, u32)>,
     {
-        let (now_ns, now_unix_ms) = (now_ns(), unix_ms());
         for (at_unix_ms, moment, flows) in moments {
             // A clock that was set back since.
             let Some(ago_ms) = now_unix_ms.checked_sub(at_unix_ms) else { continue };

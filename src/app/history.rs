@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::essential;
 use crate::model::end_reason::EndReason;
 use crate::recorder::{self, FileOwner, Recorded, RecordedSample, Recording};
-use crate::sys::clock::unix_ms;
+use crate::sys::clock::{now_ns, unix_ms};
 
 const SLOT_MS: u64 = EVERY_NS / 1_000_000;
 
@@ -37,10 +37,17 @@ pub(super) async fn fill(admin: Arc<Admin>, config: Arc<Config>) {
         return;
     }
     let work = move || {
-        let from_ms = unix_ms().saturating_sub(SPAN_NS / 1_000_000);
+        let (now_ns, now_unix_ms) = (now_ns(), unix_ms());
+        let from_ms = now_unix_ms.saturating_sub(SPAN_NS / 1_000_000);
         let recording = recorder::samples_since(&config.recorder.directory, from_ms);
         let own = samples_of(&recording, &FileOwner::of(&config));
-        admin.fill_history(moments(&own).map(|it| (it.sample.at_unix_ms, it.moment, it.sample.flows_by_backend())));
+        // Two moments of one slot would leave the next one empty.
+        let ahead_ms = (now_ns / 1_000_000) % SLOT_MS + SLOT_MS - now_unix_ms % SLOT_MS;
+        admin.fill_history(
+            now_ns,
+            now_unix_ms,
+            moments(&own, ahead_ms).map(|it| (it.sample.at_unix_ms, it.moment, it.sample.flows_by_backend())),
+        );
     };
     essential::aside(work).await;
 }
@@ -60,11 +67,15 @@ fn samples_of<'r>(recording: &'r Recording, own: &FileOwner) -> Vec<(usize, &'r 
 }
 
 /// The moments of the charts, in the order of time, from samples in the order of time, each with the number of its process. Rates
-/// span no two processes, and a time without samples has no moment.
-pub(crate) fn moments<'r>(samples: &[(usize, &'r RecordedSample)]) -> impl Iterator<Item = RecordedMoment<'r>> {
+/// span no two processes, and a time without samples has no moment. `ahead_ms`: of the clock whose slots the moments are for, before UTC.
+pub(crate) fn moments<'r>(
+    samples: &[(usize, &'r RecordedSample)],
+    ahead_ms: u64,
+) -> impl Iterator<Item = RecordedMoment<'r>> {
     let mut before = BTreeMap::<usize, &RecordedSample>::new();
     let mut moments = Vec::new();
-    for of_slot in samples.chunk_by(|(_, one), (_, next)| one.at_unix_ms / SLOT_MS == next.at_unix_ms / SLOT_MS) {
+    let slot = |sample: &RecordedSample| (sample.at_unix_ms + ahead_ms) / SLOT_MS;
+    for of_slot in samples.chunk_by(|(_, one), (_, next)| slot(one) == slot(next)) {
         let mut increases = BTreeMap::<usize, MomentIncrease>::new();
         let mut last = BTreeMap::<usize, &RecordedSample>::new();
         for (process, sample) in of_slot {
@@ -136,7 +147,7 @@ mod tests {
 
     fn drawn(samples: &[(usize, RecordedSample)]) -> Vec<(u64, PastMoment)> {
         let samples: Vec<_> = samples.iter().map(|(process, sample)| (*process, sample)).collect();
-        moments(&samples).map(|it| (it.sample.at_unix_ms, it.moment)).collect()
+        moments(&samples, 0).map(|it| (it.sample.at_unix_ms, it.moment)).collect()
     }
 
     #[test]

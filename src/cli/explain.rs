@@ -18,6 +18,7 @@ use crate::admin::protocol::{Command, FlowFilter, FlowRow, Listed};
 use crate::model::humane::duration_ms;
 use crate::model::ids::FlowId;
 use crate::model::names::named;
+use crate::recorder::Recording;
 use crate::sys::clock::unix_ms;
 use peer::KnownPeer;
 use story::{Explained, Figures, Story};
@@ -63,8 +64,14 @@ pub(super) fn run(
     config: Option<&Path>,
     output: &Output,
 ) -> Result<ExitCode, CliError> {
-    let source = recording::find(&arguments.from, named.clone(), config)?;
-    let recording = source.read(0..=arguments.until.unwrap_or(u64::MAX))?;
+    let source = recording::find(&arguments.from, named.clone(), config);
+    let read = source.and_then(|it| Ok((it.read(0..=arguments.until.unwrap_or(u64::MAX))?, it)));
+    // What lives needs no record.
+    let (recording, source) = match read {
+        Ok((recording, source)) => (recording, Ok(source)),
+        Err(error) if arguments.from.is_named() => return Err(error),
+        Err(error) => (Recording::default(), Err(error)),
+    };
     let story = Story::new(&recording);
     let recorded = match &arguments.subject {
         // Of a peer more than its events is known.
@@ -84,7 +91,7 @@ pub(super) fn run(
     });
     let Some((sentences, figures)) = explained else {
         let subject = arguments.subject.in_words();
-        return Err(CliError::NotExplained { subject, covers: source.covers_in_words(&recording) });
+        return Err(CliError::NotExplained { subject, covers: source?.covers_in_words(&recording) });
     };
     match output.json {
         true => output.document(&Explanation { sentences, figures })?,

@@ -190,10 +190,13 @@ impl Stranger {
     #[track_caller]
     pub fn kill(&self) {
         rustix::process::kill_process(self.0, Signal::KILL).expect("it runs");
-        let stat = || std::fs::read_to_string(format!("/proc/{}/stat", self.0.as_raw_nonzero()));
-        eventually(LONG, "it is dead", || {
-            stat().map_or(true, |stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X'])))
-        });
+        let directory = format!("/proc/{}", self.0.as_raw_nonzero());
+        let stat = || std::fs::read_to_string(format!("{directory}/stat"));
+        // The first thread may be dead while another one waits for the disk, and holds all that is open.
+        let threads = || std::fs::read_dir(format!("{directory}/task")).map_or(0, Iterator::count);
+        let is_dead =
+            || stat().map_or(true, |stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X'])));
+        eventually(LONG, "it is dead", || is_dead() && threads() <= 1);
     }
 }
 

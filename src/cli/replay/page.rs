@@ -145,7 +145,7 @@ fn history(past: &Past, at_ms: u64) -> PageHistory {
     }
     let samples: Vec<_> = past.samples(from_ms, at_ms).iter().map(|(process, sample)| (*process, sample)).collect();
     let mut history = PageHistory::default();
-    for RecordedMoment { sample, mut moment } in moments(&samples) {
+    for RecordedMoment { sample, mut moment } in moments(&samples, 0) {
         // To the millisecond, which samples are not.
         if let Some(of_slot) = ended.get(&(sample.at_unix_ms / slot_ms)) {
             moment.ended_per_s = *of_slot;

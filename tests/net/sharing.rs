@@ -294,7 +294,7 @@ fn a_stop_gives_no_vip_to_the_apiserver_and_the_command_does() {
     it.is_apiservers(it.lab.lb.v4(6443));
     // As a unit that runs has its ReadWritePaths. Regression: the mount went with the directory, and could not be made again there.
     let pins = std::path::Path::new("/sys/fs/bpf/baton-ports");
-    let mounted = format!("mount --bind {0} {0} && echo mounted && sleep 60", pins.display());
+    let mounted = format!("mount --bind {0} {0} && echo mounted && exec sleep 60", pins.display());
     let unit = it.lab.lb.spawn(&["unshare", "-m", "sh", "-c", &mounted], &it.lab.directory().join("unit.log"));
     eventually(LONG, "the unit has its mount", || unit.log_text().contains("mounted"));
     let said = remove();

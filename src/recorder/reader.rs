@@ -51,22 +51,28 @@ pub(crate) struct TimedRecord {
 
 /// The recorder's files in a directory: name and content.
 pub(crate) fn contents(directory: &Path) -> Result<Vec<(String, Vec<u8>)>, ReadFault> {
+    let files = listed(directory, None)?;
+    files.iter().filter_map(|path| content(path).transpose()).collect()
+}
+
+/// The files of one series, or of all, the oldest first.
+fn listed(directory: &Path, series: Option<&str>) -> Result<Vec<PathBuf>, ReadFault> {
     let fault = |source| ReadFault::Directory { directory: directory.to_owned(), source };
-    let files = files_of(directory, None).map_err(fault)?;
-    if files.is_empty() {
-        return Err(ReadFault::Nothing(directory.to_owned()));
+    let files = files_of(directory, series).map_err(fault)?;
+    match files.is_empty() {
+        true => Err(ReadFault::Nothing(directory.to_owned())),
+        false => Ok(files.into_iter().map(|(path, _)| path).collect()),
     }
-    let mut contents = Vec::new();
-    for (path, _) in files {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        match fs::read(&path) {
-            Ok(content) => contents.push((name, content)),
-            // The oldest file, which was removed meanwhile.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(source) => return Err(ReadFault::File { file: path.display().to_string(), source }),
-        }
+}
+
+/// A file's name and content. `None`: it was the oldest one, and was removed meanwhile.
+fn content(path: &Path) -> Result<Option<(String, Vec<u8>)>, ReadFault> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    match fs::read(path) {
+        Ok(content) => Ok(Some((name, content))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(ReadFault::File { file: path.display().to_string(), source }),
     }
-    Ok(contents)
 }
 
 /// Reads what was recorded and is `wanted`, from files with their names.
@@ -103,26 +109,18 @@ pub(super) fn read_series(
     wanted: impl Fn(&Recorded) -> bool,
     mut or_else: impl FnMut(ReadFault) -> Result<(), ReadFault>,
 ) -> Result<Recording, ReadFault> {
-    let fault = |source| ReadFault::Directory { directory: directory.to_owned(), source };
-    let files = files_of(directory, series).map_err(fault)?;
-    if files.is_empty() {
-        return Err(ReadFault::Nothing(directory.to_owned()));
-    }
     let mut recording = Recording::default();
-    for (path, _) in files.iter().rev() {
+    for path in listed(directory, series)?.iter().rev() {
         let (begun_ms, written_ms) = (begun_ms(path), written_ms(path));
         if !reaches_into(begun_ms, written_ms, times) {
             // What is not read is covered nevertheless.
             [begun_ms, written_ms].into_iter().flatten().for_each(|at_unix_ms| recording.cover(at_unix_ms));
             continue;
         }
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let read = match fs::read(path) {
-            Ok(content) => recording.add_file(name, &content, &wanted),
-            // The oldest file, which was removed meanwhile.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(source) => Err(ReadFault::File { file: path.display().to_string(), source }),
-        };
+        let read = content(path).and_then(|read| match read {
+            Some((name, content)) => recording.add_file(name, &content, &wanted),
+            None => Ok(()),
+        });
         read.or_else(&mut or_else)?;
     }
     recording.sort();

@@ -73,20 +73,20 @@ pub(super) fn run(
         Err(error) => (Recording::default(), Err(error)),
     };
     let story = Story::new(&recording);
-    let recorded = match &arguments.subject {
-        // Of a peer more than its events is known.
-        Subject::Instance(name) => known_peer(arguments, name, named.as_deref(), config, &story),
-        _ => None,
+    // Of a peer of the running instance more than its events is known.
+    let of_peer = |name: &str| {
+        let socket = instance_of(arguments, named.as_deref(), config);
+        let known = socket.and_then(|socket| KnownPeer::find(name, &socket));
+        known.map_or_else(|| story.tell(&Subject::Instance(name.to_owned())), |peer| Some(peer.tell(&story, unix_ms())))
     };
-    let recorded = recorded.or_else(|| story.tell(&arguments.subject)).map(|it| beside_peer(arguments, it, &story));
+    let recorded = match &arguments.subject {
+        Subject::Instance(name) => of_peer(name),
+        subject => story.tell(subject).map(|it| beside_peer(arguments, it, &story)),
+    };
     let explained = recorded.or_else(|| living(arguments, named.as_deref(), config).map(|it| (it, Figures::default())));
-    let explained = explained.or_else(|| match arguments.subject {
-        Subject::Number(number) => story.tell(&Subject::Event(number)).map(|it| of_event(number, it)),
-        _ => None,
-    });
     let explained = explained.or_else(|| match &arguments.subject {
-        Subject::Backend(name) => known_peer(arguments, name, named.as_deref(), config, &story)
-            .or_else(|| story.tell(&Subject::Instance(name.clone()))),
+        Subject::Number(number) => story.tell(&Subject::Event(*number)).map(|it| of_event(*number, it)),
+        Subject::Backend(name) => of_peer(name),
         _ => None,
     });
     let Some((sentences, figures)) = explained else {
@@ -114,18 +114,6 @@ fn beside_peer(arguments: &ExplainArguments, (mut sentences, figures): Explained
         sentences.push(format!("A peer has this name, too: baton explain instance:{name} explains it."));
     }
     (sentences, figures)
-}
-
-/// A peer of the running instance.
-fn known_peer(
-    arguments: &ExplainArguments,
-    name: &str,
-    socket: Option<&Path>,
-    config: Option<&Path>,
-    story: &Story<'_>,
-) -> Option<Explained> {
-    let peer = KnownPeer::find(name, &instance_of(arguments, socket, config)?)?;
-    Some(peer.tell(story, unix_ms()))
 }
 
 /// The socket of the running instance. `None`: another's records are asked for, or those of the past.

@@ -173,11 +173,10 @@ fn row(it: &MemberView) -> [Cell; 14] {
 mod tests {
     use super::*;
     use crate::cli::samples;
-    use crate::model::fleet::{BackendSummary, Epoch, Liveness, Opinion, PeerSummary};
+    use crate::model::fleet::{BackendSummary, Opinion, PeerSummary};
 
     #[test]
     fn the_documents_show_what_is_printed_of_peers() {
-        let vip = "10.0.0.100".parse().unwrap();
         let backend = |name: &str, health_state| BackendSummary {
             frontend: "apiserver".to_owned(),
             name: name.to_owned(),
@@ -212,23 +211,8 @@ mod tests {
             ],
         };
         let peer = MemberView {
-            name: InstanceName("lb-b".into()),
-            address: "10.0.0.22:9471".parse().unwrap(),
-            liveness: Liveness::Alive,
-            epoch: Epoch::default(),
-            slot: Some(1),
-            version: "0.1.0".to_owned(),
-            synced: true,
-            flows: 1204,
-            offloaded: 1092,
-            told: true,
-            behind: 0,
-            lag_ms: 0,
-            resyncs: 0,
-            round_trip_us: 180,
-            vips: vec![vip],
-            why_not: None,
             summary: Some(PeerSummary { age_ms: 300, is_present: true, summary: of_b.into() }),
+            ..samples::peer()
         };
         let name = Some(InstanceName("lb-a".into()));
         let (own, disagreements) = (Some(own.into()), vec![disagreement]);

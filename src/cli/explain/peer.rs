@@ -136,31 +136,14 @@ mod tests {
     use super::*;
     use crate::admin::what_if::{ExpectedGap, GapSetting};
     use crate::cli::explain::story::testing::{AT_MS, recording};
-    use crate::model::fleet::{Epoch, InstanceName};
+    use crate::cli::samples;
+    use crate::model::fleet::InstanceName;
     use crate::model::what_if::FlowFates;
 
     const PEER: &str = "lb-b";
 
     fn view(liveness: Liveness) -> MemberView {
-        MemberView {
-            name: InstanceName(PEER.into()),
-            address: "10.0.0.22:9471".parse().unwrap(),
-            liveness,
-            epoch: Epoch::default(),
-            slot: Some(1),
-            version: "0.1.0".to_owned(),
-            synced: true,
-            flows: 1204,
-            offloaded: 1092,
-            told: true,
-            behind: 3,
-            lag_ms: 40,
-            resyncs: 0,
-            round_trip_us: 180,
-            vips: vec!["10.0.0.100".parse().unwrap()],
-            why_not: None,
-            summary: None,
-        }
+        MemberView { liveness, behind: 3, lag_ms: 40, ..samples::peer() }
     }
 
     fn dies() -> WhatIfReport {

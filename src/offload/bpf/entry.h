@@ -166,15 +166,16 @@ struct source {
 	__u32 asks;
 };
 
-/* An unknown packet, by a hash, and since when it comes. */
+/* An unknown packet, by a hash, since when it comes, and when it last came. */
 struct seen {
 	__u32 hash;
-	__u32 since; /* in units of 2^20 ns, modulo 2^32 */
+	__u16 since, last; /* in units of 2^24 ns, modulo 2^16 */
 };
 
 enum {
 	SOURCES = 8192,
 	UNKNOWN_PACKETS = 131072,
+	SLOTS = 4, /* of them, in which a packet may be */
 };
 
 enum then {

@@ -24,10 +24,13 @@ enum {
 	ROUND_SHIFT = 27, /* 134 ms */
 	/* After this time without a refill, the program does not wait for user space. */
 	FILLED_MAX_NS = 2000000000,
-	SEEN_SHIFT = 20,
-	/* A TCP packet that was unknown for so long belongs to nobody; after the second time it is another connection's. */
+	SEEN_SHIFT = 24, /* 17 ms, so that 16 bits hold 18 minutes */
+	/* A TCP packet that was unknown for so long belongs to nobody. */
 	SEEN_OVER = 3000000000 >> SEEN_SHIFT,
 	SEEN_STALE = 10000000000 >> SEEN_SHIFT,
+	/* What a slot loses to another packet first: what has not come again in time, then what has come once. */
+	LOSES_STALE = 2 << 16,
+	LOSES_ONCE = 1 << 16,
 };
 
 /* So long before it ends, user space is told and asks conntrack again. Longer than the trial. */
@@ -233,6 +236,44 @@ __inline int take_of(__u32 source, __u32 most)
 	return 1;
 }
 
+/*
+ * Whether the packet may still come again: else it would be another connection's. TCP waits twice as long
+ * each time, so after a packet that is lost the next one comes after three times as long as the others took.
+ */
+__inline int may_come_again(const struct seen *seen, __u16 now)
+{
+	return (__u16)(now - seen->last) < SEEN_STALE + 3 * (__u16)(seen->last - seen->since);
+}
+
+/*
+ * The slot of the packet with this hash, or the one that it takes from another packet. A packet has the choice of a few,
+ * so one that comes again keeps its own among many that also do, and among more that come once.
+ */
+__function struct seen *slot_of(__u32 hash, __u16 now)
+{
+	__u32 first = hash % (UNKNOWN_PACKETS / SLOTS) * SLOTS, check = mix(hash, 2), loses, most = 0, at, i;
+	struct seen *seen, *to = 0;
+
+	for (i = 0; i < SLOTS; i++) {
+		at = first + i;
+		seen = bpf_map_lookup_elem(&unknown_packets, &at);
+		if (!seen)
+			return 0;
+		if (seen->hash == check)
+			return seen;
+		loses = (__u16)(now - seen->last) + 1;
+		if (!may_come_again(seen, now))
+			loses += LOSES_STALE;
+		else if (seen->last == seen->since)
+			loses += LOSES_ONCE;
+		if (loses > most) {
+			most = loses;
+			to = seen;
+		}
+	}
+	return to;
+}
+
 enum may {
 	MAY_ASK,
 	MAY_WAIT,
@@ -246,7 +287,8 @@ enum may {
 __function int may_ask(const struct packet *packet, const struct service *service)
 {
 	const struct key *key = &packet->key;
-	__u32 now = (bpf_ktime_get_coarse_ns() >> SEEN_SHIFT) | 1, network, address, hash, at, age, again;
+	__u16 now = bpf_ktime_get_coarse_ns() >> SEEN_SHIFT;
+	__u32 network, address, hash, again;
 	struct seen *seen;
 
 	network = mix(mix(mix(key->family, key->src.word[0]), key->src.word[1]), key->src.word[2]);
@@ -257,19 +299,17 @@ __function int may_ask(const struct packet *packet, const struct service *servic
 		network = mix(mix(key->family, key->src.word[0]), key->src.word[1]);
 	address = mix(mix(mix(network, key->src.word[2]), key->src.word[3]), 1);
 	hash = mix(mix(address, (__u32)key->sport << 16 | key->dport), key->dst.word[3]);
-	at = hash % UNKNOWN_PACKETS;
-	hash = mix(hash, 2);
-	seen = bpf_map_lookup_elem(&unknown_packets, &at);
+	seen = slot_of(hash, now);
 	if (!seen)
 		return MAY_WAIT;
-	age = now - seen->since;
-	again = seen->since && seen->hash == hash && age < SEEN_STALE;
-	if (again && age >= SEEN_OVER && service->all_told)
-		return MAY_NOT_WAIT;
-	if (!again) {
-		seen->hash = hash;
+	hash = mix(hash, 2);
+	again = seen->hash == hash && may_come_again(seen, now);
+	if (!again)
 		seen->since = now;
-	}
+	seen->hash = hash;
+	seen->last = now;
+	if ((__u16)(now - seen->since) >= SEEN_OVER && service->all_told)
+		return MAY_NOT_WAIT;
 	if (service->asks > (again ? 0 : ASKS_SPARE) && take_of(address, ASKS_OF_ADDRESS) &&
 	    take_of(network, ASKS_OF_NETWORK))
 		return MAY_ASK;

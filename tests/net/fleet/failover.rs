@@ -171,6 +171,24 @@ impl Fleet {
         self.all.iter().map(|it| it.baton.metric("baton_unknown_packets_total", &["reset"])).sum()
     }
 
+    /// Fails if an RST for an unknown packet met a connection. One that both ends have closed may have its last acknowledgement
+    /// come where it is not known any more, and the RST then finds nobody. `open`: the clients of connections that are not closed.
+    #[track_caller]
+    pub fn met_no_connection(&self, open: &[SocketAddr]) {
+        let logs: Vec<_> = self.all.iter().map(|it| it.baton.process.log_text()).collect();
+        let resets: Vec<_> = logs
+            .iter()
+            .flat_map(|log| log.lines())
+            .filter(|line| line.contains("no instance knows this packet's flow: RST"))
+            .collect();
+        assert!(resets.len() as f64 >= self.resets(), "{} of {} are in the logs", resets.len(), self.resets());
+        println!("{} late acknowledgements", resets.len());
+        let late = |line: &&str| {
+            line.ends_with("flags=16 length=0") && !open.iter().any(|client| line.contains(&format!("={client} ")))
+        };
+        assert!(resets.iter().all(late), "{resets:#?}");
+    }
+
     /// So many clients that have been served.
     pub fn clients(&self, count: u64) -> Vec<Conn> {
         let mut conns: Vec<_> = (0..count).map(|_| self.scene.lab.client.connect(self.vip)).collect();

@@ -123,6 +123,46 @@ fn an_unknown_packet_that_has_come_for_seconds_is_reset_unasked_if_all_have_told
     assert!((ms(2900)..secs(8)).contains(&after), "{after:?}");
 }
 
+/// A packet that had one slot to itself, as one of the flood's, was never seen to come again.
+#[test]
+fn no_flood_that_repeats_itself_hides_how_long_another_packet_has_come() {
+    let Some(bench) = Bench::load() else { return };
+    let vip = vips()[0];
+    let unknown = Unknown { guard_until_ns: 0, then: Then::Ask { all_told: true } };
+    bench.program.set_unknown(vip, Some(unknown)).unwrap();
+    let watch = Stopwatch::start();
+    let mut dead: Vec<u16> = (1..=200).collect();
+    // TCP's times since its first packet: after the sixth one all must have been reset.
+    for due in [0, 200, 600, 1400, 3000, 6200].map(ms) {
+        while watch.elapsed() < due {
+            bench.program.refill_asks(vip, &unknown).unwrap();
+            (1000..6000).for_each(|port| drop(bench.run(&unknown_packet(vip, 1, 1, port).frame())));
+        }
+        dead.retain(|number| bench.run(&unknown_packet(vip, 2, 1, *number).frame()).0 == DROP);
+    }
+    assert!(dead.is_empty(), "{dead:?} were not reset after {:?}", watch.elapsed());
+}
+
+#[test]
+fn an_unknown_packet_whose_retransmission_was_lost_is_not_forgotten() {
+    let Some(bench) = Bench::load() else { return };
+    let vip = vips()[0];
+    let verdict = |told, port| {
+        let unknown = Unknown { guard_until_ns: 0, then: Then::Ask { all_told: told } };
+        bench.program.set_unknown(vip, Some(unknown)).unwrap();
+        bench.run(&unknown_packet(vip, 1, 1, port).frame()).0
+    };
+    // As if the packets between were lost. The peers have told only by the last one.
+    let watch = Stopwatch::start();
+    let mut came = Vec::new();
+    for due in [0, 4, 16].map(secs) {
+        eventually(LONG, "it is time for the next one", || watch.elapsed() >= due);
+        came.push(verdict(due == secs(16), 7));
+    }
+    assert_eq!(came, [DROP, DROP, REDIRECT]);
+    assert_eq!(verdict(true, 8), DROP, "another one");
+}
+
 #[test]
 fn an_rst_for_a_flow_that_is_refused_goes_on_to_its_owner() {
     let Some(bench) = Bench::load() else { return };

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use tokio::runtime;
 use tokio::sync::{mpsc, watch};
 
-use crate::config::Config;
+use crate::config::{Config, Source};
 use crate::essential;
 use crate::model::fleet::failover::Settings;
 use crate::model::fleet::{PeerCommand, Remote};
@@ -110,12 +110,18 @@ pub(crate) fn give_up_addresses() {
 
 fn settings(config: &Config, standby: &StandbyQueues) -> Option<Settings> {
     let peers = config.peers.as_ref()?;
-    let listens = config.frontends.iter().flat_map(|frontend| &frontend.listen);
+    let sources = config.frontends.iter().filter_map(|frontend| match frontend.source {
+        Source::Address(ip) => Some(ip),
+        Source::Auto | Source::Route => None,
+    });
+    let listens: Vec<_> = config.frontends.iter().flat_map(|frontend| &frontend.listen).copied().collect();
     Some(Settings {
         me: peers.name.clone(),
         slot: peers.slot,
         peers: peers.peers.iter().map(|peer| (peer.name.clone(), peer.address.ip())).collect(),
-        vips: listens.copied().filter(|vip| !vip.ip().is_unspecified() && !vip.ip().is_loopback()).collect(),
+        vips: listens.iter().copied().filter(|vip| !vip.ip().is_unspecified() && !vip.ip().is_loopback()).collect(),
+        listens,
+        sources: sources.collect(),
         carries: standby.serves(),
         challenge: config.failover.challenge,
         guard_ns: config.failover.guard.as_nanos() as u64,

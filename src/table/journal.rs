@@ -288,6 +288,13 @@ pub enum What {
         answered: usize,
         silent: usize,
     },
+    /// The peer tells of flows that are of no frontend here, like this one; they are not taken.
+    FlowsStrange {
+        instance: InstanceName,
+        client: SocketAddr,
+        vip: SocketAddr,
+        local: SocketAddr,
+    },
     /// Flows of a live instance whose packets come here: their backend is on this host, and so is the source address of
     /// their backend leg. They are reset.
     FlowsStuck {

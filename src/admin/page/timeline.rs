@@ -85,6 +85,7 @@ impl TimelineRow {
             | What::PeerSynced { .. }
             | What::PeerGap { .. }
             | What::PeerLiveness { .. }
+            | What::FlowsStrange { .. }
             | What::FailedOver { .. }
             | What::ClientsTold { .. }
             | What::FlowsClaimed { .. }

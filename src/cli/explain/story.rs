@@ -530,7 +530,7 @@ pub(super) fn peer_of(event: &Event) -> Option<&str> {
         | What::PeerSynced { peer, .. }
         | What::PeerGap { peer }
         | What::PeerLiveness { peer, .. } => Some(peer),
-        What::FailedOver { instance, .. } => Some(&instance.0),
+        What::FailedOver { instance, .. } | What::FlowsStrange { instance, .. } => Some(&instance.0),
         _ => None,
     }
 }

@@ -137,7 +137,10 @@ impl FailoverControl {
                     let now_ns = now_ns();
                     for remote in remotes.drain(..) {
                         match remote {
-                            Remote::Untold(all) => self.untold.hear(&self.table.late_resets, &all, now_ns),
+                            Remote::Untold(mut all) => {
+                                all.retain(|one| self.machine.members().is_vip(one.from.ip()));
+                                self.untold.hear(&self.table.late_resets, &all, now_ns);
+                            }
                             remote => self.machine.handle_remote(now_ns, remote),
                         }
                     }
@@ -379,6 +382,12 @@ impl FailoverControl {
                 census.inherited.add(inherited as u64);
                 What::FailedOver { instance: from, inherited, reset }
             }
+            Note::Strange { from, ends } => What::FlowsStrange {
+                instance: from,
+                client: ends.client.socket_addr(),
+                vip: ends.vip.socket_addr(),
+                local: ends.local.socket_addr(),
+            },
             Note::Stuck { from, flows } => What::FlowsStuck { instance: from, flows },
             Note::Told { from, answered, silent } => What::ClientsTold { instance: from, answered, silent },
             Note::Claimed { from, flows } => {

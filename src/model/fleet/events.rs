@@ -116,6 +116,8 @@ pub enum PeerCommand {
     Kept(Vec<IpAddr>),
     /// Tell all peers of clients that could not be reset.
     Untold(Vec<Abandoned>),
+    /// Have this peer name all its flows again.
+    AskAgain(InstanceName),
     /// Send a beat at once, and have every peer answer: a VIP has come here.
     Ping,
 }

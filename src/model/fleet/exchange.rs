@@ -383,6 +383,9 @@ impl Exchange {
                     self.untold.remember(one, now_ns);
                 });
             }
+            PeerCommand::AskAgain(owner) => {
+                self.sessions.get_mut(&owner).into_iter().for_each(Session::ask_again);
+            }
             PeerCommand::Ping => self.sessions.values_mut().for_each(|session| session.ping(now_ns)),
         }
     }

@@ -43,6 +43,7 @@ use ipnet::IpNet;
 
 use super::{InstanceName, PeerCommand, Remote, StandbyAnswer, StandbyRequest, UnknownPacket};
 use crate::addr::VipAddr;
+use crate::model::ends::Ends;
 
 use agenda::Agenda;
 use claims::FlowClaims;
@@ -68,6 +69,10 @@ pub(crate) struct Settings {
     pub peers: Vec<(InstanceName, IpAddr)>,
     /// The frontends' listening addresses; port 0 means none.
     pub vips: Vec<VipAddr>,
+    /// As `vips`, and those on loopback and on every address of a host.
+    pub listens: Vec<VipAddr>,
+    /// The source addresses that the frontends name for their backend legs.
+    pub sources: Vec<IpAddr>,
     /// Whether offload is on, so that flows can be held and forwarded.
     pub carries: bool,
     pub challenge: bool,
@@ -103,6 +108,11 @@ pub(crate) enum Action {
 /// Events for the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Note {
+    /// The peer tells of flows that are of no frontend here, nor of an address of its own, like this one. They are not taken.
+    Strange {
+        from: InstanceName,
+        ends: Ends,
+    },
     /// So many flows of a live owner are reset: their backend is on this host, and so is the address of their backend
     /// leg.
     Stuck {
@@ -263,6 +273,8 @@ impl Failover {
     /// go.
     pub(crate) fn handle_settings(&mut self, now_ns: u64, settings: Settings) {
         let added = self.members.configure(settings);
+        // Its flows may be of a frontend that has just been added here.
+        self.members.take_lacking().into_iter().for_each(|owner| self.agenda.send(PeerCommand::AskAgain(owner)));
         self.port_ranges.configure(&self.members.vips());
         self.rules.configure(&self.members, &mut self.agenda);
         self.members.dead().into_iter().for_each(|owner| self.fail_over_at(&owner, &added));

@@ -360,9 +360,7 @@ impl Session {
                         changes.into_iter().try_for_each(|change| self.told(change, remotes))?;
                     }
                     Some(_) => {
-                        link.expected = None;
-                        link.outbox.push_back(Message::Again);
-                        self.synced = false;
+                        self.ask_again();
                         notices.push_back(Notice::Gap { peer: owner() });
                     }
                     None => {}
@@ -468,6 +466,15 @@ impl Session {
             }
         }
         Ok(())
+    }
+
+    /// Has the peer name all its flows again.
+    pub(super) fn ask_again(&mut self) {
+        if let Some(link) = &mut self.link {
+            link.expected = None;
+            link.outbox.push_back(Message::Again);
+            self.synced = false;
+        }
     }
 
     fn forget(&mut self, id: FleetId) {

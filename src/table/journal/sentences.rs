@@ -339,6 +339,13 @@ impl What {
                     "{clients} of {instance} answered the challenge and got RST, {silent} did not answer"
                 )
             }
+            Self::FlowsStrange { instance, client, vip, local } => {
+                say!(
+                    Bad,
+                    { %instance, %client, %vip, %local },
+                    "{instance} tells of flows that are of no frontend of this instance, like that of {client} to {vip}, from {local} on: Baton does not take them"
+                )
+            }
             Self::FlowsStuck { instance, flows } => {
                 let number = plural(*flows as u64, "flow");
                 say!(

@@ -176,6 +176,19 @@ fn a_missing_change_has_everything_told_anew() {
 }
 
 #[test]
+fn a_peer_that_is_asked_to_names_all_its_flows_again() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    fleet.establish(0, [1, 2]);
+    fleet.talk();
+    fleet.told[1].clear();
+    fleet.instances[1].handle_command(PeerCommand::AskAgain(name("a")), fleet.now_ns);
+    assert!(!fleet.view(1, "a").synced);
+    fleet.talk();
+    assert_eq!((fleet.view(0, "b").resyncs, fleet.view(1, "a").synced), (1, true));
+    assert_eq!(fleet.told[1].iter().filter(|remote| matches!(remote, Remote::Flow { .. })).count(), 2);
+}
+
+#[test]
 fn a_peer_that_reads_too_slowly_is_told_anew_rather_than_waited_for() {
     let mut fleet = Fleet::linked(&["a", "b"]);
     fleet.instances[0].mirror.log_max = 1000;

@@ -8,6 +8,12 @@ use crate::model::fleet::{FleetId, FlowRecord, InstanceName, StandbyRequest};
 
 impl Failover {
     pub(super) fn flow(&mut self, now_ns: u64, owner: InstanceName, record: FlowRecord) {
+        if !self.members.can_be_peers(&record.ends) {
+            if self.members.peer_mut(&owner).is_some_and(|peer| peer.lacks_one(record.ends.vip.ip())) {
+                self.agenda.note(Note::Strange { from: owner, ends: record.ends });
+            }
+            return;
+        }
         let told = (&owner, record.fleet_id(), record.ends);
         if !self.claims.keeps(now_ns, told, &mut self.flows, &self.members, &mut self.agenda) {
             if self.members.is_dead(&owner) {

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use super::agenda::Agenda;
 use super::peer::PeerState;
 use super::{Action, Settings};
+use crate::addr::VipAddr;
 use crate::model::ends::Ends;
 use crate::model::fleet::{InstanceName, Liveness};
 
@@ -17,8 +18,8 @@ const FRESH_NS: u64 = 5_000_000_000;
 #[derive(Debug)]
 pub(crate) struct Members {
     settings: Settings,
-    /// Frontends' addresses that the configuration no longer names: flows may use them until their drain is over.
-    former: BTreeSet<IpAddr>,
+    /// Frontends' listening addresses that the configuration no longer names: flows may use them until their drain is over.
+    former: BTreeSet<VipAddr>,
     peers: BTreeMap<InstanceName, PeerState>,
     /// The frontends' addresses that are on this host; `None`: not known yet.
     here: Option<BTreeSet<IpAddr>>,
@@ -55,13 +56,12 @@ impl Members {
 
     /// Applies new settings. Returns addresses that are here already and that count as a frontend's from now on.
     pub(super) fn configure(&mut self, settings: Settings) -> Vec<IpAddr> {
-        let Settings { vips: all, challenge, guard_ns, priority, .. } = settings;
+        let Settings { vips: all, listens, sources, challenge, guard_ns, priority, .. } = settings;
         let known = self.vips();
         (self.settings.vips, self.settings.challenge, self.settings.guard_ns) = (all, challenge, guard_ns);
-        self.settings.priority = priority;
-        let listens = self.vips();
-        self.former.extend(known.difference(&listens));
-        self.former.retain(|ip| !listens.contains(ip));
+        (self.settings.sources, self.settings.priority) = (sources, priority);
+        self.former.extend(std::mem::replace(&mut self.settings.listens, listens));
+        self.former.retain(|listen| !self.settings.listens.contains(listen));
         let vips = self.all_vips();
         if let Some(here) = &mut self.here {
             // An address that was here before has not come now: it only counts from now on.
@@ -73,7 +73,32 @@ impl Members {
 
     /// The frontends' listening addresses, and those of earlier configurations.
     fn all_vips(&self) -> BTreeSet<IpAddr> {
-        self.vips().union(&self.former).copied().collect()
+        let former = self.former.iter().map(|listen| listen.ip());
+        let mut vips = self.vips();
+        vips.extend(former.filter(|ip| !ip.is_unspecified() && !ip.is_loopback()));
+        vips
+    }
+
+    /// Whether a frontend has this address, or had it in an earlier configuration.
+    pub(crate) fn is_vip(&self, ip: IpAddr) -> bool {
+        self.all_vips().contains(&ip)
+    }
+
+    /// Whether a peer can have a flow with these ends: its client has asked a frontend, and its backend leg does not come from an
+    /// address that only this host has. An entry for other ends would take the packets of a connection that is not Baton's.
+    pub(super) fn can_be_peers(&self, ends: &Ends) -> bool {
+        let (vip, from) = (ends.vip, ends.local.ip());
+        let mut listens = self.settings.listens.iter().chain(&self.former);
+        let is_asked =
+            |listen: &VipAddr| listen.port() == vip.port() && (listen.ip() == vip.ip() || listen.ip().is_unspecified());
+        listens.any(is_asked)
+            && (from == vip.ip() || !self.own.contains(&from) || self.settings.sources.contains(&from))
+    }
+
+    /// Returns, only once, the peers of which not all flows were taken.
+    pub(super) fn take_lacking(&mut self) -> Vec<InstanceName> {
+        let lacking = self.peers.iter_mut().filter_map(|(name, peer)| peer.take_lacks().then_some(name));
+        lacking.cloned().collect()
     }
 
     pub(super) fn joined(&mut self, owner: InstanceName, link: IpAddr) {
@@ -210,7 +235,7 @@ impl Members {
     /// An address of the owner's host of the same family as `vip` that is not a frontend's address.
     pub(super) fn hop(&self, owner: &InstanceName, vip: IpAddr) -> Option<IpAddr> {
         let fits = |ip: &IpAddr| {
-            let is_frontends = self.former.contains(ip) || self.settings.vips.iter().any(|vip| vip.ip() == *ip);
+            let is_frontends = self.former.iter().chain(&self.settings.vips).any(|vip| vip.ip() == *ip);
             ip.is_ipv4() == vip.is_ipv4() && !is_frontends
         };
         self.peers.get(owner)?.places().find(fits)

@@ -19,6 +19,10 @@ pub(super) struct PeerState {
     /// died.
     answered: bool,
     synced: bool,
+    /// Whether this instance has not taken some of its flows, for it has no frontend of theirs.
+    lacks_some: bool,
+    /// Whether its own host has no such frontend's address either.
+    is_strange: bool,
     /// The frontends' addresses that both hosts have, according to its last messages: none that came here after them.
     shared: BTreeSet<IpAddr>,
     slot: Option<u8>,
@@ -46,6 +50,8 @@ impl PeerState {
             pinged_ns: None,
             answered: false,
             synced: false,
+            lacks_some: false,
+            is_strange: false,
             shared: BTreeSet::new(),
             slot: None,
             epoch: None,
@@ -58,6 +64,18 @@ impl PeerState {
 
     pub(super) fn is_dead(&self) -> bool {
         self.is_dead
+    }
+
+    /// A flow to `vip` was not taken. Returns whether it is the first one that cannot be of a frontend of its own either.
+    pub(super) fn lacks_one(&mut self, vip: IpAddr) -> bool {
+        self.lacks_some = true;
+        !self.has(vip) && !std::mem::replace(&mut self.is_strange, true)
+    }
+
+    /// Whether flows of it were not taken since the last call.
+    pub(super) fn take_lacks(&mut self) -> bool {
+        self.is_strange = false;
+        std::mem::take(&mut self.lacks_some)
     }
 
     pub(super) fn liveness(&self) -> Liveness {

@@ -1,4 +1,5 @@
 mod random;
+mod strange;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -31,6 +32,8 @@ fn settings(me: &str) -> Settings {
         slot: all.iter().position(|(name, _)| *name == me).unwrap_or(0) as u8,
         peers: all.iter().filter(|(peer, _)| *peer != me).map(|(peer, link)| (name(peer), ip(link))).collect(),
         vips: vec![VipAddr::new((ip(VIP), 6443).into())],
+        listens: vec![VipAddr::new((ip(VIP), 6443).into())],
+        sources: Vec::new(),
         carries: true,
         challenge: true,
         guard_ns: 2000 * MS,

@@ -101,6 +101,8 @@ impl Node {
             slot: self.number as u8,
             peers: self.config.peers.iter().map(|peer| (name(*peer), host(*peer))).collect(),
             vips: (0..self.config.vips).map(vip).collect(),
+            listens: (0..self.config.vips).map(vip).collect(),
+            sources: Vec::new(),
             carries: self.engine.carries,
             challenge: true,
             guard_ns: GUARD_NS,

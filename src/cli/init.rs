@@ -15,8 +15,10 @@ use super::check::{self, CheckArguments};
 use super::output::{CliError, Output};
 use super::socket;
 use crate::config::{self, PeerKey};
+use crate::model::finding::Verdict;
 use crate::model::fleet::SLOTS;
 use crate::model::humane::printable;
+use crate::preflight::{self, sysctl_file};
 use crate::sys::{netdev, netlink, random};
 use crate::translate::{ForeignFile, HostRoute, SetupHost, SetupPlan, SetupRequest, plan, refuse_rejected};
 use files::{SetupFile, SetupFileError, SetupOutcome};
@@ -80,9 +82,11 @@ pub(super) struct InitArguments {
 }
 
 pub(super) fn run(arguments: &InitArguments, config: &Path, output: &Output) -> Result<ExitCode, CliError> {
-    let place = HostFiles { root: &arguments.root };
+    // What a path in the file is relative to is another folder.
+    let root = std::path::absolute(&arguments.root).map_err(|error| CliError::path(&arguments.root, error))?;
+    let place = HostFiles { root: &root };
     // The unit and the static pod name it.
-    let config = &match (config.is_relative(), arguments.root == Path::new("/")) {
+    let config = &match (config.is_relative(), place.is_this_host()) {
         (false, _) => config.to_owned(),
         (true, true) => std::path::absolute(config).map_err(|error| CliError::path(config, error))?,
         (true, false) => {
@@ -115,8 +119,11 @@ pub(super) fn run(arguments: &InitArguments, config: &Path, output: &Output) -> 
     for file in all.iter().rev() {
         outcomes.push((file, files::write(file).map_err(fault)?));
     }
-    let new_key = key.as_ref().filter(|(_, is_new)| *is_new).map(|_| &*key_path);
-    let steps = steps(&plan, &place, new_key, config, arguments.static_pod);
+    let keyless = match key {
+        Some((_, true)) => &plan.peers,
+        _ => &plan.new_peers,
+    };
+    let steps = steps(&plan, &place, (&key_path, keyless), config, arguments.static_pod);
     if output.json {
         let files =
             |(file, outcome): &(&SetupFile, SetupOutcome)| json!({ "path": file.path, "outcome": told(outcome) });
@@ -177,6 +184,26 @@ impl HostFiles<'_> {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
+    /// Those in `directory`, by their names; none, if there is no such directory.
+    fn yaml_files(&self, directory: &Path) -> Result<Vec<PathBuf>, CliError> {
+        let fault = |source| CliError::path(directory, source);
+        let entries = match std::fs::read_dir(self.of(directory)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(fault)?,
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            names.push(directory.join(entry.map_err(fault)?.file_name()));
+        }
+        let is_yaml = |path: &PathBuf| {
+            let extension = path.extension().and_then(|it| it.to_str()).unwrap_or_default();
+            ["yaml", "yml"].iter().any(|yaml| extension.eq_ignore_ascii_case(yaml)) && self.of(path).is_file()
+        };
+        names.retain(is_yaml);
+        names.sort_unstable();
+        Ok(names)
+    }
+
     /// `None`: there is none.
     fn read(&self, path: &Path) -> Result<Option<ForeignFile>, CliError> {
         let here = self.of(path);
@@ -217,6 +244,11 @@ fn host(place: &HostFiles) -> Result<SetupHost, CliError> {
     let mut found = Vec::new();
     for path in SetupHost::FILES {
         found.extend(place.read(Path::new(path))?);
+    }
+    for directory in SetupHost::DIRECTORIES {
+        for path in place.yaml_files(Path::new(directory))? {
+            found.extend(place.read(&path)?);
+        }
     }
     let authorities = SetupHost::AUTHORITIES.iter().filter(|path| place.of(Path::new(path)).exists());
     let route = |to: IpAddr| {
@@ -312,14 +344,34 @@ fn told(outcome: &SetupOutcome) -> String {
     }
 }
 
-/// `new_key`: a key that the peers do not have yet.
-fn steps(plan: &SetupPlan, place: &HostFiles, new_key: Option<&Path>, config: &Path, is_pod: bool) -> Vec<String> {
+/// `keyless`: peers that may not have this key yet.
+fn steps(
+    plan: &SetupPlan,
+    place: &HostFiles,
+    (key, keyless): (&Path, &[IpAddr]),
+    config: &Path,
+    is_pod: bool,
+) -> Vec<String> {
     let mut steps = plan.steps.clone();
-    if let Some(here) = new_key {
-        let (here, there) = (here.display(), place.named(here));
-        let there = there.display();
-        let copy = |peer: &IpAddr| format!("ssh root@{peer} install -D -m 600 /dev/stdin {there} < {here}");
-        steps.extend(plan.peers.iter().map(copy));
+    let there = place.named(key);
+    let (here, there) = (key.display(), there.display());
+    // Not over the key of a fleet that is there already: this host would have one of its own, and the others would lose theirs.
+    let copy =
+        |peer: &IpAddr| format!("ssh root@{peer} 'test ! -e {there} && install -D -m 600 /dev/stdin {there}' < {here}");
+    steps.extend(keyless.iter().map(copy));
+    if let Some(peer) = keyless.first() {
+        steps.push(format!("if that fails because the fleet has a key already: ssh root@{peer} cat {there} > {here}"));
+    }
+    let check = match config == Path::new(socket::DEFAULT_CONFIG) {
+        true => "baton check --host".to_owned(),
+        false => format!("baton check -c {} --host", config.display()),
+    };
+    match place.is_this_host() {
+        true if lacks_settings(config) => {
+            steps.push(format!("{check} --fix && sysctl -q -p {}", sysctl_file::DEFAULT));
+        }
+        true => {}
+        false => steps.push(format!("there, before it starts: {check}")),
     }
     let answers = || socket::find(Some(config)).is_ok_and(|path| socket::connect(&path).is_ok());
     let runs = place.is_this_host() && answers();
@@ -335,10 +387,14 @@ fn steps(plan: &SetupPlan, place: &HostFiles, new_key: Option<&Path>, config: &P
         let both = if is_pod { "the unit is enabled: " } else { "the kubelet starts Baton as well: " };
         steps.push(format!("{both}{other}, or two instances want the same port"));
     }
-    if !place.is_this_host() {
-        steps.push("there, before it starts: baton check --host".to_owned());
-    }
     steps
+}
+
+/// Whether the kernel's settings of this host may leave clients waiting.
+fn lacks_settings(config: &Path) -> bool {
+    let Ok(loaded) = config::load(config) else { return false };
+    let findings = preflight::look(&loaded.config, None).findings;
+    findings.iter().any(|finding| finding.verdict == Verdict::Fault && finding.fix.contains("sysctl"))
 }
 
 /// systemd.exec(5), ProtectHome=.

@@ -55,7 +55,7 @@ pub(super) fn translate(file: &ForeignFile, toml: &mut Toml, steps: &mut Vec<Str
         Some((line, own)) if is_complete && !vrrp.peers.is_empty() => {
             fleet(&vrrp, (line, own), toml, &mut ledger);
             built_in(&vrrp, toml, &mut ledger);
-            steps.push(format!("run `(umask 077; baton genkey > {KEY_FILE})` once, and copy the file to every host"));
+            steps.push(key_step());
             steps.push("follow \"From keepalived to Baton, without a reset\" in docs/vip.md, host by host".to_owned());
         }
         _ => return external(&vrrp, is_complete, file, toml),
@@ -375,6 +375,11 @@ fn hook(item: &KeepalivedLine, hook: &mut Option<(usize, Vec<String>)>, ledger: 
         true => ledger.missing(line, "on_loss is one program, for every way in which a host loses the VIP"),
         false => ledger.missing(line, "on_gain and on_loss need the whole path of a program"),
     }
+}
+
+/// How the instances get their key.
+pub(super) fn key_step() -> String {
+    format!("run `(umask 077; baton genkey > {KEY_FILE})` once, and copy the file to every host")
 }
 
 /// A name that every host gives to the one with this address.

@@ -10,13 +10,14 @@ mod sources;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
 use serde::Serialize;
 
-use super::keepalived::{KEY_FILE, PEER_PORT, host_name};
+use super::keepalived::{KEY_FILE, PEER_PORT, host_name, key_step};
 use super::toml::{Toml, array, quoted};
 use super::{ForeignFile, translate};
 use crate::model::fleet::SLOTS;
@@ -77,7 +78,8 @@ pub(crate) struct HostRoute {
 pub(crate) struct SetupHost {
     pub networks: Vec<(String, IpNet)>,
     pub route: Box<dyn Fn(IpAddr) -> Option<HostRoute>>,
-    /// Those of [`SetupHost::FILES`] that exist; the name is the path.
+    /// Those of [`SetupHost::FILES`] that exist, and the `.yaml` and `.yml` files of [`SetupHost::DIRECTORIES`] in the order of their
+    /// names; the name is the path.
     pub files: Vec<ForeignFile>,
     /// Those of [`SetupHost::AUTHORITIES`] that exist.
     pub authorities: Vec<String>,
@@ -86,10 +88,17 @@ pub(crate) struct SetupHost {
 impl SetupHost {
     pub(crate) const FILES: [&str; 6] =
         [KUBEADM_MANIFEST, KUBEADM_CONFIG, K3S_CONFIG, RKE2_CONFIG, HAPROXY_CONFIG, KEEPALIVED_CONFIG];
+    pub(crate) const DIRECTORIES: [&str; 2] = ["/etc/rancher/k3s/config.yaml.d", "/etc/rancher/rke2/config.yaml.d"];
     pub(crate) const AUTHORITIES: [&str; 5] = [KUBEADM_CA, K3S_CA, RKE2_CA, K3S_AGENT_CA, RKE2_AGENT_CA];
 
     fn file(&self, path: &str) -> Option<&ForeignFile> {
         self.files.iter().find(|file| file.name == path)
+    }
+
+    /// The file at `path` of k3s or RKE2, and those of the directory beside it, in the order in which they count.
+    fn files_of(&self, path: &str) -> Vec<&ForeignFile> {
+        let beside = format!("{path}{DROP_INS}/");
+        self.file(path).into_iter().chain(self.files.iter().filter(|file| file.name.starts_with(&beside))).collect()
     }
 
     fn has_authority(&self, path: &str) -> bool {
@@ -140,6 +149,8 @@ pub(crate) struct SetupPlan {
     pub ca_file: Option<String>,
     /// Hosts of the other instances, which need the same key.
     pub peers: Vec<IpAddr>,
+    /// Those of them that the file before does not name; all, if there is none.
+    pub new_peers: Vec<IpAddr>,
     /// Steps that remain.
     pub steps: Vec<String>,
 }
@@ -171,7 +182,7 @@ pub(crate) fn plan(request: &SetupRequest, host: &SetupHost) -> Result<SetupPlan
         if let Some(option) = request.beside_the_vip() {
             return Err(SetupRefusal::Imported(HAPROXY_CONFIG, option));
         }
-        return translated(haproxy, host.file(KEEPALIVED_CONFIG));
+        return translated(request, haproxy, host.file(KEEPALIVED_CONFIG));
     }
     let kind = agent.or(of_host.as_ref().map(|it| it.kind));
     with_vip(request, host, of_host.as_ref(), kind)
@@ -208,15 +219,16 @@ impl Apiserver {
             return Ok(Some(Self { local, kind: Distribution::Kubeadm }));
         }
         for (path, kind) in [(K3S_CONFIG, Distribution::K3s), (RKE2_CONFIG, Distribution::Rke2)] {
-            if let Some(file) = host.file(path) {
-                return Ok(Some(Self { local: sources::rancher(file)?, kind }));
+            let files = host.files_of(path);
+            if !files.is_empty() {
+                return Ok(Some(Self { local: sources::rancher(&files)?, kind }));
             }
         }
         // Neither needs a file: a server that runs has its CA.
         let mut all = [(K3S_CA, Distribution::K3s), (RKE2_CA, Distribution::Rke2)].into_iter();
         let found = all.find(|(ca, _)| host.has_authority(ca));
         Ok(found.map(|(ca, kind)| {
-            let local = LocalApiserver { ip: None, port: PORT, place: format!("{ca}: it is there"), names: Vec::new() };
+            let local = LocalApiserver { port: PORT, place: format!("{ca}: it is there"), ..LocalApiserver::default() };
             Self { local, kind }
         }))
     }
@@ -318,7 +330,22 @@ fn with_vip(
     if peers.is_empty() {
         steps.push("one instance only: if another host serves this VIP, name it with --peers".to_owned());
     }
-    Ok(SetupPlan { toml: toml.text(), facts: facts.all, ca_file: health.ca_file, peers, steps })
+    let new_peers = new_peers(request, &peers);
+    Ok(SetupPlan { toml: toml.text(), facts: facts.all, ca_file: health.ca_file, peers, new_peers, steps })
+}
+
+/// Those of `peers` that Baton's file before does not name.
+fn new_peers(request: &SetupRequest, peers: &[IpAddr]) -> Vec<IpAddr> {
+    let document = request.before.as_ref().and_then(|file| file.text.parse::<toml::Table>().ok());
+    let before: Vec<_> = document.iter().flat_map(peers_of).collect();
+    peers.iter().copied().filter(|ip| !before.contains(ip)).collect()
+}
+
+/// The hosts of the peers in Baton's file.
+fn peers_of(document: &toml::Table) -> impl Iterator<Item = IpAddr> {
+    let peers = document.get("peers").and_then(|peers| peers.get("peer")).and_then(toml::Value::as_array);
+    let addresses = peers.into_iter().flatten().filter_map(|peer| peer.get("address")?.as_str());
+    addresses.filter_map(|address| address.parse::<SocketAddr>().ok()).map(|it| it.ip())
 }
 
 /// The control plane on 127.0.0.1, for the clients of this host alone.
@@ -344,7 +371,16 @@ fn node_local(
             facts.add("backends", spelled(&backends), format!("{}; --peers", it.local.place));
             backends
         }
-        (None, None) => return Err(SetupRefusal::NoBackends),
+        (None, None) if request.peers.is_empty() => return Err(SetupRefusal::NoBackends),
+        (None, None) => {
+            let backends = addressed(request.peers.iter().copied(), PORT);
+            facts.add(
+                "backends",
+                spelled(&backends),
+                "--peers; no file here names an apiserver of this host".to_owned(),
+            );
+            backends
+        }
     };
     let port = match (request.port, local) {
         (Some(port), _) => facts.port(port, "--port"),
@@ -365,11 +401,16 @@ fn node_local(
     health.write(&mut toml, &mut facts);
     write_backends(&backends, &mut toml, &facts);
     let steps = vec![format!("give the clients of this host https://127.0.0.1:{port} as server")];
-    Ok(SetupPlan { toml: toml.text(), facts: facts.all, ca_file: health.ca_file, peers: Vec::new(), steps })
+    let (peers, new_peers) = (Vec::new(), Vec::new());
+    Ok(SetupPlan { toml: toml.text(), facts: facts.all, ca_file: health.ca_file, peers, new_peers, steps })
 }
 
 /// What `baton import` writes.
-fn translated(haproxy: &ForeignFile, keepalived: Option<&ForeignFile>) -> Result<SetupPlan, SetupRefusal> {
+fn translated(
+    request: &SetupRequest,
+    haproxy: &ForeignFile,
+    keepalived: Option<&ForeignFile>,
+) -> Result<SetupPlan, SetupRefusal> {
     let translation = translate(haproxy, keepalived);
     let mut facts = Facts::default();
     for ledger in &translation.ledgers {
@@ -378,21 +419,21 @@ fn translated(haproxy: &ForeignFile, keepalived: Option<&ForeignFile>) -> Result
         let value = format!("{} lines, {lost} without an equal", lines.len());
         facts.add("imported", value, ledger.name.clone());
     }
-    let mut steps = translation.steps;
+    // `init` makes the key itself, and says where it goes.
+    let mut steps: Vec<_> = translation.steps.into_iter().filter(|step| *step != key_step()).collect();
     steps.push("`baton import` says what became of each line".to_owned());
     let document = translation.toml.parse::<toml::Table>().unwrap_or_default();
     if !document.contains_key("frontend") {
         return Err(SetupRefusal::NoFrontend(haproxy.name.clone()));
     }
-    let peers = document.get("peers").and_then(|peers| peers.get("peer")).and_then(toml::Value::as_array);
-    let peers = peers.into_iter().flatten().filter_map(|peer| peer.get("address")?.as_str());
-    let peers = peers.filter_map(|address| address.parse::<SocketAddr>().ok()).map(|it| it.ip()).collect();
+    let peers: Vec<_> = peers_of(&document).collect();
+    let new_peers = new_peers(request, &peers);
     // Beside the file, wherever that is.
     let toml = translation.toml.replace(&quoted(KEY_FILE), &quoted(KEY_NAME));
     let frontends = document.get("frontend").and_then(toml::Value::as_array).into_iter().flatten();
     let mut authorities = frontends.filter_map(|frontend| frontend.get("health")?.get("ca_file")?.as_str());
     let ca_file = authorities.next().map(str::to_owned);
-    Ok(SetupPlan { toml, facts: facts.all, ca_file, peers, steps })
+    Ok(SetupPlan { toml, facts: facts.all, ca_file, peers, new_peers, steps })
 }
 
 /// `known`: where the cluster's clients connect to.
@@ -436,13 +477,15 @@ fn found_vip(
         return Ok((vec![ip], format!("{KUBEADM_CONFIG}: server")));
     }
     let Some(Apiserver { local, .. }) = local else { return Err(SetupRefusal::NoVip) };
-    let file = local.place.split(": ").next().unwrap_or_default();
-    let place = format!("{file}: tls-san");
+    let place = local.names_place.clone();
     let mut found: Vec<_> = local.names.iter().copied().filter(is_vip).collect();
+    found.sort_unstable();
     found.dedup();
-    match found.iter().filter(|ip| ip.is_ipv4() == found[0].is_ipv4()).count() {
-        0 => Err(SetupRefusal::NoVip),
-        1 => Ok((vec![found[0]], place)),
+    let of_v4 = found.iter().filter(|ip| ip.is_ipv4()).count();
+    match (of_v4, found.len() - of_v4) {
+        (0, 0) => Err(SetupRefusal::NoVip),
+        // One of each family is one VIP for clients of both.
+        (0 | 1, 0 | 1) => Ok((found, place)),
         // The hosts' own addresses stand there as well.
         _ => Err(SetupRefusal::SeveralVips(found, place)),
     }
@@ -475,6 +518,12 @@ fn instances(
     vips: &[IpAddr],
     facts: &mut Facts,
 ) -> Result<(IpAddr, Vec<IpAddr>), SetupRefusal> {
+    for (option, all) in [("--hosts", &request.hosts), ("--peers", &request.peers)] {
+        let mut seen = BTreeSet::new();
+        if let Some(ip) = all.iter().find(|ip| !seen.insert(**ip)) {
+            return Err(SetupRefusal::NamedTwice(option, *ip));
+        }
+    }
     let (own, place, mut peers, of_peers) = if !request.hosts.is_empty() {
         let mut owned = request.hosts.iter().copied().filter(|ip| host.is_own(*ip));
         let own = owned.next().ok_or(SetupRefusal::NotAmongHosts)?;
@@ -496,7 +545,6 @@ fn instances(
         (own, format!("the route to {}", vips[0]), Vec::new(), "")
     };
     peers.sort_unstable();
-    peers.dedup();
     if let Some(ip) = peers.iter().chain([&own]).find(|ip| vips.contains(ip)) {
         return Err(SetupRefusal::VipIsHost(*ip));
     }
@@ -562,5 +610,7 @@ const PORT: u16 = 6443;
 /// As Talos' KubePrism has it.
 const BESIDE_APISERVER: u16 = 7445;
 const RKE2_SUPERVISOR: u16 = 9345;
+/// Added to the path of the file of k3s or RKE2: a directory with more of it.
+const DROP_INS: &str = ".d";
 /// Beside the configuration file.
 const KEY_NAME: &str = "peers.key";

@@ -31,7 +31,8 @@ impl RancherAgent {
             if host.has_authority(server_ca) {
                 continue;
             }
-            let file = host.file(path).map(rancher_agent).transpose()?;
+            let files = host.files_of(path);
+            let file = (!files.is_empty()).then(|| rancher_agent(&files)).transpose()?;
             let balancer_port = file.as_ref().and_then(|it| it.balancer_port).unwrap_or(LB_SERVER_PORT);
             let has_joined = host.has_authority(agent_ca);
             let place = match file.filter(|it| it.joins) {

@@ -41,7 +41,12 @@ pub(super) fn backends(
         if hosts.is_empty() {
             return Err(SetupRefusal::EmptyInventory(file.name.clone()));
         }
-        let fact = sources::inventory_fact(file, &hosts);
+        let port_of_file = sources::inventory_port(file)?;
+        let port = port_of_file.unwrap_or(port);
+        let mut fact = sources::inventory_fact(file, &hosts);
+        if port_of_file.is_some() {
+            fact.place += ", kube_apiserver_port";
+        }
         let all: Vec<_> = hosts.into_iter().map(|(name, ip)| (name, SocketAddr::new(ip, port).to_string())).collect();
         facts.add("backends", spelled(&all), fact.place);
         return Ok(Some(all));
@@ -68,14 +73,21 @@ struct HaproxyFrontend {
     servers: Vec<SetupBackend>,
     /// Names of the servers that get no connection.
     left_out: Vec<String>,
+    /// Others come from a name.
+    has_template: bool,
 }
 
 impl HaproxyFrontend {
     fn read(table: &toml::Value) -> Option<Self> {
         let text = |value: &toml::Value, key: &str| Some(value.get(key)?.as_str()?.to_owned());
         let (_, port) = table.get("listen")?.as_array()?.first()?.as_str()?.rsplit_once(':')?;
-        let mut read =
-            Self { name: text(table, "name")?, port: port.parse().ok()?, servers: Vec::new(), left_out: Vec::new() };
+        let mut read = Self {
+            name: text(table, "name")?,
+            port: port.parse().ok()?,
+            servers: Vec::new(),
+            left_out: Vec::new(),
+            has_template: table.get("discover").is_some(),
+        };
         for backend in table.get("backend")?.as_array()? {
             let (name, address) = (text(backend, "name")?, text(backend, "address")?);
             match backend.get("weight").and_then(toml::Value::as_integer) {
@@ -129,7 +141,10 @@ fn haproxy_frontend(file: &ForeignFile) -> Result<Option<HaproxyFrontend>, Setup
         (0, _) => return Err(which("has no frontend whose servers are apiservers, by their port 6443")),
         _ => return Err(which("has several frontends whose servers are apiservers, by their port 6443")),
     }
-    Ok(all.pop())
+    match all.pop() {
+        Some(frontend) if frontend.has_template => Err(SetupRefusal::ServerTemplate(file.name.clone())),
+        frontend => Ok(frontend),
+    }
 }
 
 pub(super) fn addressed(all: impl Iterator<Item = IpAddr>, port: u16) -> Vec<SetupBackend> {

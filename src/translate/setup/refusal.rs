@@ -34,6 +34,8 @@ pub(crate) enum SetupRefusal {
     NotAmongHosts,
     #[error("--hosts has {0} and {1}, and both are addresses of this host: name each host once")]
     TwiceAmongHosts(IpAddr, IpAddr),
+    #[error("{0} has {1} twice: name each host once")]
+    NamedTwice(&'static str, IpAddr),
     #[error("{0} is the VIP and a host's own address as well")]
     VipIsHost(IpAddr),
     #[error("{0} instances: a fleet has at most {SLOTS}")]
@@ -72,6 +74,10 @@ pub(crate) enum SetupRefusal {
     EmptyInventory(String),
     #[error("{0}: host {1} has no address: set ip or ansible_host")]
     NoHostAddress(String, String),
+    #[error("{0}: host {1} has {2} {3}, a name: set ip to its address")]
+    HostIsNamed(String, String, String, String),
+    #[error("{0} has several values of {1} ({2}): name the apiservers by --backends")]
+    SeveralPorts(String, &'static str, String),
     #[error("{0}: {2:?} is no value of {1}")]
     BadFlag(String, String, String),
     #[error(
@@ -85,7 +91,7 @@ pub(crate) enum SetupRefusal {
     #[error("{file} {why}: name the apiservers by --backends; its frontends with servers are {candidates}")]
     WhichFrontend { file: String, why: &'static str, candidates: String },
     #[error(
-        "{0} names its servers by server-template, so nothing here says their addresses: name the apiservers by --backends"
+        "{0} names servers by server-template, so nothing here says all addresses: name the apiservers by --backends"
     )]
     ServerTemplate(String),
     #[error("{0} is no {1}: fix it, or move it away")]

@@ -24,17 +24,22 @@ pub(super) struct LocalApiserver {
     pub port: u16,
     /// The file and its keys.
     pub place: String,
-    /// Addresses that the certificates have besides.
+    /// Addresses that the certificates have besides, and the file with them.
     pub names: Vec<IpAddr>,
+    pub names_place: String,
 }
 
 /// `--advertise-address` and `--secure-port` of kube-apiserver.yaml. `None`: it is no such manifest.
 pub(super) fn kubeadm(file: &ForeignFile) -> Result<Option<LocalApiserver>, SetupRefusal> {
     let Some(pod) = document(file)? else { return Ok(None) };
     expect_table(&pod, file, "manifest of a pod")?;
-    let containers = pod["spec"]["containers"].as_vec().into_iter().flatten();
-    let words = containers.flat_map(|it| [&it["command"], &it["args"]]).filter_map(Yaml::as_vec).flatten();
-    let words: Vec<_> = words.filter_map(Yaml::as_str).collect();
+    let containers: Vec<_> = pod["spec"]["containers"].as_vec().into_iter().flatten().collect();
+    // Others of the pod may have flags of the same names.
+    let named = containers.iter().copied().find(|it| it["name"].as_str() == Some("kube-apiserver"));
+    let containers = named.map_or(containers, |it| vec![it]);
+    let words = containers.into_iter().flat_map(|it| [&it["command"], &it["args"]]).filter_map(Yaml::as_vec).flatten();
+    // A shell's command is one word.
+    let words: Vec<_> = words.filter_map(Yaml::as_str).flat_map(str::split_whitespace).collect();
     // As the apiserver reads it: `--name=value`, or the value in the next word.
     let flag = |name: &str| {
         let at = words
@@ -59,7 +64,7 @@ pub(super) fn kubeadm(file: &ForeignFile) -> Result<Option<LocalApiserver>, Setu
         (None, Some(_)) => "--secure-port",
     };
     let place = format!("{}: {flags}", file.name);
-    Ok(Some(LocalApiserver { ip, port: port.unwrap_or(6443), place, names: Vec::new() }))
+    Ok(Some(LocalApiserver { ip, port: port.unwrap_or(6443), place, ..LocalApiserver::default() }))
 }
 
 /// `server` of a kubeconfig.
@@ -85,25 +90,63 @@ pub(super) fn endpoint(file: &ForeignFile) -> Result<Option<KnownEndpoint>, Setu
     Ok(authority(server))
 }
 
-/// config.yaml of k3s or RKE2.
-pub(super) fn rancher(file: &ForeignFile) -> Result<LocalApiserver, SetupRefusal> {
-    let config = document(file)?.unwrap_or(Yaml::Null);
-    let addresses = |key: &str| -> Vec<IpAddr> {
-        let value = &config[key];
-        let all = value.as_str().into_iter().chain(value.as_vec().into_iter().flatten().filter_map(Yaml::as_str));
+/// The values of config.yaml of k3s or RKE2 and of the files in config.yaml.d, each with the file that has it: the last file counts,
+/// and a key that ends in `+` adds to what was there (docs.k3s.io/installation/configuration).
+#[derive(Default)]
+struct RancherConfig<'a> {
+    values: BTreeMap<String, (Vec<String>, &'a str)>,
+    first: &'a str,
+}
+
+impl<'a> RancherConfig<'a> {
+    fn read(files: &[&'a ForeignFile]) -> Result<Self, SetupRefusal> {
+        let mut all = Self { first: files.first().map_or("", |file| &file.name), ..Self::default() };
+        for file in files {
+            let document = document(file)?.unwrap_or(Yaml::Null);
+            for (key, value) in named(&document) {
+                let texts = match value.as_vec() {
+                    Some(list) => list.iter().filter_map(text).collect(),
+                    None => text(value).into_iter().collect::<Vec<_>>(),
+                };
+                let (key, adds) = key.strip_suffix('+').map_or((&*key, false), |key| (key, true));
+                let (before, of) = all.values.entry(key.to_owned()).or_default();
+                before.splice(if adds { before.len() } else { 0 }.., texts);
+                *of = &file.name;
+            }
+        }
+        Ok(all)
+    }
+
+    fn addresses(&self, key: &str) -> Vec<IpAddr> {
+        let all = self.values.get(key).into_iter().flat_map(|(all, _)| all);
         all.flat_map(|text| text.split(',')).filter_map(|text| text.trim().parse().ok()).collect()
+    }
+
+    fn file(&self, key: &str) -> &'a str {
+        self.values.get(key).map_or(self.first, |(_, file)| file)
+    }
+
+    fn port(&self, key: &str) -> Result<Option<u16>, SetupRefusal> {
+        let Some((all, file)) = self.values.get(key) else { return Ok(None) };
+        let text = all.last().map_or("", |text| text);
+        let bad = |_| SetupRefusal::BadFlag((*file).to_owned(), key.to_owned(), text.to_owned());
+        text.parse().map(Some).map_err(bad)
+    }
+}
+
+/// config.yaml of k3s or RKE2, and the files beside it that count as well.
+pub(super) fn rancher(files: &[&ForeignFile]) -> Result<LocalApiserver, SetupRefusal> {
+    let config = RancherConfig::read(files)?;
+    let ip_key = ["advertise-address", "node-ip"].into_iter().find(|key| !config.addresses(key).is_empty());
+    let ip = ip_key.and_then(|key| config.addresses(key).first().copied());
+    let port = config.port("https-listen-port")?;
+    let place = match (ip_key, &port) {
+        (Some(key), _) => format!("{}: {key}", config.file(key)),
+        (None, Some(_)) => format!("{}: https-listen-port", config.file("https-listen-port")),
+        (None, None) => format!("{}: it is there", config.first),
     };
-    let ip = addresses("advertise-address").into_iter().chain(addresses("node-ip")).next();
-    let port = match &config["https-listen-port"] {
-        Yaml::BadValue | Yaml::Null => None,
-        Yaml::Integer(port) => Some(port.to_string()),
-        other => Some(other.as_str().unwrap_or_default().to_owned()),
-    };
-    let bad = |port: &str| SetupRefusal::BadFlag(file.name.clone(), "https-listen-port".to_owned(), port.to_owned());
-    let port: Option<u16> = port.map(|port| port.parse().map_err(|_| bad(&port))).transpose()?;
-    let key = if ip.is_some() { "node-ip" } else { "it is there" };
-    let place = format!("{}: {key}", file.name);
-    Ok(LocalApiserver { ip, port: port.unwrap_or(6443), place, names: addresses("tls-san") })
+    let names_place = format!("{}: tls-san", config.file("tls-san"));
+    Ok(LocalApiserver { ip, port: port.unwrap_or(6443), place, names: config.addresses("tls-san"), names_place })
 }
 
 /// What config.yaml says to an agent of k3s or RKE2.
@@ -113,16 +156,16 @@ pub(super) struct AgentConfig {
     pub balancer_port: Option<u16>,
 }
 
-pub(super) fn rancher_agent(file: &ForeignFile) -> Result<AgentConfig, SetupRefusal> {
-    let config = document(file)?.unwrap_or(Yaml::Null);
-    let balancer_port = config["lb-server-port"].as_i64().and_then(|port| port.try_into().ok());
-    Ok(AgentConfig { joins: config["server"].as_str().is_some(), balancer_port })
+pub(super) fn rancher_agent(files: &[&ForeignFile]) -> Result<AgentConfig, SetupRefusal> {
+    let config = RancherConfig::read(files)?;
+    let balancer_port = config.port("lb-server-port").ok().flatten();
+    let joins = config.values.get("server").is_some_and(|(all, _)| !all.is_empty());
+    Ok(AgentConfig { joins, balancer_port })
 }
 
 /// The hosts of the group kube_control_plane, in the order of the file: name and address. Both forms of Ansible's inventories.
 pub(super) fn inventory(file: &ForeignFile) -> Result<Vec<(String, IpAddr)>, SetupRefusal> {
-    let Inventory { members, children, hosts } =
-        if is_ini(&file.text) { inventory_ini(&file.text) } else { inventory_yaml(file)? };
+    let Inventory { members, children, hosts, .. } = Inventory::read(file)?;
     let (mut group, mut seen) = (Vec::new(), BTreeSet::new());
     let mut pending: Vec<String> = GROUPS.iter().rev().map(|name| (*name).to_owned()).collect();
     while let Some(name) = pending.pop() {
@@ -134,24 +177,51 @@ pub(super) fn inventory(file: &ForeignFile) -> Result<Vec<(String, IpAddr)>, Set
     let address = |name: &String| {
         let of_host = hosts.get(name);
         let keys = ["access_ip", "ip", "ansible_host"].into_iter();
-        let mut given = keys.filter_map(|key| of_host?.get(key)).map(String::as_str).chain([&**name]);
-        given.find_map(|text| text.parse().ok()).map(|ip| (name.clone(), ip))
+        let given: Vec<_> = keys.filter_map(|key| Some((key, &**of_host?.get(key)?))).collect();
+        let mut texts = given.iter().map(|(_, text)| *text).chain([&**name]);
+        texts.find_map(|text| text.parse().ok()).map(|ip| (name.clone(), ip)).ok_or_else(|| match given.first() {
+            Some((key, text)) => {
+                SetupRefusal::HostIsNamed(file.name.clone(), name.clone(), (*key).to_owned(), (*text).to_owned())
+            }
+            None => SetupRefusal::NoHostAddress(file.name.clone(), name.clone()),
+        })
     };
     // A host may be in several of the groups.
     let mut seen = BTreeSet::new();
-    group
-        .iter()
-        .filter(|name| seen.insert(*name))
-        .map(|name| address(name).ok_or_else(|| SetupRefusal::NoHostAddress(file.name.clone(), name.clone())))
-        .collect()
+    group.iter().filter(|name| seen.insert(*name)).map(address).collect()
 }
 
-/// Groups with their hosts and their groups, and the variables of each host.
+/// `kube_apiserver_port` of any host or group.
+pub(super) fn inventory_port(file: &ForeignFile) -> Result<Option<u16>, SetupRefusal> {
+    let Inventory { hosts, variables, .. } = Inventory::read(file)?;
+    let all: BTreeSet<_> = hosts.values().chain(variables.values()).filter_map(|it| it.get(APISERVER_PORT)).collect();
+    let list = all.iter().map(|text| &***text).collect::<Vec<_>>().join(", ");
+    match all.len() {
+        0 => Ok(None),
+        1 => list
+            .parse()
+            .map(Some)
+            .map_err(|_| SetupRefusal::BadFlag(file.name.clone(), APISERVER_PORT.to_owned(), list)),
+        _ => Err(SetupRefusal::SeveralPorts(file.name.clone(), APISERVER_PORT, list)),
+    }
+}
+
+/// kubespray's.
+const APISERVER_PORT: &str = "kube_apiserver_port";
+
+/// Groups with their hosts and their groups, and the variables of each host and each group.
 #[derive(Default)]
 struct Inventory {
     members: BTreeMap<String, Vec<String>>,
     children: BTreeMap<String, Vec<String>>,
     hosts: BTreeMap<String, BTreeMap<String, String>>,
+    variables: BTreeMap<String, BTreeMap<String, String>>,
+}
+
+impl Inventory {
+    fn read(file: &ForeignFile) -> Result<Self, SetupRefusal> {
+        if is_ini(&file.text) { Ok(inventory_ini(&file.text)) } else { inventory_yaml(file) }
+    }
 }
 
 /// Former names of the group stand in older inventories.
@@ -182,11 +252,13 @@ fn inventory_ini(text: &str) -> Inventory {
         match section.split_once(':') {
             Some((group, "children")) => all.children.entry(group.to_owned()).or_default().push(name),
             // [group:vars] lists no hosts.
-            Some(_) => {}
+            Some((group, _)) => {
+                let variable = line.split_once('=').map(|(key, value)| (key.trim().to_owned(), unquoted(value.trim())));
+                all.variables.entry(group.to_owned()).or_default().extend(variable);
+            }
             None => {
                 let variables = words.take_while(|word| !word.starts_with('#')).filter_map(|word| word.split_once('='));
-                let variables =
-                    variables.map(|(key, value)| (key.to_owned(), value.trim_matches(['"', '\'']).to_owned()));
+                let variables = variables.map(|(key, value)| (key.to_owned(), unquoted(value)));
                 all.hosts.entry(name.clone()).or_default().extend(variables);
                 all.members.entry(section.to_owned()).or_default().push(name);
             }
@@ -200,9 +272,10 @@ fn inventory_yaml(file: &ForeignFile) -> Result<Inventory, SetupRefusal> {
     let document = document(file)?.unwrap_or(Yaml::Null);
     let mut pending: Vec<(String, &Yaml)> = named(&document);
     while let Some((name, content)) = pending.pop() {
-        for (host, variables) in named(&content["hosts"]) {
-            let variables = named(variables).into_iter();
-            let variables = variables.filter_map(|(key, value)| Some((key, value.as_str()?.to_owned())));
+        let variables = |yaml| named(yaml).into_iter().filter_map(|(key, value)| Some((key, text(value)?)));
+        all.variables.entry(name.clone()).or_default().extend(variables(&content["vars"]));
+        for (host, of_host) in named(&content["hosts"]) {
+            let variables = variables(of_host);
             all.hosts.entry(host.clone()).or_default().extend(variables);
             all.members.entry(name.clone()).or_default().push(host);
         }
@@ -211,6 +284,20 @@ fn inventory_yaml(file: &ForeignFile) -> Result<Inventory, SetupRefusal> {
         pending.extend(children);
     }
     Ok(all)
+}
+
+fn unquoted(value: &str) -> String {
+    value.trim_matches(['"', '\'']).to_owned()
+}
+
+/// `None`: a table or a list.
+fn text(yaml: &Yaml) -> Option<String> {
+    match yaml {
+        Yaml::String(text) | Yaml::Real(text) => Some(text.clone()),
+        Yaml::Integer(number) => Some(number.to_string()),
+        Yaml::Boolean(is) => Some(is.to_string()),
+        _ => None,
+    }
 }
 
 /// The keys of a table, in its order.
@@ -233,7 +320,6 @@ fn authority(url: &str) -> Option<KnownEndpoint> {
 /// RFC 9110 section 4.2.2.
 const HTTPS: u16 = 443;
 
-/// The first document of the file.
 /// `what`: the kind of file that has its name.
 fn expect_table(document: &Yaml, file: &ForeignFile, what: &'static str) -> Result<(), SetupRefusal> {
     match document {
@@ -242,6 +328,7 @@ fn expect_table(document: &Yaml, file: &ForeignFile, what: &'static str) -> Resu
     }
 }
 
+/// The first document of the file.
 fn document(file: &ForeignFile) -> Result<Option<Yaml>, SetupRefusal> {
     // The loader copies what an alias stands for; a file of a few lines may stand for more than any memory has.
     let mut size = YamlSize::default();
@@ -359,15 +446,63 @@ mod tests {
 
     #[test]
     fn k3s_names_its_address_as_text_or_as_a_list() {
-        let read =
-            rancher(&file("c", "node-ip: 10.0.0.11,fd00::11\nhttps-listen-port: 7443\ntls-san: [10.0.0.100, a.b]\n"));
-        let read = read.unwrap();
-        assert_eq!((read.ip, read.port), (Some("10.0.0.11".parse().unwrap()), 7443));
-        assert_eq!(read.names, ["10.0.0.100".parse::<IpAddr>().unwrap()]);
-        assert_eq!(rancher(&file("c", "")).unwrap().port, 6443);
-        assert_eq!(rancher(&file("c", "https-listen-port: \"7443\"\n")).unwrap().port, 7443);
-        let none = rancher(&file("c", "https-listen-port: 99999\n")).unwrap_err().to_string();
+        let read = |text: &str| rancher(&[&file("c", text)]);
+        let all = read("node-ip: 10.0.0.11,fd00::11\nhttps-listen-port: 7443\ntls-san: [10.0.0.100, a.b]\n").unwrap();
+        assert_eq!((all.ip, all.port), (Some("10.0.0.11".parse().unwrap()), 7443));
+        assert_eq!(all.names, ["10.0.0.100".parse::<IpAddr>().unwrap()]);
+        assert_eq!(read("").unwrap().port, 6443);
+        assert_eq!(read("https-listen-port: \"7443\"\n").unwrap().port, 7443);
+        let none = read("https-listen-port: 99999\n").unwrap_err().to_string();
         assert_eq!(none, "c: \"99999\" is no value of https-listen-port");
+    }
+
+    /// The files beside config.yaml were not read, and the port was said to be 6443.
+    #[test]
+    fn the_last_file_of_k3s_counts_and_a_plus_adds() {
+        let files = [
+            file("c", "token: x\nhttps-listen-port: 6444\ntls-san: [10.0.0.100]\nnode-ip: 10.0.0.9\n"),
+            file("c.d/10", "https-listen-port: 7443\ntls-san+: fd00::100\n"),
+            file("c.d/20", "node-ip: [10.0.0.11]\ntls-san+: [a.b, 10.0.0.101]\n"),
+        ];
+        let read = rancher(&files.iter().collect::<Vec<_>>()).unwrap();
+        assert_eq!((read.ip, read.port, &*read.place), (Some("10.0.0.11".parse().unwrap()), 7443, "c.d/20: node-ip"));
+        let names = ["10.0.0.100", "fd00::100", "10.0.0.101"].map(|ip| ip.parse::<IpAddr>().unwrap());
+        assert_eq!((read.names, &*read.names_place), (names.to_vec(), "c.d/20: tls-san"));
+        let agent = rancher_agent(&[&file("c", "server: https://x\n"), &file("d", "lb-server-port: 7000\n")]).unwrap();
+        assert!(agent.joins && agent.balancer_port == Some(7000));
+    }
+
+    #[test]
+    fn the_apiserver_of_a_pod_is_the_container_of_its_name_and_may_be_started_by_a_shell() {
+        let read = |containers: &str| {
+            let read = kubeadm(&file("m", &format!("spec:\n  containers:\n{containers}"))).unwrap().unwrap();
+            (read.port, read.place)
+        };
+        let own = "  - name: kube-apiserver\n    command: [kube-apiserver, --allow-privileged=true]\n";
+        let beside = "  - name: proxy\n    command: [proxy, --secure-port=9999]\n";
+        for both in [format!("{own}{beside}"), format!("{beside}{own}")] {
+            assert_eq!(read(&both), (6443, "m: it is there".to_owned()));
+        }
+        let shell = "  - command: [/bin/sh, -c, \"exec kube-apiserver --secure-port=8443 2>&1\"]\n";
+        assert_eq!(read(shell), (8443, "m: --secure-port".to_owned()));
+    }
+
+    #[test]
+    fn the_port_of_the_apiservers_stands_anywhere_in_an_inventory_once() {
+        let port = |text: &str| inventory_port(&file("hosts", text)).map_err(|error| error.to_string());
+        let ini = "[kube_control_plane]\ncp1 ip=10.0.0.11\n";
+        assert_eq!(port(ini), Ok(None));
+        assert_eq!(port(&format!("{ini}[kube_control_plane:vars]\nkube_apiserver_port = 6444\n")), Ok(Some(6444)));
+        assert_eq!(port(&format!("{ini}cp2 ip=10.0.0.12 kube_apiserver_port=6444\n")), Ok(Some(6444)));
+        let yaml = "all:\n  vars: {kube_apiserver_port: 7443}\n  children:\n    kube_control_plane: {hosts: {cp1: {ip: 10.0.0.11}}}\n";
+        assert_eq!(port(yaml), Ok(Some(7443)));
+        let two = format!("{ini}[all:vars]\nkube_apiserver_port=1\n[kube_control_plane:vars]\nkube_apiserver_port=2\n");
+        assert_eq!(
+            port(&two).unwrap_err(),
+            "hosts has several values of kube_apiserver_port (1, 2): name the apiservers by --backends"
+        );
+        let none = port(&format!("{ini}[all:vars]\nkube_apiserver_port={{{{ x }}}}\n")).unwrap_err();
+        assert_eq!(none, "hosts: \"{{ x }}\" is no value of kube_apiserver_port");
     }
 
     /// Each line stands for ten times the one before it.
@@ -417,5 +552,8 @@ mod tests {
         assert_eq!(inventory(&file("hosts.yaml", yaml)).unwrap(), expected);
         let without = inventory(&file("hosts.ini", "[kube_control_plane]\ncp1\n")).unwrap_err().to_string();
         assert_eq!(without, "hosts.ini: host cp1 has no address: set ip or ansible_host");
+        let named =
+            inventory(&file("hosts.ini", "[kube_control_plane]\ncp1 ansible_host=a.b\n")).unwrap_err().to_string();
+        assert_eq!(named, "hosts.ini: host cp1 has ansible_host a.b, a name: set ip to its address");
     }
 }

@@ -239,6 +239,12 @@ fn the_vip_is_found_in_the_clusters_own_files() {
     assert_eq!(said(&found)[0], "vip: 10.0.0.100 (/etc/rancher/k3s/config.yaml: tls-san)");
     assert!(said(&found).contains(&format!("health: https /ping ({K3S_CA} is there)")), "{:?}", said(&found));
     loaded(&found);
+    // One of each family is for clients of both.
+    let dual = [HOST, &[("eth0", "fd00::11/64")]].concat();
+    let k3s = [(K3S_CONFIG, "tls-san: [\"fd00::100\", 10.0.0.100]\n")];
+    let found = plan(&request(&[], &["10.0.0.12"]), &host_of(&dual, &k3s, &[K3S_CA])).unwrap();
+    assert_eq!(said(&found)[0], "vip: 10.0.0.100, fd00::100 (/etc/rancher/k3s/config.yaml: tls-san)");
+    loaded(&found);
     // The endpoint of a cluster without a balancer is an apiserver.
     let own = [(KUBEADM_CONFIG, "clusters:\n- cluster:\n    server: https://10.0.0.11:6443\n")];
     assert!(matches!(plan(&request(&[], &[]), &host(&own, &[])), Err(SetupRefusal::NoVip)));
@@ -409,6 +415,56 @@ fn a_node_local_instance_listens_on_loopback_beside_an_apiserver_on_another_port
     assert_eq!(refused, "no file of this host names an apiserver: name them with --backends or --inventory");
 }
 
+#[test]
+fn the_peers_of_a_node_local_instance_are_the_apiservers_where_this_host_has_none() {
+    let asked = SetupRequest { is_node_local: true, ..request(&[], &["10.0.0.12", "10.0.0.13"]) };
+    let planned = plan(&asked, &host(&[], &[])).unwrap();
+    let backends = "backends: 10.0.0.12:6443, 10.0.0.13:6443 (--peers; no file here names an apiserver of this host)";
+    assert!(said(&planned).contains(&backends.to_owned()), "{:?}", said(&planned));
+    assert!(loaded(&planned).peers.is_none());
+}
+
+/// Its key went to nobody, and on the host that joins the key of a running fleet was to be overwritten.
+#[test]
+fn the_hosts_that_baton_s_file_before_does_not_name_are_new() {
+    let of = |hosts: &[&str], before: Option<&str>| {
+        let before = before.map(|text| ForeignFile { name: "b".to_owned(), text: text.to_owned() });
+        plan(&SetupRequest { hosts: ips(hosts), before, ..request(&["10.0.0.100"], &[]) }, &host(&[], &[])).unwrap()
+    };
+    let two = of(&["10.0.0.11", "10.0.0.12"], None);
+    assert_eq!(two.new_peers, ips(&["10.0.0.12"]));
+    let three = of(&["10.0.0.11", "10.0.0.12", "10.0.0.13"], Some(&two.toml));
+    assert_eq!((three.new_peers, three.peers), (ips(&["10.0.0.13"]), ips(&["10.0.0.12", "10.0.0.13"])));
+}
+
+#[test]
+fn a_host_that_is_named_twice_is_refused() {
+    let twice = SetupRequest { hosts: ips(&["10.0.0.11", "10.0.0.11"]), ..request(&["10.0.0.100"], &[]) };
+    let refused = |request: &SetupRequest| plan(request, &host(&[], &[])).unwrap_err().to_string();
+    assert_eq!(refused(&twice), "--hosts has 10.0.0.11 twice: name each host once");
+    let peers = request(&["10.0.0.100"], &["10.0.0.12", "10.0.0.12"]);
+    assert_eq!(refused(&peers), "--peers has 10.0.0.12 twice: name each host once");
+}
+
+#[test]
+fn a_directory_beside_the_file_of_rke2_counts_without_the_file_too() {
+    let beside = ("/etc/rancher/rke2/config.yaml.d/10.yaml", "https-listen-port: 7443\ntls-san: [10.0.0.100]\n");
+    let planned = plan(&request(&[], &["10.0.0.12"]), &host(&[beside], &[RKE2_CA])).unwrap();
+    assert!(said(&planned)[0].ends_with("(/etc/rancher/rke2/config.yaml.d/10.yaml: tls-san)"), "{:?}", said(&planned));
+    assert_eq!(loaded(&planned).frontends[0].listen[0].socket_addr().to_string(), "10.0.0.100:7443");
+}
+
+#[test]
+fn the_key_that_init_makes_is_no_step_of_the_operator_s() {
+    let haproxy = (HAPROXY_CONFIG, "listen api\nmode tcp\nbind *:6443\nserver cp1 10.0.0.21:6443\n");
+    let keepalived = (
+        KEEPALIVED_CONFIG,
+        "vrrp_instance A {\ninterface eth0\nvirtual_router_id 5\nunicast_src_ip 10.0.0.11\nunicast_peer {\n10.0.0.12\n}\nvirtual_ipaddress {\n10.0.0.100\n}\n}\n",
+    );
+    let planned = plan(&request(&[], &[]), &host(&[haproxy, keepalived], &[])).unwrap();
+    assert_eq!((planned.peers.len(), planned.steps.iter().any(|step| step.contains("genkey"))), (1, false));
+}
+
 /// Baton was given 127.0.0.1:7445, which no client there uses, and the agent itself as an apiserver.
 #[test]
 fn an_agent_of_k3s_or_rke2_has_no_apiserver_and_a_balancer_of_its_own() {
@@ -468,7 +524,9 @@ fn the_apiservers_of_an_haproxy_cfg_are_those_of_port_6443_without_backup_and_di
             .contains("several frontends")
     );
     let template = "listen api\nmode tcp\nbind *:8443\nserver-template cp 3 api.example.com:6443 check\n";
-    assert!(of(template).unwrap_err().contains("names its servers by server-template"), "{:?}", of(template));
+    assert!(of(template).unwrap_err().contains("names servers by server-template"), "{:?}", of(template));
+    let beside = template.replace("server-template", "server cp0 10.0.0.20:6443\nserver-template");
+    assert!(of(&beside).unwrap_err().contains("names servers by server-template"), "{:?}", of(&beside));
     let file = ForeignFile { name: "h".to_owned(), text: template.to_owned() };
     let lines = translate(&file, None).ledgers[0].lines().to_vec();
     assert!(lines[3].changes_behaviour() && lines[3].notes[0].words.contains("[frontend.discover]"), "{:?}", lines[3]);

@@ -29,6 +29,7 @@ pub(crate) fn service(service: Service, draining: usize, since_ms: u64) -> Strin
         (Service::Draining, many) => {
             format!("clients are served by {many} draining backends: none has been ready for {since}")
         }
+        (Service::NoBackend, _) if since_ms == 0 => "no backend: Baton resets new connections".to_owned(),
         (Service::NoBackend, _) => format!("no backend: Baton has reset new connections for {since}"),
     }
 }

@@ -64,6 +64,9 @@ fn in_words(diff: &ReloadDiff, output: &Output) -> String {
         text += &format!("\n{} a reload would be refused as a whole:\n", output.paint(Weight::Bad, "refused:"));
         refused.iter().for_each(|line| text += &format!("  {}\n", printable(line)));
     }
+    if !refused.is_empty() {
+        return text + "\nso nothing changes, and no flow would be reset\n";
+    }
     if affected.is_empty() {
         return text + "\nno flow would be reset\n";
     }
@@ -106,5 +109,11 @@ mod tests {
         let diff =
             ReloadDiff { changes: changes.map(change).to_vec(), affected: vec![affected], ..ReloadDiff::default() };
         assert_eq!(in_words(&diff, &Output::new(false)), samples::shown("docs/haproxy.md", "baton diff new.toml"));
+        let refused = ReloadDiff { refused: vec!["instance.slot".to_owned()], ..diff };
+        let said = in_words(&refused, &Output::new(false));
+        assert!(
+            said.contains("refused as a whole:\n  instance.slot\n\nso nothing changes") && !said.contains("EFFECT"),
+            "{said}"
+        );
     }
 }

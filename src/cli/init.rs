@@ -120,8 +120,10 @@ pub(super) fn run(arguments: &InitArguments, config: &Path, output: &Output) -> 
         outcomes.push((file, files::write(file).map_err(fault)?));
     }
     let keyless = match key {
-        Some((_, true)) => &plan.peers,
-        _ => &plan.new_peers,
+        Some((_, true)) => &plan.peers[..],
+        _ if request.before.is_some() => &plan.new_peers,
+        // It has come from one of them.
+        _ => &[],
     };
     let steps = steps(&plan, &place, (&key_path, keyless), config, arguments.static_pod);
     if output.json {
@@ -368,7 +370,7 @@ fn steps(
     };
     match place.is_this_host() {
         true if lacks_settings(config) => {
-            steps.push(format!("{check} --fix && sysctl -q -p {}", sysctl_file::DEFAULT));
+            steps.push(format!("{check} --fix; sysctl -q -p {}", sysctl_file::DEFAULT));
         }
         true => {}
         false => steps.push(format!("there, before it starts: {check}")),

@@ -112,6 +112,14 @@ fn kubernetes_source(section: &Section) -> Option<DiscoverSource> {
     let tls = tls::read(section, &Field { value: ProbeKind::Https, origin: Origin::Given });
     let token_file = section.read("token_file", &FilePath).value;
     let token_file = token_file.map(|path| section.document.resolve(&path));
+    if let Some(Err(error)) = token_file.as_deref().map(std::fs::metadata) {
+        let message = format!("{} cannot be read: {error}", section.name("token_file"));
+        section.warn(
+            "token_file",
+            message,
+            "write the token of a service account there; Baton reads it at each request",
+        );
+    }
     Some(DiscoverSource::Kubernetes(KubernetesSource { tls: tls?, token_file }))
 }
 

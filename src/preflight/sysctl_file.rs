@@ -51,6 +51,8 @@ pub(crate) fn write(path: &Path, settings: &[Setting]) -> Result<Written, WriteE
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(fail(error)),
     }
+    // A small image may have no such directory.
+    path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(fail)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}", std::process::id()));
     let beside = path.with_file_name(name);
@@ -99,7 +101,9 @@ mod tests {
         assert_eq!(write(&path, &settings[..1]).unwrap(), Written::New);
         std::fs::write(&path, "net.ipv4.tcp_retries2 = 5\n").unwrap();
         assert!(matches!(write(&path, &settings), Err(WriteError::Foreign(_))));
-        assert!(matches!(write(&directory.path().join("no/90.conf"), &settings), Err(WriteError::Write { .. })));
+        let beside = tempfile::tempdir().unwrap();
+        assert_eq!(write(&beside.path().join("none/90.conf"), &settings).unwrap(), Written::New);
+        assert!(matches!(write(&path.join("90.conf"), &settings), Err(WriteError::Write { .. })));
         assert_eq!(write(&path, &[]).unwrap(), Written::Nothing);
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "nothing is left behind");
     }

@@ -132,10 +132,20 @@ fn readme_leads_from_nothing_to_a_served_vip() {
     for host in ["cp1", "cp2"] {
         for command in commands.iter().filter(|command| !command.is_empty()) {
             let said = player.command(host, command);
-            if command.starts_with("baton init") && host == "cp1" {
-                let copies: Vec<_> = said.lines().filter_map(|line| line.strip_prefix("next: ssh")).collect();
-                assert!(!copies.is_empty(), "{said}");
-                copies.iter().for_each(|copy| drop(player.command(host, &format!("ssh{copy}"))));
+            if command.starts_with("baton init") {
+                let next: Vec<_> = said.lines().filter_map(|line| line.strip_prefix("next: ")).collect();
+                let copies: Vec<_> = next.iter().filter(|step| step.starts_with("ssh")).collect();
+                assert_eq!(copies.is_empty(), host != "cp1", "{said}");
+                let settings: Vec<_> = next.iter().filter(|step| step.contains("sysctl")).collect();
+                assert!(!settings.is_empty(), "{said}");
+                copies.into_iter().for_each(|step| drop(player.command(host, step)));
+                // A reader's shell goes on after a command that has found faults.
+                settings.into_iter().for_each(|step| drop(player.command(host, &format!("set +e; {step}"))));
+                let checked = player.command(host, "baton check --host || true");
+                assert!(
+                    !checked.contains("fault    arp_") && checked.contains("ok       arp_"),
+                    "its settings are those that Baton needs: {checked}"
+                );
             }
         }
     }

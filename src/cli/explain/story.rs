@@ -240,7 +240,14 @@ impl<'r> Story<'r> {
             }
             _ => false,
         };
-        self.count_ends(times, is_effect, figures);
+        // Those that it has ordered end a little later, and their backend may be back by then.
+        let later = self.recording.owners[owner].reset_within_ms + AFTER_MS;
+        let again = self.events.iter().map(|(event, _)| *event).find(|event| {
+            event.at_unix_ms > *times.end()
+                && matches!(&event.what, What::BackendChanged { frontend: f, backend: b, to, .. } if (&**f, &**b) == (frontend, backend) && *to != HealthState::Ready)
+        });
+        let until = times.end().saturating_add(later).min(again.map_or(u64::MAX, |event| event.at_unix_ms - 1));
+        self.count_ends(*times.start()..=until, is_effect, figures);
         if figures.flows_ended.is_empty() {
             sentences.push(match figures.flows_ordered {
                 0 => "Baton reset none of its flows.".to_owned(),

@@ -104,6 +104,14 @@ fn of_certificate(fault: &CertificateError) -> String {
             "certificate is signed by an unknown authority that has a known one's name".into()
         }
         CertificateError::Revoked => "certificate was revoked".into(),
+        // The library's own name for what it found; this one is met where somebody names an apiserver's certificate as ca_file.
+        CertificateError::Other(fault) => match fault.0.to_string() {
+            name if name == "CaUsedAsEndEntity" => {
+                "certificate is an authority's own: ca_file must be that of the authority which has signed the server's"
+                    .into()
+            }
+            name => format!("certificate is not valid: {name}"),
+        },
         other => other.to_string(),
     }
 }
@@ -147,6 +155,8 @@ fn short(text: String) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rustls::OtherError;
+
     use super::*;
 
     fn at(seconds: u64) -> UnixTime {
@@ -180,6 +190,28 @@ mod tests {
             let outcome = of_connect(&io::Error::from_raw_os_error(errno));
             assert!(matches!(outcome, ProbeOutcome::Failed(Cause::Unreachable { .. })), "{outcome:?}");
         }
+    }
+
+    /// It was printed as the library's structures.
+    #[test]
+    fn an_authority_s_certificate_at_a_server_says_which_one_is_wanted() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("{0}")]
+        struct Found(&'static str);
+        let told = |name| {
+            let fault = CertificateError::Other(OtherError(std::sync::Arc::new(Found(name))));
+            let ProbeOutcome::Failed(Cause::Tls { error }) = of_tls(&TlsError::InvalidCertificate(fault)) else {
+                panic!()
+            };
+            error
+        };
+        let said =
+            "certificate is an authority's own: ca_file must be that of the authority which has signed the server's";
+        assert_eq!(told("CaUsedAsEndEntity"), said);
+        assert_eq!(
+            told("MaximumNameConstraintComparisonsExceeded"),
+            "certificate is not valid: MaximumNameConstraintComparisonsExceeded"
+        );
     }
 
     #[test]

@@ -130,7 +130,8 @@ impl<'a> Player<'a> {
             ["ssh", target, order @ .., "<", file] => {
                 let target = self.at(target.strip_prefix("root@").expect("as root"));
                 let file = self.host(host).place_of(file);
-                return target.type_and_read(&format!("{} < {}", order.join(" "), file.display()));
+                let order = order.join(" ");
+                return target.type_and_read(&format!("{} < {}", order.trim_matches('\''), file.display()));
             }
             ["kubeadm", "init", "phase", "certs", "ca"] => self.give_ca(host, "/etc/kubernetes/pki/ca.crt"),
             ["kubeadm", order, rest @ ..] => self.kubeadm(host, order, rest),

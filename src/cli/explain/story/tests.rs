@@ -177,6 +177,28 @@ fn an_operator_s_order_is_named_as_the_cause() {
     assert!(!sentences.iter().any(|sentence| sentence.contains("fall =")), "{sentences:?}");
 }
 
+/// Of 15 flows that an order had reset, it told of those alone that ended before the next order.
+#[test]
+fn flows_that_end_after_the_backend_is_back_count_as_its_loss_s_and_later_ones_do_not() {
+    let ejected = || changed(HealthState::Ready, HealthState::Ejected, Cause::OrderedEject);
+    let back = || changed(HealthState::Ejected, HealthState::Ready, Cause::Passed);
+    let end = |number| ended(number, EndReason::EjectedByOperator);
+    let recording = recording(vec![
+        (0, ejected()),
+        (5, end(1)),
+        (10, back()),
+        (200, end(2)),
+        (300, end(3)),
+        (5000, ejected()),
+        (5001, end(4)),
+    ]);
+    let counted =
+        |subject| told(&recording, subject).unwrap().into_iter().find(|it| it.contains("Of its flows")).unwrap();
+    assert!(counted(Subject::Event(0)).starts_with("Of its flows 3 flows ended"), "{}", counted(Subject::Event(0)));
+    let last = counted(Subject::Backend("cp2".to_owned()));
+    assert!(last.starts_with("Of its flows 1 flow ended"), "{last}");
+}
+
 #[test]
 fn any_other_event_is_told_with_what_followed() {
     let recording = recording(vec![

@@ -34,7 +34,7 @@ mod unknown;
 mod vip;
 mod watch;
 
-pub use budget::BudgetHost;
+pub use budget::{BudgetHost, VipTrack};
 pub use diagnostic::{Diagnostic, Loaded, Quote, Rejected, Severity};
 pub(crate) use discover::read_list;
 pub use discover::{Discover, DiscoverSource, DnsRecord, DnsSource, KubernetesSource};

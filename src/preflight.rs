@@ -23,6 +23,7 @@ mod place;
 mod shared_ports;
 pub(crate) mod sysctl_file;
 
+use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -44,11 +45,17 @@ pub struct Report {
     pub settings: Vec<Setting>,
 }
 
-/// What this host adds to the heartbeat budget: the longest interval between keepalived's adverts in the file at `path`, or in its
-/// default file, and the host's own addresses.
+/// What this host adds to the heartbeat budget: the timers of keepalived's file at `path`, or of its default file, and the host's
+/// own addresses.
 pub(crate) fn budget_host(path: Option<&Path>) -> BudgetHost {
     let own = netdev::networks().map(|networks| fixed(&networks)).unwrap_or_default();
-    BudgetHost { adverts: Keepalived::read(path).advert_interval(), own }
+    let keepalived = Keepalived::read(path);
+    BudgetHost { adverts: keepalived.advert_interval(), track: keepalived.vip_track(), own }
+}
+
+/// Why keepalived's file at `path` cannot be read.
+pub(crate) fn keepalived_fault(path: &Path) -> Option<io::Error> {
+    Keepalived::read(Some(path)).fault_of_named()
 }
 
 /// The addresses that stay on their host. A VIP is a /32 or /128, or comes to a network where the interface has an address already.

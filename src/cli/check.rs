@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::output::{colours, columns};
+use super::output::{CliError, Output, colours, columns};
 use super::wrap::wrap;
 use crate::config::budget::{BudgetHost, FrontendBudget, LongestGap};
 use crate::config::{self, Cluster, Config};
@@ -36,9 +36,15 @@ impl CheckArguments {
 }
 
 /// Checks the file at `path`: findings to stderr, the verdict to stdout; in JSON, both to stdout. 0: it is valid; 1: it
-/// has errors. With `--host`, it checks this host too. An obstacle to offload is no error, because flows then stay
-/// proxied; a fault that may leave clients waiting is one.
+/// has errors, or keepalived's file, if it is named, cannot be read. With `--host`, it checks this host too. An obstacle to
+/// offload is no error, because flows then stay proxied; a fault that may leave clients waiting is one.
 pub(crate) fn run(path: &Path, arguments: &CheckArguments, json: bool) -> ExitCode {
+    // With --host it is a fault among the others.
+    if let Some(file) = arguments.keepalived.as_deref().filter(|_| !arguments.host)
+        && let Some(error) = preflight::keepalived_fault(file)
+    {
+        return Output::new(json).fail(&CliError::path(file, error));
+    }
     let report = if json && !arguments.host {
         document(path, &mut io::stdout().lock())
     } else {
@@ -134,6 +140,9 @@ fn budget(config: &Config, host: &BudgetHost) -> String {
                 LongestGap::Parts(parts) => Ok(lasts(&parts)),
                 LongestGap::NoVip => Err(("-", "its clients are on this host: no VIP moves")),
                 LongestGap::OwnAddress => Err(("-", "no VIP: clients wait until this host serves again")),
+                LongestGap::VipStays => {
+                    Err(("-", "NotReady: the VIP stays: no track_script of keepalived's runs `baton ready`"))
+                }
                 LongestGap::Unknown => {
                     Err(("?", "depends on how the VIP moves: set cluster.vrrp_advert_interval, or [vip]"))
                 }
@@ -250,6 +259,46 @@ warning: frontend \"f\" has one backend only
         assert_eq!(preflight::budget_host(Some(keepalived.path())).adverts, None);
     }
 
+    /// Only `advert_int` counted: the VIP was said to leave in 16.4 s what no script takes it from.
+    #[test]
+    fn the_budget_of_a_vip_that_no_script_takes_away_is_not_ok() {
+        const SHIPPED: &str = include_str!("../../deploy/keepalived/keepalived.conf");
+        let rows = |keepalived: &str, cluster: &str| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(&file, keepalived).unwrap();
+            let text = FILE.replace("LISTEN", "10.0.0.100:1").replace("CLUSTER", cluster);
+            let config = config::parse(&text, Path::new("f")).unwrap().config;
+            let budget = budget(&config, &preflight::budget_host(Some(file.path())));
+            let row =
+                |fault: &str| budget.lines().find(|line| line.contains(fault)).unwrap_or_default().trim().to_owned();
+            [row("Baton killed"), row("Baton hung"), row("Baton's host gone")]
+        };
+        let [killed, hung, host] = rows(SHIPPED, "");
+        assert!(killed.ends_with("16.4s  ok") && hung.ends_with("16.4s  ok") && host.ends_with("11s  ok"), "{killed}");
+        for (from, to) in [
+            ("track_script {\n        baton\n    }", ""),
+            ("/usr/bin/baton ready --within 500ms", "/bin/true"),
+            ("vrrp_script baton {", "vrrp_script other {"),
+        ] {
+            assert!(SHIPPED.contains(from), "{from}");
+            for cluster in ["", "vrrp_advert_interval = \"100ms\""] {
+                let [killed, hung, host] = rows(&SHIPPED.replace(from, to), cluster);
+                for row in [killed, hung] {
+                    assert!(row.contains("NotReady: the VIP stays") && !row.contains('?'), "{to}: {row}");
+                }
+                assert!(host.ends_with("11s  ok"), "{host}");
+            }
+        }
+        let slow = SHIPPED.replace("interval 0.5", "interval 3");
+        assert!(rows(&slow, "")[0].ends_with("26.4s  ok"), "{:?}", rows(&slow, ""));
+        assert!(rows(&slow, "vrrp_advert_interval = \"100ms\"")[0].contains("16.4s"), "the file's own comes first");
+        let defaults = "vrrp_script b {\n script \"baton ready\"\n}\nvrrp_instance a {\n advert_int 0.1\n track_script {\n b\n }\n}\n";
+        assert!(rows(defaults, "")[0].ends_with("14.4s  ok"), "{:?}", rows(defaults, ""));
+        let quoted =
+            SHIPPED.replace("\"/usr/bin/baton ready --within 500ms\"", "'/usr/bin/baton ready --within 500ms'");
+        assert!(rows(&quoted, "")[0].ends_with("16.4s  ok"), "{:?}", rows(&quoted, ""));
+    }
+
     #[test]
     fn the_budget_does_not_ask_how_a_loopback_address_moves() {
         let config = config::parse(&FILE.replace("LISTEN", "127.0.0.1:1").replace("CLUSTER", ""), Path::new("f"));
@@ -265,7 +314,7 @@ warning: frontend \"f\" has one backend only
             let text = FILE.replace("LISTEN", listen).replace("CLUSTER", cluster);
             let config = config::parse(&text, Path::new("f")).unwrap().config;
             let own = vec!["10.0.0.5".parse().unwrap()];
-            let budget = budget(&config, &BudgetHost { adverts, own });
+            let budget = budget(&config, &BudgetHost { adverts, own, ..BudgetHost::default() });
             let no_vip = "no VIP: clients wait until this host serves again";
             (
                 budget.lines().filter(|line| line.ends_with(no_vip)).count(),

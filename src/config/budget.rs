@@ -14,6 +14,8 @@ pub(crate) struct FrontendBudget<'a> {
     timers: BudgetTimers,
     /// Whether each of its addresses stays on this host.
     stays: bool,
+    /// Whether keepalived leaves the VIP on a host on which Baton is dead or hangs.
+    outlives_baton: bool,
 }
 
 /// What the host adds to the file.
@@ -21,8 +23,22 @@ pub(crate) struct FrontendBudget<'a> {
 pub struct BudgetHost {
     /// Of keepalived's file, for a file of Baton's without an interval.
     pub adverts: Option<Duration>,
+    /// Of keepalived's file; the time, too, is for a file of Baton's without an interval of adverts.
+    pub track: VipTrack,
     /// Its own addresses: those that no other host takes.
     pub own: Vec<IpAddr>,
+}
+
+/// How long a host on which Baton is dead or hangs keeps keepalived's VIP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VipTrack {
+    /// There is no file, or none that moves a VIP.
+    #[default]
+    Unread,
+    /// No script that it tracks runs `baton ready`.
+    Stays,
+    /// Until that script has failed often enough.
+    After(Duration),
 }
 
 /// The longest time between two renewals.
@@ -32,6 +48,8 @@ pub(crate) enum LongestGap {
     NoVip,
     /// The fault moves a VIP, and the clients connect to an address of this host that stays here.
     OwnAddress,
+    /// The fault leaves the VIP where it is: keepalived does not ask Baton.
+    VipStays,
     /// Baton does not know how the VIP moves.
     Unknown,
     Parts(Vec<GapPart>),
@@ -39,12 +57,12 @@ pub(crate) enum LongestGap {
 
 impl<'a> FrontendBudget<'a> {
     pub(crate) fn new(config: &'a Config, frontend: &'a Frontend, host: &BudgetHost) -> Self {
-        let track_time = config.cluster.vrrp_track_time;
-        let vrrp = config
-            .cluster
-            .vrrp_advert_interval
-            .or(host.adverts)
-            .map(|advert_interval| Vrrp { advert_interval, track_time });
+        let of_file = config.cluster.vrrp_advert_interval;
+        let track_time = match host.track {
+            VipTrack::After(time) if of_file.is_none() => time,
+            _ => config.cluster.vrrp_track_time,
+        };
+        let vrrp = of_file.or(host.adverts).map(|advert_interval| Vrrp { advert_interval, track_time });
         let built_in = config.vip.as_ref().map(|_| BudgetMover::BuiltIn);
         let timers = BudgetTimers {
             lease_renew: config.cluster.lease_renew,
@@ -57,7 +75,8 @@ impl<'a> FrontendBudget<'a> {
         let may_move = |ip: IpAddr| vrrp.is_some() || vips.contains(&ip);
         let ips = || frontend.listen.iter().map(|at| at.ip());
         let stays = ips().all(|ip| ip.is_loopback() || host.own.contains(&ip) && !may_move(ip));
-        Self { config, frontend, timers, stays }
+        let outlives_baton = built_in.is_none() && vrrp.is_some() && host.track == VipTrack::Stays;
+        Self { config, frontend, timers, stays, outlives_baton }
     }
 
     pub(crate) fn longest(&self, fault: BudgetFault) -> LongestGap {
@@ -65,6 +84,11 @@ impl<'a> FrontendBudget<'a> {
         match gap_parts(fault, &self.timers) {
             _ if has_no_vip && fault.needs_the_vip() => LongestGap::NoVip,
             _ if self.stays && fault.needs_the_vip() => LongestGap::OwnAddress,
+            Some(_)
+                if self.outlives_baton && matches!(fault, BudgetFault::InstanceKilled | BudgetFault::InstanceHung) =>
+            {
+                LongestGap::VipStays
+            }
             None if self.stays => LongestGap::OwnAddress,
             None => LongestGap::Unknown,
             Some(parts) => LongestGap::Parts(parts),

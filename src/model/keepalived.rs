@@ -39,6 +39,13 @@ pub(crate) fn definition(line: &[String]) -> Option<(String, String)> {
     Some((name.to_owned(), value.to_owned() + &rest.collect::<String>()))
 }
 
+/// Whether a line `script` runs `baton ready`: the program that answers whether its host should have the VIP.
+pub(crate) fn asks_baton(line: &[String]) -> bool {
+    // In single quotes it is several words.
+    let command = line.get(1..).unwrap_or_default().join(" ");
+    command.contains("baton") && command.contains("ready")
+}
+
 /// `word` with the values of the variables in it that are known.
 pub(crate) fn substituted(word: &str, variables: &HashMap<String, String>) -> String {
     let Some((before, after)) = word.split_once('$') else { return word.to_owned() };

@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::place::HostPlace;
-use crate::config::Config;
+use crate::config::{Config, VipTrack};
 use crate::model::finding::Finding;
 use crate::model::humane::list;
+use crate::model::keepalived::asks_baton;
 use syntax::{File, Node};
 
 /// The default path of its configuration.
@@ -65,6 +66,7 @@ pub(super) fn read_any(bytes: &[u8]) {
     let read = Keepalived { path: KEEPALIVED_DEFAULT.into(), named: true, file: Ok(file) };
     read.addresses();
     read.advert_interval();
+    read.vip_track();
     read.follows(IpAddr::from([10, 0, 0, 100]), Some(Path::new("/run/baton-vip-away")));
 }
 
@@ -88,6 +90,23 @@ impl Keepalived {
     /// The longest of its instances.
     pub(super) fn advert_interval(&self) -> Option<Duration> {
         self.instances().iter().map(VrrpInstance::advert_interval).max()
+    }
+
+    /// How long a host on which Baton is dead or hangs keeps the VIP: the longest of its instances.
+    pub(super) fn vip_track(&self) -> VipTrack {
+        let Ok(file) = &self.file else { return VipTrack::Unread };
+        let scripts = scripts(file);
+        let instances = self.instances();
+        let times = instances.iter().map(|instance| instance.asking(&scripts).map(Script::fails_after));
+        match times.collect::<Option<Vec<_>>>() {
+            None => VipTrack::Stays,
+            Some(times) => times.into_iter().max().map_or(VipTrack::Unread, VipTrack::After),
+        }
+    }
+
+    /// Why its file cannot be read, if the user has named it.
+    pub(super) fn fault_of_named(self) -> Option<io::Error> {
+        self.file.err().filter(|_| self.named)
     }
 
     /// Whether it removes `vip` from a host that should not have it.
@@ -181,6 +200,19 @@ impl VrrpInstance<'_> {
         let block = self.node.find("track_script");
         block.map(|block| block.block.iter().map(Node::keyword).collect()).unwrap_or_default()
     }
+
+    /// The first of `scripts` that it tracks.
+    fn asking<'s, 'f>(&self, scripts: &'s [Script<'f>]) -> Option<&'s Script<'f>> {
+        let tracked = self.tracked();
+        scripts.iter().find(|script| tracked.contains(&script.name))
+    }
+}
+
+impl Script<'_> {
+    /// Time from an instance's silence until keepalived takes the script as failed.
+    fn fails_after(&self) -> Duration {
+        (self.interval + self.timeout) * self.fall
+    }
 }
 
 fn seconds(text: Option<&str>) -> Option<Duration> {
@@ -190,7 +222,7 @@ fn seconds(text: Option<&str>) -> Option<Duration> {
 /// The scripts of a file that run `baton ready`. Defaults as in keepalived.conf(5).
 fn scripts(file: &File) -> Vec<Script<'_>> {
     let scripts = file.nodes.iter().filter(|node| node.keyword() == "vrrp_script");
-    let asks = |node: &&Node| node.value("script").is_some_and(|s| s.contains("baton") && s.contains("ready"));
+    let asks = |node: &&Node| node.find("script").is_some_and(|line| asks_baton(&line.words));
     let read = |node: &'_ Node| -> (Duration, Duration, u32, i32) {
         let interval = seconds(node.value("interval")).unwrap_or(Duration::from_secs(1));
         let number = |keyword: &str| node.value(keyword).and_then(|text| text.parse::<i32>().ok());

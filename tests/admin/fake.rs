@@ -135,7 +135,7 @@ impl Control for FakeControl {
     }
 
     fn budget_host(&self) -> BudgetHost {
-        BudgetHost { adverts: Some(Duration::from_secs(1)), own: Vec::new() }
+        BudgetHost { adverts: Some(Duration::from_secs(1)), ..BudgetHost::default() }
     }
 }
 

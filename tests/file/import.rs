@@ -100,6 +100,18 @@ fn check_host_looks_at_the_host_although_the_file_has_errors() {
     assert!(["firewall:", "interfaces:", "keepalived:"].iter().all(|topic| !of_host.contains(topic)), "{said}");
 }
 
+#[test]
+fn check_names_a_file_of_keepalived_s_that_is_not_there() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("haproxy.cfg"), "listen a\n bind :6443\n server b 10.0.0.1:6443\n").unwrap();
+    assert!(baton(directory.path(), &["import", "haproxy.cfg", "--output", "baton.toml"]).status.success());
+    for more in [&[][..], &["--json"], &["--host"]] {
+        let ran = baton(directory.path(), &[&["check", "-c", "baton.toml", "--keepalived", "/nope"], more].concat());
+        let said = text(&ran.stderr).to_owned() + text(&ran.stdout);
+        assert!(ran.status.code() == Some(1) && said.contains("/nope: No such file"), "{more:?}: {said}");
+    }
+}
+
 /// What no configuration has, and yet is given by mistake: each ends soon, with an error that names the file, and no byte of it steers
 /// the terminal.
 #[test]

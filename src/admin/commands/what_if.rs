@@ -279,6 +279,7 @@ impl WhatIfLook<'_> {
             match budget.longest(fault) {
                 LongestGap::NoVip => return ExpectedGap::Unknown(NO_VIP.to_owned()),
                 LongestGap::OwnAddress => return ExpectedGap::Unknown(OWN_ADDRESS.to_owned()),
+                LongestGap::VipStays => return ExpectedGap::Unknown(VIP_STAYS.to_owned()),
                 LongestGap::Unknown => return ExpectedGap::Unknown(NO_MOVER.to_owned()),
                 LongestGap::Parts(parts) => {
                     let setting = |part: &_| GapSetting {
@@ -348,5 +349,7 @@ const ALL_BACKENDS: [&str; 7] =
 const NO_OTHER: &str = "no other backend serves: Baton resets new connections until one does";
 const NO_VIP: &str = "its clients are on its own host: no VIP moves";
 const OWN_ADDRESS: &str = "its address is this host's own, not a VIP: clients wait until this host serves again";
+const VIP_STAYS: &str =
+    "the VIP stays, and clients wait until this host serves again: no track_script of keepalived's runs `baton ready`";
 const NO_MOVER: &str = "it depends on how the VIP moves: set cluster.vrrp_advert_interval, or [vip]";
 const NOT_CONFIGURED: &str = "its frontend is no longer in the configuration";

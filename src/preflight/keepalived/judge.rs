@@ -172,8 +172,7 @@ impl Judged {
 
     fn script(&mut self, instance: VrrpInstance, scripts: &[Script], config: &Config) {
         let VrrpInstance { name, .. } = instance;
-        let tracked = instance.tracked();
-        let Some(script) = scripts.iter().find(|script| tracked.contains(&script.name)) else {
+        let Some(script) = instance.asking(scripts) else {
             self.fault(
                 format!("{name}: no track_script runs `baton ready`"),
                 "the VIP stays on a host on which Baton is dead or hangs, though the other host could serve it",
@@ -191,7 +190,7 @@ impl Judged {
                 format!("no weight in vrrp_script {}", script.name),
             );
         }
-        let time = (script.interval + script.timeout) * script.fall;
+        let time = script.fails_after();
         if config.cluster.vrrp_advert_interval.is_some() && config.cluster.vrrp_track_time != time {
             self.findings.push(Finding::advice(
                 TOPIC,

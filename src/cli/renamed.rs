@@ -1,6 +1,8 @@
-//! Messages for commands, options and values that do not exist, among them the former names of others.
+//! Messages for commands, options and values that do not exist, among them the former names of others, and a file without its option.
 
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::model::humane::printable;
 
 const COMMANDS: [(&str, &str); 2] = [("handover", "evacuate"), ("path", "offload")];
 
@@ -11,7 +13,8 @@ const OPTIONS: [(&str, &str, &str); 2] = [("evacuate", "--back", "--cancel"), ("
 const VALUES: [(&str, &str, &str); 2] =
     [("--state", "graduated", "--state offloaded"), ("--state", "ending", "--ending")];
 
-/// The present name, if `error` is about the former name of a command, an option or a value.
+/// The present name, if `error` is about the former name of a command, an option or a value; for a file that `check` was given
+/// as `diff` and `import` take one, how to name it.
 pub(super) fn renamed(error: &clap::Error) -> Option<String> {
     let typed = |kind| match error.get(kind) {
         Some(ContextValue::String(typed)) => Some(typed.as_str()),
@@ -28,6 +31,10 @@ pub(super) fn renamed(error: &clap::Error) -> Option<String> {
         return Some(format!("{option} {old} is called {new} now"));
     }
     let usage = error.get(ContextKind::Usage)?.to_string();
+    if usage.contains("baton check ") && error.kind() == ErrorKind::UnknownArgument && !option.starts_with('-') {
+        let file = printable(typed(ContextKind::InvalidArg)?);
+        return Some(format!("check takes the file after -c: baton check -c {file}"));
+    }
     let is_it = |(command, old, _): &(&str, &str, &str)| *old == option && usage.contains(&format!("baton {command} "));
     let (command, old, new) = OPTIONS.into_iter().find(is_it)?;
     Some(format!("{old} is called {new} now: baton {command} {new}"))
@@ -94,6 +101,16 @@ mod tests {
         assert_eq!(said(&["baton", "flows", "--state", "gradated"]), None);
         Arguments::try_parse_from(["baton", "evacuate", "--cancel"]).unwrap();
         Arguments::try_parse_from(["baton", "flows", "--state", "offloaded"]).unwrap();
+    }
+
+    #[test]
+    fn a_file_without_c_is_answered_with_c() {
+        let said = |typed: &[&str]| renamed(&Arguments::try_parse_from(typed).unwrap_err());
+        let hint = "check takes the file after -c: baton check -c a.toml";
+        assert_eq!(said(&["baton", "check", "a.toml"]).as_deref(), Some(hint));
+        assert_eq!(said(&["baton", "check", "--host", "a.toml"]).as_deref(), Some(hint));
+        assert_eq!(said(&["baton", "check", "--hos"]), None);
+        assert_eq!(said(&["baton", "status", "a.toml"]), None);
     }
 
     #[cfg(feature = "lab")]

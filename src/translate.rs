@@ -55,6 +55,16 @@ impl ForeignTranslation {
     }
 }
 
+/// The first variable of a word, as `${NAME}` or `$NAME`. The names of keepalived's own begin with `_`.
+fn variable(word: &str) -> Option<String> {
+    word.match_indices('$').find_map(|(at, _)| {
+        let after = &word[at + 1..];
+        let name = after.strip_prefix('{').unwrap_or(after);
+        let end = name.find(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_').unwrap_or(name.len());
+        name.starts_with(|letter: char| letter.is_ascii_alphabetic()).then(|| format!("${{{}}}", &name[..end]))
+    })
+}
+
 /// Translates an haproxy.cfg, and the keepalived.conf beside it.
 pub(crate) fn translate(haproxy: &ForeignFile, keepalived: Option<&ForeignFile>) -> ForeignTranslation {
     let mut toml = Toml::default();

@@ -7,14 +7,19 @@ use std::time::Duration;
 use super::ForeignFile;
 use super::ledger::Ledger;
 use super::toml::{Toml, array, quoted};
+use super::variable;
 use crate::model::duration::display;
-use crate::model::keepalived::{definition, substituted, words};
+use crate::model::keepalived::{asks_baton, definition, substituted, words};
 
 /// The port of the link between instances, as the examples have it.
 pub(super) const PEER_PORT: u16 = 9471;
 /// keepalived itself has at most four.
 const DEPTH_MAX: usize = 16;
 pub(super) const KEY_FILE: &str = "/etc/baton/peers.key";
+
+/// What deploy/keepalived has in its vrrp_script.
+const ASKING: &str =
+    "script \"/usr/bin/baton ready --within 500ms\", interval 0.5, timeout 1, fall 2, rise 2, no weight";
 
 /// A line, or a part of it, in the blocks around it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,8 +52,9 @@ struct VrrpSettings {
 pub(super) fn translate(file: &ForeignFile, toml: &mut Toml, steps: &mut Vec<String>) -> Ledger {
     let mut ledger = Ledger::new(file);
     let mut vrrp = VrrpSettings::default();
-    for item in items(&file.text, &mut ledger) {
-        read(&item, &mut vrrp, &mut ledger);
+    let items = items(&file.text, &mut ledger);
+    for item in &items {
+        read(item, &mut vrrp, &mut ledger);
     }
     let is_complete = !vrrp.addresses.is_empty() && vrrp.interface.is_some();
     match vrrp.own {
@@ -58,8 +64,9 @@ pub(super) fn translate(file: &ForeignFile, toml: &mut Toml, steps: &mut Vec<Str
             steps.push(key_step());
             steps.push("follow \"From keepalived to Baton, without a reset\" in docs/vip.md, host by host".to_owned());
         }
-        _ => return external(&vrrp, is_complete, file, toml),
+        _ => return external(&vrrp, &items, is_complete, file, toml, steps),
     }
+    variables(&items, &mut ledger);
     for (line, text) in file.text.lines().enumerate() {
         if !words(text).is_empty() && !ledger.has_note(line) {
             ledger.kept(line, "another line decides");
@@ -426,9 +433,37 @@ fn built_in(vrrp: &VrrpSettings, toml: &mut Toml, ledger: &mut Ledger) {
     }
 }
 
+/// Names the variables that the file does not define, as those of a template have to be filled in.
+fn variables(items: &[KeepalivedLine], ledger: &mut Ledger) {
+    for item in items {
+        if let Some(name) = item.words.iter().find_map(|word| variable(word)) {
+            ledger.unknown_variable(item.line, &name, "this file does not define it");
+        }
+    }
+}
+
+/// What tells keepalived whether this host should have the VIP, without a question to Baton: scripts and watched processes.
+fn without_baton(items: &[KeepalivedLine]) -> impl Iterator<Item = &KeepalivedLine> {
+    items.iter().filter(|item| {
+        let block = item.blocks.first().and_then(|words| words.first()).map_or("", String::as_str);
+        match (block, item.words.first().map_or("", String::as_str)) {
+            ("vrrp_script", "script") => !asks_baton(&item.words),
+            ("vrrp_track_process", "process") => item.words.iter().any(|word| word.contains("haproxy")),
+            _ => false,
+        }
+    })
+}
+
 /// keepalived goes on: the file does not say which other hosts there are, and two hosts that do not know each other would both
 /// take the VIP. So every line of it stays in force.
-fn external(vrrp: &VrrpSettings, is_complete: bool, file: &ForeignFile, toml: &mut Toml) -> Ledger {
+fn external(
+    vrrp: &VrrpSettings,
+    items: &[KeepalivedLine],
+    is_complete: bool,
+    file: &ForeignFile,
+    toml: &mut Toml,
+    steps: &mut Vec<String>,
+) -> Ledger {
     const STAYS: &str =
         "keepalived goes on with it: without unicast_src_ip and unicast_peer the other hosts are not known to Baton";
     let mut ledger = Ledger::new(file);
@@ -448,9 +483,24 @@ fn external(vrrp: &VrrpSettings, is_complete: bool, file: &ForeignFile, toml: &m
         }
     }
     toml.bare_key("mode", "\"external\"");
+    variables(items, &mut ledger);
+    let others: Vec<_> = without_baton(items).map(|item| item.line).collect();
+    for line in &others {
+        ledger.missing(
+            *line,
+            "it does not run `baton ready`: what looks at HAProxy fails on every host once HAProxy has stopped, and then no host has the VIP",
+        );
+    }
+    if !others.is_empty() {
+        let places = others.iter().map(|line| ledger.place(*line)).collect::<Vec<_>>().join(", ");
+        steps.push(format!(
+            "once Baton serves on a host, and before HAProxy stops there, let keepalived ask Baton in place of {places}: a tracked \
+             vrrp_script with {ASKING}, as deploy/keepalived/keepalived.conf has it"
+        ));
+    }
     for (line, text) in file.text.lines().enumerate() {
         let words = words(text);
-        if words.first().is_some_and(|word| word == "script") {
+        if asks_baton(&words) && words[0] == "script" {
             ledger
                 .kept(line, "keepalived goes on with it; `baton ready` tells it whether this host should have the VIP");
         } else if !words.is_empty() && !ledger.has_note(line) {

@@ -113,6 +113,15 @@ impl Ledger {
         !self.lines[line].notes.is_empty()
     }
 
+    /// Notes a variable whose value nobody here knows, unless nothing of the line counts, or a note names it.
+    pub(super) fn unknown_variable(&mut self, line: usize, name: &str, why: &str) {
+        let noted = &self.lines[line];
+        let is_named = |note: &LineNote| note.outcome == LineOutcome::NoEqual && note.words.contains(name);
+        if noted.outcome() != LineOutcome::NoEqual && !noted.notes.iter().any(is_named) {
+            self.missing(line, format!("{name}: {why}: write its value"));
+        }
+    }
+
     /// `haproxy.cfg:12`, for the key's comment.
     pub(super) fn place(&self, line: usize) -> String {
         format!("{}:{}", self.name, line + 1)

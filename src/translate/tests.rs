@@ -250,7 +250,9 @@ fn a_backend_that_two_frontends_lead_to_is_written_twice() {
 fn a_keepalived_without_peers_stays() {
     let text = include_str!("../../tests/migration/kubeadm-keepalived.conf");
     let translation = translate(&file("haproxy.cfg", &listen("")), Some(&file("keepalived.conf", text)));
-    assert!(!translation.changes_behaviour(), "{:#?}", translation.ledgers[1]);
+    // All but the script: keepalived goes on with it.
+    let lost: Vec<_> = translation.ledgers[1].lines().iter().filter(|it| it.changes_behaviour()).collect();
+    assert_eq!(lost.iter().map(|it| it.number).collect::<Vec<_>>(), [6], "{:#?}", translation.ledgers[1]);
     assert_eq!(config(&translation).vip, None);
     assert!(
         translation.toml.contains("# addresses = [\"10.0.0.100/32\"]  # keepalived.conf:23\n"),
@@ -433,6 +435,44 @@ fn a_rejection_that_cannot_be_kept_is_a_step_before_the_file_serves() {
         assert!(step.contains("admits clients that HAProxy rejects"), "{step}");
         assert!(translation.toml.contains("# It admits clients that HAProxy rejects"), "{}", translation.toml);
     }
+}
+
+/// The lines of `text`, a keepalived.conf, that are lost, and the steps.
+fn beside(text: &str) -> (Vec<usize>, Vec<String>) {
+    let translation = translate(&file("haproxy.cfg", &listen("")), Some(&file("keepalived.conf", text)));
+    let lost = translation.ledgers[1].lines().iter().filter(|it| it.changes_behaviour()).map(|it| it.number);
+    (lost.collect(), translation.steps)
+}
+
+/// It was "kept", and `baton ready` was said to answer it: once haproxy had stopped, no host had the VIP.
+#[test]
+fn a_script_that_does_not_ask_baton_is_a_step_before_haproxy_stops() {
+    let with = |script: &str| {
+        format!(
+            "vrrp_script chk {{\n  {script}\n  interval 2\n}}\nvrrp_instance VI_1 {{\n  interface eth0\n  \
+             virtual_ipaddress {{ 10.0.0.100/24 }}\n  track_script {{ chk }}\n}}\n"
+        )
+    };
+    for script in [
+        "script \"killall -0 haproxy\"",
+        "script 'killall -0 haproxy'  # faster than pidof",
+        "script /etc/keepalived/check_apiserver.sh",
+        "script \"/usr/bin/curl -sfk https://localhost:6443/healthz\"",
+    ] {
+        let (lost, steps) = beside(&with(script));
+        assert_eq!(lost, [2], "{script}");
+        let [step] = &steps[..] else { panic!("{script}: {steps:?}") };
+        assert!(step.contains("keepalived.conf:2") && step.contains("/usr/bin/baton ready --within 500ms"), "{step}");
+    }
+    let process = with("process haproxy").replace("vrrp_script", "vrrp_track_process");
+    let (lost, steps) = beside(&process);
+    assert!(lost == [2] && steps.len() == 1 && steps[0].contains("keepalived.conf:2"), "{lost:?} {steps:?}");
+    for script in ["script \"/usr/bin/baton ready --within 500ms\"", "script '/usr/bin/baton ready'"] {
+        assert_eq!(beside(&with(script)), (Vec::new(), Vec::new()), "{script}");
+    }
+    assert_eq!(beside(include_str!("../../tests/migration/kubeadm-keepalived.conf")).0, [6]);
+    // Where Baton moves the VIP, nothing asks the script.
+    assert_eq!(beside(include_str!("../../tests/migration/unicast-keepalived.conf")).0, [0; 0]);
 }
 
 /// Words that mean something, in any order, and others that do not.

@@ -199,6 +199,7 @@ fn what_treats_connections_in_another_way_is_named() {
     for (line, why) in [
         ("use_backend x if { src 10.0.0.0/8 }", "all connections of the frontend"),
         ("tcp-request connection reject if !ours", "\"allow\" and \"deny\""),
+        ("tcp-request content reject if !{ req.ssl_hello_type 1 }", "\"allow\" and \"deny\""),
         ("stick on src", "source_hash"),
         ("balance hdr(host)", "least_conn"),
         ("frobnicate 1", "does not know \"frobnicate\""),
@@ -473,6 +474,51 @@ fn a_script_that_does_not_ask_baton_is_a_step_before_haproxy_stops() {
     assert_eq!(beside(include_str!("../../tests/migration/kubeadm-keepalived.conf")).0, [6]);
     // Where Baton moves the VIP, nothing asks the script.
     assert_eq!(beside(include_str!("../../tests/migration/unicast-keepalived.conf")).0, [0; 0]);
+}
+
+#[test]
+fn rules_for_sessions_and_contents_by_address_are_kept_as_those_for_connections() {
+    let admits = |lines: &str| {
+        let (allow, deny, lost) = admission(lines);
+        assert_eq!(lost, [0; 0], "{lines}");
+        (allow.join(" "), deny.join(" "))
+    };
+    let told = |allow: &str, deny: &str| (allow.to_owned(), deny.to_owned());
+    for kind in ["session", "content"] {
+        let reject = format!("tcp-request {kind} reject if");
+        assert_eq!(admits(&format!("{reject} {{ src 1.2.3.4 }}\n")), told("", "1.2.3.4/32"));
+        let office = "acl office src 10.20.0.0/16\n";
+        assert_eq!(admits(&format!("{office}{reject} !office\n")), told("10.20.0.0/16", ""));
+        // Each of the three lists decides by itself: who is accepted by one may be rejected by the next.
+        let both = format!("tcp-request connection accept if {{ src 10.0.0.0/8 }}\n{reject} {{ src 10.0.0.0/9 }}\n");
+        assert_eq!(admits(&both), told("", "10.0.0.0/9"));
+        let both = format!("tcp-request connection reject if {{ src 10.3.0.0/16 }}\n{reject} {{ src 10.1.0.0/16 }}\n");
+        assert_eq!(admits(&both), told("", "10.1.0.0/16 10.3.0.0/16"));
+        // They look at the address of the PROXY header, as Baton's lists do.
+        let (_, deny, _) = admission(&format!("bind :7443 accept-proxy\n{reject} {{ src 10.1.0.0/16 }}\n"));
+        assert_eq!(deny, ["10.1.0.0/16"]);
+        let translation = read(&listen(&format!("tcp-request {kind} reject if {{ src -f /etc/bad }}\n")));
+        assert!(missing(&translation, 3)[0].1, "{kind}");
+        let [step] = &translation.steps[..] else { panic!("{kind}: {:?}", translation.steps) };
+        assert!(step.contains("frontend api"), "{step}");
+    }
+    assert_eq!(admits("tcp-request content accept if { req.ssl_hello_type 1 }\n"), told("", ""));
+}
+
+#[test]
+fn a_rejection_of_a_backend_is_kept_for_each_frontend_that_leads_there() {
+    let text = format!(
+        "frontend a\nbind :6443\ndefault_backend cps\nfrontend b\nbind :7443\ntcp-request session reject if {{ src 10.1.0.0/16 }}\n\
+         default_backend cps\nbackend cps\ntcp-request content reject if {{ src 10.3.0.0/16 }}\n{SERVERS}"
+    );
+    let translation = read(&text);
+    assert!(!translation.changes_behaviour(), "{:#?}", translation.ledgers);
+    let denied =
+        |at: usize| config(&translation).frontends[at].deny.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(
+        (denied(0), denied(1)),
+        (vec!["10.3.0.0/16".to_owned()], vec!["10.1.0.0/16".to_owned(), "10.3.0.0/16".to_owned()])
+    );
 }
 
 /// Words that mean something, in any order, and others that do not.

@@ -1,4 +1,4 @@
-//! `allow` and `deny` from `tcp-request connection`, whose first rule that matches decides.
+//! `allow` and `deny` from `tcp-request connection`, `session` and `content`, in each of which the first rule that matches decides.
 
 use std::net::IpAddr;
 
@@ -30,50 +30,35 @@ struct Decided {
     lines: Vec<usize>,
 }
 
-/// Writes the lists into `table`; returns the lines that reject clients whom the lists admit. `has_proxy`: clients begin with a
-/// PROXY header.
-pub(super) fn access(front: &Effective, has_proxy: bool, table: &mut Draft, ledger: &mut Ledger) -> Vec<usize> {
-    let rules: Vec<_> = front.each("tcp-request").filter(|rule| rule.word(1) == "connection").collect();
-    let mut decided = Decided::default();
+/// The rules of one list, of which the first that matches decides. A client must pass each list.
+struct RuleList<'c, 'e> {
+    rules: Vec<&'c Directive>,
+    /// The section, with its `acl`.
+    section: &'e Effective<'c>,
+    /// Whether `src` is the address of the connection, not that of a PROXY header.
+    sees_proxy: bool,
+}
+
+/// Writes the lists into `table`; returns the lines that reject clients whom the lists admit. `backend`: another section than
+/// `front`. `has_proxy`: clients begin with a PROXY header.
+pub(super) fn access(
+    front: &Effective,
+    backend: Option<&Effective>,
+    has_proxy: bool,
+    table: &mut Draft,
+    ledger: &mut Ledger,
+) -> Vec<usize> {
+    let of = |section, kind: &str| RuleList {
+        rules: Effective::each(section, "tcp-request").filter(|rule| rule.word(1) == kind).collect(),
+        section,
+        sees_proxy: has_proxy && kind == "connection",
+    };
+    let mut lists: Vec<_> = ["connection", "session", "content"].map(|kind| of(front, kind)).into();
+    lists.extend(backend.map(|backend| of(backend, "content")));
     let mut lost = Vec::new();
-    // The line of a rule that lets pass nobody knows whom.
-    let mut unknown: Option<usize> = None;
-    for (at, rule) in rules.iter().enumerate() {
-        let line = rule.line;
-        let is_reject = match rule.word(2) {
-            "accept" => false,
-            "reject" | "silent-drop" => true,
-            action if PASSING.iter().any(|it| action.starts_with(it)) => {
-                ledger.missing(line, format!("{action}: Baton keeps no table of clients, and marks no packets"));
-                continue;
-            }
-            action => {
-                ledger.missing(line, format!("{action}: Baton decides by the client's own address alone"));
-                unknown = unknown.or(Some(line));
-                continue;
-            }
-        };
-        let read = match unknown {
-            _ if has_proxy => {
-                Err("HAProxy looks at the address of the proxy here, and Baton's lists at that of the PROXY header"
-                    .to_owned())
-            }
-            Some(before) => Err(format!("line {} lets pass clients that Baton cannot tell", before + 1)),
-            None if rule.word(2) == "silent-drop" => Err("silent-drop: Baton resets what it denies".to_owned()),
-            None => condition(rule, front),
-        };
-        match read {
-            Ok(clients) => decided.add(is_reject, &clients, line, ledger),
-            Err(why) if is_reject => {
-                ledger.missing(line, format!("{why}: {REACHES_MORE}"));
-                lost.push(line);
-            }
-            Err(why) if rules[at..].iter().any(|rule| rule.word(2) == "reject") => {
-                ledger.missing(line, format!("{why}: the rules after it are not kept"));
-                unknown = unknown.or(Some(line));
-            }
-            Err(_) => ledger.kept(line, "no rule after it rejects"),
-        }
+    let mut decided = Decided::default();
+    for list in &lists {
+        decided = decided.and(decide(list, &mut lost, ledger));
     }
     match decided.lists() {
         Some((allow, deny)) => {
@@ -100,15 +85,62 @@ pub(super) fn access(front: &Effective, has_proxy: bool, table: &mut Draft, ledg
             }
         }
     }
-    for rule in front.each("acl") {
-        let is_used = |it: &&Directive| it.words.iter().any(|word| word.trim_start_matches('!') == rule.word(1));
-        if rules.iter().any(is_used) && !ledger.has_note(rule.line) {
-            ledger.kept(rule.line, "a condition of the rules for connections");
+    for list in &lists {
+        for acl in list.section.each("acl") {
+            let is_used = |it: &&Directive| it.words.iter().any(|word| word.trim_start_matches('!') == acl.word(1));
+            if list.rules.iter().any(is_used) && !ledger.has_note(acl.line) {
+                ledger.kept(acl.line, "a condition of the rules for connections");
+            }
         }
     }
     lost.sort_unstable();
     lost.dedup();
     lost
+}
+
+/// What the rules of `list` decide. `lost` gets the lines that reject clients whom Baton cannot tell.
+fn decide(list: &RuleList, lost: &mut Vec<usize>, ledger: &mut Ledger) -> Decided {
+    let mut decided = Decided::default();
+    // The line of a rule that lets pass nobody knows whom.
+    let mut unknown: Option<usize> = None;
+    for (at, rule) in list.rules.iter().enumerate() {
+        let line = rule.line;
+        let is_reject = match rule.word(2) {
+            "accept" => false,
+            "reject" | "silent-drop" => true,
+            action if PASSING.iter().any(|it| action.starts_with(it)) => {
+                ledger.missing(line, format!("{action}: Baton keeps no table of clients, and marks no packets"));
+                continue;
+            }
+            action => {
+                ledger.missing(line, format!("{action}: Baton decides by the client's own address alone"));
+                unknown = unknown.or(Some(line));
+                continue;
+            }
+        };
+        let read = match unknown {
+            _ if list.sees_proxy => {
+                Err("HAProxy looks at the address of the proxy here, and Baton's lists at that of the PROXY header"
+                    .to_owned())
+            }
+            Some(before) => Err(format!("line {} lets pass clients that Baton cannot tell", before + 1)),
+            None if rule.word(2) == "silent-drop" => Err("silent-drop: Baton resets what it denies".to_owned()),
+            None => condition(rule, list.section),
+        };
+        match read {
+            Ok(clients) => decided.add(is_reject, &clients, line, ledger),
+            Err(why) if is_reject => {
+                ledger.missing(line, format!("{why}: {REACHES_MORE}"));
+                lost.push(line);
+            }
+            Err(why) if list.rules[at..].iter().any(|rule| rule.word(2) == "reject") => {
+                ledger.missing(line, format!("{why}: the rules after it are not kept"));
+                unknown = unknown.or(Some(line));
+            }
+            Err(_) => ledger.kept(line, "no rule after it rejects"),
+        }
+    }
+    decided
 }
 
 impl Decided {
@@ -133,6 +165,19 @@ impl Decided {
                 self.allow = self.allow.union(clients);
             }
         }
+    }
+
+    /// Of clients that must pass both lists.
+    fn and(mut self, next: Self) -> Self {
+        self.rejected = self.rejected.union(&next.rejected);
+        self.deny = self.deny.union(&next.deny);
+        self.allow = match (self.allow.is_empty(), next.allow.is_empty()) {
+            (_, true) => self.allow,
+            (true, _) => next.allow,
+            _ => self.allow.intersection(&next.allow),
+        };
+        self.lines.extend(next.lines);
+        self
     }
 
     /// `allow` and `deny` that admit whom the rules admit. `None`: they would be too long.

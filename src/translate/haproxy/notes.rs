@@ -29,7 +29,7 @@ const KEEPALIVE: &str = "Baton sends keepalives on both sides: keepalive_idle, k
 const MAIL: &str = "Baton raises alerts by its metrics: deploy/prometheus";
 
 /// Settings that other files of this room read.
-const SETTINGS: [&str; 34] = [
+const SETTINGS: [&str; 36] = [
     "bind",
     "default_backend",
     "use_backend",
@@ -38,6 +38,8 @@ const SETTINGS: [&str; 34] = [
     "default-server",
     "balance",
     "tcp-request connection",
+    "tcp-request session",
+    "tcp-request content",
     "retries",
     "maxconn",
     "timeout connect",
@@ -339,7 +341,8 @@ mod tests {
             Some(NoEqual("Baton waits for no bytes before it chooses a backend"))
         );
         assert_eq!(of("tcp-request connection reject", Backend), Some(Setting));
-        assert_eq!(of("tcp-request content reject", Backend), Some(Missing(CONDITION)));
+        assert_eq!(of("tcp-request content reject", Backend), Some(Setting));
+        assert_eq!(of("tcp-request other", Backend), Some(Missing(CONDITION)));
         assert_eq!(of("tune.ssl.default-dh-param 2048", Global), Some(GLOBAL_PREFIXES[0].1));
         assert_eq!([of("frobnicate 1", Backend), of("frobnicate 1", Global), of("daemon", Backend)], [None; 3]);
     }

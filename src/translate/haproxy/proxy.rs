@@ -103,7 +103,8 @@ pub(super) fn write(pair: &ProxyPair, shared: &mut TranslatedProxies, toml: &mut
     }
     settings(&front, &back, &servers, &mut table, ledger);
     let has_proxy = frontend.own("bind").any(|bind| bind.words.iter().any(|word| word == "accept-proxy"));
-    let admitting = access(&front, has_proxy, &mut table, ledger);
+    let own_backend = (frontend.line != backend.line).then_some(&back);
+    let admitting = access(&front, own_backend, has_proxy, &mut table, ledger);
     if !admitting.is_empty() {
         let lines = admitting.iter().map(|line| ledger.place(*line)).collect::<Vec<_>>().join(", ");
         named.comments.push(format!("It admits clients that HAProxy rejects: {lines}."));

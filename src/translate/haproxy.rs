@@ -17,11 +17,12 @@ use std::time::Duration;
 use super::ForeignFile;
 use super::ledger::Ledger;
 use super::toml::Toml;
-use notes::{Meaning, is_unlimited, meaning, of_resolvers, other_section};
+use super::variable;
+use notes::{Meaning, has_directive, is_unlimited, meaning, of_resolvers, other_section};
 use probe::GlobalProbes;
 use proxy::{ProxyPair, TranslatedProxies};
 use sections::{CfgSection, Directive, SectionKind, sections};
-use value::{duration, time};
+use value::{bounded, duration, time};
 
 /// Writes the keys of whole tables into `toml`, the frontends into `proxies`, and into `steps` what is to do by hand.
 pub(super) fn translate(file: &ForeignFile, toml: &mut Toml, proxies: &mut Toml, steps: &mut Vec<String>) -> Ledger {
@@ -49,6 +50,15 @@ pub(super) fn translate(file: &ForeignFile, toml: &mut Toml, proxies: &mut Toml,
     steps.append(&mut shared.steps);
     for section in &sections {
         note(section, &sections, used.contains(&section.line), &mut ledger);
+    }
+    for section in &sections {
+        let words = section.directives.iter().map(|it| (it.line, &it.words[..]));
+        let of_heading = (section.line, std::slice::from_ref(&section.name));
+        for (line, words) in words.chain([of_heading]) {
+            if let Some(name) = words.iter().find_map(|word| variable(word)) {
+                ledger.unknown_variable(line, &name, "Baton reads no environment");
+            }
+        }
     }
     ledger
 }
@@ -129,6 +139,16 @@ fn http(section: &CfgSection, mode: &str, ledger: &mut Ledger) {
 /// Notes each line that has none yet.
 fn note(section: &CfgSection, all: &[CfgSection], is_used: bool, ledger: &mut Ledger) {
     let kind = section.kind;
+    if kind == SectionKind::Other {
+        for directive in section.directives.iter().filter(|it| !has_directive(&section.keyword, it)) {
+            let why = format!(
+                "`baton import` does not know {:?} in {}, nor a section that begins so",
+                directive.word(0),
+                section.keyword
+            );
+            ledger.missing(directive.line, why);
+        }
+    }
     if kind == SectionKind::Other && section.keyword == "resolvers" {
         for directive in section.directives.iter().filter(|it| !ledger.has_note(it.line)).collect::<Vec<_>>() {
             say(directive.line, of_resolvers(directive), ledger);
@@ -137,7 +157,8 @@ fn note(section: &CfgSection, all: &[CfgSection], is_used: bool, ledger: &mut Le
     }
     if kind == SectionKind::Other {
         let meaning = other_section(&section.keyword);
-        for line in section.directives.iter().map(|it| it.line).chain([section.line]) {
+        let known = section.directives.iter().filter(|it| has_directive(&section.keyword, it));
+        for line in known.map(|it| it.line).chain([section.line]) {
             say(line, meaning, ledger);
         }
         return;
@@ -216,7 +237,10 @@ fn global(sections: &[CfgSection], toml: &mut Toml, ledger: &mut Ledger) -> Glob
             }
             ("hard-stop-after", _) => match time(value) {
                 Some(Duration::ZERO) => ledger.kept(line, unset(&directive.words.join(" "))),
-                Some(time) => process.push(("stop_timeout", duration(time.clamp(STOP_MIN, STOP_MAX)), line)),
+                Some(time) => {
+                    let time = bounded(time, STOP, &directive.words.join(" "), line, ledger);
+                    process.push(("stop_timeout", duration(time), line));
+                }
                 None => ledger.missing(line, format!("{value:?} is no time")),
             },
             ("ssl-server-verify", _) if value == "none" => global.verify_none = Some(line),
@@ -244,5 +268,5 @@ fn unset(words: &str) -> String {
     format!("{words} is not set to HAProxy: Baton's default is used")
 }
 
-const STOP_MIN: Duration = Duration::from_millis(100);
-const STOP_MAX: Duration = Duration::from_secs(24 * 3600);
+/// The bounds of `stop_timeout`.
+const STOP: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(24 * 3600));

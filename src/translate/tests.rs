@@ -477,6 +477,33 @@ fn a_script_that_does_not_ask_baton_is_a_step_before_haproxy_stops() {
 }
 
 #[test]
+fn a_variable_of_a_template_is_named() {
+    let text = include_str!("../../tests/migration/kubeadm-keepalived.conf");
+    let text = text.replace("state MASTER", "state ${STATE}").replace("        10.0.0.100", "        ${APISERVER_VIP}");
+    assert_eq!(beside(&text).0, [6, 14, 23]);
+    let unicast = include_str!("../../tests/migration/unicast-keepalived.conf");
+    assert_eq!(beside(&unicast.replace("state BACKUP", "state ${STATE}")).0, [5]);
+    let translation = read("listen api\nbind :6443\nserver \"${X}\" 10.0.0.4:6443\nserver b 10.0.0.5:6443\n");
+    let named = missing(&translation, 3);
+    assert!(named.iter().any(|(why, _)| why.contains("${X}") && why.contains("environment")), "{named:?}");
+    assert_eq!(missing(&translation, 4), []);
+    let more = missing(&read(&listen("server \"${X}\" 10.0.0.4:6443 backup\n")), 3).len();
+    assert_eq!((more, missing(&read(&listen("log \"${SINK}\"\n")), 3).len()), (2, 1));
+    // No variable, but the end of a line to a regular expression.
+    let checked = listen("option httpchk\nhttp-check expect rstatus ^2..$\n");
+    assert!(!missing(&read(&checked), 4).iter().any(|(why, _)| why.contains("environment")));
+}
+
+#[test]
+fn an_address_that_two_parts_of_a_bind_have_is_written_once() {
+    for bind in ["*:6443,:::6443", ":::6443,*:6443", "*:6443,*:6443"] {
+        let translation = read(&format!("listen api\nbind {bind}\n{SERVERS}"));
+        let all: Vec<_> = config(&translation).frontends[0].listen.iter().map(ToString::to_string).collect();
+        assert!(all.contains(&"0.0.0.0:6443".to_owned()), "{bind}: {all:?}");
+    }
+}
+
+#[test]
 fn rules_for_sessions_and_contents_by_address_are_kept_as_those_for_connections() {
     let admits = |lines: &str| {
         let (allow, deny, lost) = admission(lines);
@@ -519,6 +546,51 @@ fn a_rejection_of_a_backend_is_kept_for_each_frontend_that_leads_there() {
         (denied(0), denied(1)),
         (vec!["10.3.0.0/16".to_owned()], vec!["10.1.0.0/16".to_owned(), "10.3.0.0/16".to_owned()])
     );
+}
+
+#[test]
+fn a_value_beyond_a_limit_is_not_changed_in_silence() {
+    for line in [
+        "timeout connect 10m",
+        "timeout client 100ms",
+        "retries 50",
+        "clitcpka-idle 5h",
+        "clitcpka-intvl 500ms",
+        "srvtcpka-cnt 500",
+        "bind :7443 tcp-ut 1ms",
+    ] {
+        let translation = read(&listen(&format!("{line}\n")));
+        let all = missing(&translation, 3);
+        assert!(all.iter().any(|(why, changes)| why.contains("Baton's limit is used") && *changes), "{line}: {all:?}");
+        config(&translation);
+    }
+    for line in ["hard-stop-after 48h", "spread-checks 80"] {
+        let translation = read(&format!("global\n{line}\n{}", listen("")));
+        let all = missing(&translation, 2);
+        assert!(all.iter().any(|(why, _)| why.contains("Baton's limit is used")), "{line}: {all:?}");
+    }
+    let within = listen("timeout connect 4s\ntimeout client 1m\nretries 2\nclitcpka-idle 30s\nsrvtcpka-cnt 5\n");
+    assert!(!read(&within).changes_behaviour(), "{:#?}", read(&within).ledgers);
+}
+
+#[test]
+fn a_section_that_haproxy_does_not_have_is_no_part_of_the_one_before() {
+    for before in
+        ["resolvers dns\nnameserver a 10.0.0.53:53", "peers p\npeer a 10.0.0.5:1", "mailers m", "userlist u", "cache c"]
+    {
+        let text = format!("{}{before}\nbogus section\nfoo bar\n", listen(""));
+        let translation = read(&text);
+        let last = text.lines().count();
+        for (line, word) in [(last - 1, "bogus"), (last, "foo")] {
+            let all = missing(&translation, line);
+            let [(why, true)] = all[..] else { panic!("{before}: {all:?}") };
+            assert!(why.contains(&format!("does not know {word:?}")), "{why}");
+        }
+    }
+    let known = "resolvers dns\nnameserver a 10.0.0.53:53\nhold valid 5s\ntimeout retry 1s\nresolve_retries 3\n\
+                 accepted_payload_size 8192\npeers p\npeer a 10.0.0.5:1\nbind :1\nuserlist u\nuser a password b\ngroup g\n\
+                 mailers m\nmailer a 10.0.0.5:25\ntimeout mail 5s\ncache c\ntotal-max-size 4\n";
+    assert!(!read(&format!("{}{known}", listen(""))).changes_behaviour());
 }
 
 /// Words that mean something, in any order, and others that do not.

@@ -280,6 +280,25 @@ pub(super) fn meaning(directive: &Directive, kind: SectionKind) -> Option<Meanin
     }
 }
 
+/// The directives of the sections that lead to no server, as configuration.txt of HAProxy 3.2 has them. A section that is not here
+/// may have any.
+const OTHERS: &[(&str, &[&str])] = &[
+    ("resolvers", &["nameserver", "parse-resolv-conf", "hold", "resolve_retries", "timeout", "accepted_payload_size"]),
+    (
+        "peers",
+        &["peer", "server", "bind", "default-bind", "default-server", "table", "shards", "log", "disabled", "enabled"],
+    ),
+    ("userlist", &["user", "group"]),
+    ("mailers", &["mailer", "timeout"]),
+    ("cache", &["total-max-size", "max-object-size", "max-age", "process-vary", "max-secondary-entries"]),
+];
+
+/// Whether a section with this keyword has such a directive, so far as anyone here knows.
+pub(super) fn has_directive(section: &str, directive: &Directive) -> bool {
+    let known = OTHERS.iter().find(|(keyword, _)| *keyword == section);
+    known.is_none_or(|(_, words)| words.contains(&directive.word(0)))
+}
+
 /// The meaning of a line of a section `resolvers`, if no server's name is asked of it.
 pub(super) fn of_resolvers(directive: &Directive) -> Meaning {
     match directive.word(0) {

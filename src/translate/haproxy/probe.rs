@@ -7,13 +7,14 @@ use super::sections::{Directive, Effective};
 use super::server::{CfgServer, ServerOption};
 use super::trust::trust;
 use super::unset;
-use super::value::{duration, time};
+use super::value::{bounded, duration, time};
 use crate::translate::ledger::Ledger;
 use crate::translate::toml::quoted;
 
 /// The bounds of `interval`, `fast_interval` and `timeout`.
 const INTERVAL: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(3600));
 const SLOW_START: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3600));
+const JITTER_PERCENT_MAX: u32 = 50;
 /// Baton's defaults.
 const INTERVAL_DEFAULT: Duration = Duration::from_secs(1);
 const FAST_DEFAULT: Duration = Duration::from_millis(250);
@@ -52,7 +53,8 @@ pub(super) fn health(backend: &Effective, servers: &[CfgServer], global: &Global
     }
     times(backend, &checked, &mut draft, ledger);
     if let Some((line, percent)) = global.spread {
-        draft.set("jitter_percent", percent.min(50).to_string(), line, ledger);
+        let percent = bounded(percent, (0, JITTER_PERCENT_MAX), &format!("spread-checks {percent}"), line, ledger);
+        draft.set("jitter_percent", percent.to_string(), line, ledger);
     }
     for name in ["inter", "fastinter", "fall", "rise", "slowstart"] {
         let value = |server: &CfgServer| server.option(name).map(|it| it.value.clone());
@@ -233,11 +235,8 @@ fn times(backend: &Effective, servers: &[&CfgServer], draft: &mut Draft, ledger:
             }
             return None;
         }
-        let clamped = value.clamp(min, max);
-        if clamped != value {
-            ledger.missing(option.line, format!("{name} {}: Baton's limit is used", option.value));
-        }
-        Some((clamped, option.line))
+        let words = format!("{name} {}", option.value);
+        Some((bounded(value, (min, max), &words, option.line, ledger), option.line))
     };
     let inter = read(first("inter"), "inter", INTERVAL, ledger);
     let fast = read(first("fastinter"), "fastinter", INTERVAL, ledger);

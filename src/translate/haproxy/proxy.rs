@@ -9,12 +9,19 @@ use super::probe::{GlobalProbes, health};
 use super::sections::{CfgSection, Directive, Effective};
 use super::server::{CfgServer, servers};
 use super::unset;
-use super::value::{self, duration, listening, time};
+use super::value::{self, bounded, duration, listening, time};
 use crate::model::duration::display;
 use crate::translate::ledger::Ledger;
 use crate::translate::toml::{Toml, array, name, quoted};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
+/// The bounds of Baton's keys.
+const CONNECT_TIMEOUT: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(120));
+const USER_TIMEOUT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(7200));
+const IDLE_MIN: Duration = Duration::from_secs(1);
+const CONNECT_ATTEMPTS_MAX: u32 = 16;
+const KEEPALIVE_S_MAX: u64 = 7200;
+const KEEPALIVE_COUNT_MAX: u32 = 127;
 
 /// The keys of one table.
 #[derive(Clone, Debug)]
@@ -207,8 +214,8 @@ fn bind_options(directive: &Directive, table: &mut Draft, ledger: &mut Ledger) {
 }
 
 fn user_timeout(time: Duration, line: usize, table: &mut Draft, ledger: &mut Ledger) {
-    let clamped = time.clamp(Duration::from_millis(500), Duration::from_secs(7200));
-    table.set("user_timeout", duration(clamped), line, ledger);
+    let time = bounded(time, USER_TIMEOUT, &format!("tcp-ut {}", display(time)), line, ledger);
+    table.set("user_timeout", duration(time), line, ledger);
 }
 
 fn settings(front: &Effective, back: &Effective, servers: &[CfgServer], table: &mut Draft, ledger: &mut Ledger) {
@@ -216,14 +223,17 @@ fn settings(front: &Effective, back: &Effective, servers: &[CfgServer], table: &
         balance(directive, table, ledger);
     }
     if let Some((value, line)) = timeout(back, "connect", ledger) {
-        let clamped = value.clamp(Duration::from_millis(10), Duration::from_secs(120));
-        table.set("connect_timeout", duration(clamped), line, ledger);
+        let words = format!("timeout connect {}", display(value));
+        let value = bounded(value, CONNECT_TIMEOUT, &words, line, ledger);
+        table.set("connect_timeout", duration(value), line, ledger);
     }
     if let Some(directive) = back.find("retries") {
         match directive.word(1).parse::<u32>() {
             // HAProxy counts the attempts after the first.
             Ok(retries) => {
-                table.set("connect_attempts", retries.saturating_add(1).min(16).to_string(), directive.line, ledger)
+                let (line, bounds) = (directive.line, (1, CONNECT_ATTEMPTS_MAX));
+                let attempts = bounded(retries.saturating_add(1), bounds, &directive.words.join(" "), line, ledger);
+                table.set("connect_attempts", attempts.to_string(), line, ledger);
             }
             Err(_) => ledger.missing(directive.line, "it has no number"),
         }
@@ -236,7 +246,7 @@ fn settings(front: &Effective, back: &Effective, servers: &[CfgServer], table: &
             Err(_) => ledger.missing(directive.line, "it has no number"),
         }
     }
-    for (words, key, max) in [("idle", "keepalive_idle", 7200), ("intvl", "keepalive_interval", 7200)] {
+    for (words, key) in [("idle", "keepalive_idle"), ("intvl", "keepalive_interval")] {
         let Some(directive) = keepalive(front, back, words) else { continue };
         let line = directive.line;
         if let Some(value) = time(directive.word(1)) {
@@ -244,8 +254,8 @@ fn settings(front: &Effective, back: &Effective, servers: &[CfgServer], table: &
                 ledger.kept(line, unset(&directive.words.join(" ")));
                 continue;
             }
-            let seconds = Duration::from_secs(value.as_secs().clamp(1, max));
-            table.set(key, duration(seconds), line, ledger);
+            let seconds = bounded(value.as_secs(), (1, KEEPALIVE_S_MAX), &directive.words.join(" "), line, ledger);
+            table.set(key, duration(Duration::from_secs(seconds)), line, ledger);
         }
     }
     if let Some(directive) = keepalive(front, back, "cnt")
@@ -253,7 +263,11 @@ fn settings(front: &Effective, back: &Effective, servers: &[CfgServer], table: &
     {
         match count {
             0 => ledger.kept(directive.line, unset(&directive.words.join(" "))),
-            _ => table.set("keepalive_count", count.min(127).to_string(), directive.line, ledger),
+            _ => {
+                let (line, bounds) = (directive.line, (1, KEEPALIVE_COUNT_MAX));
+                let count = bounded(count, bounds, &directive.words.join(" "), line, ledger);
+                table.set("keepalive_count", count.to_string(), line, ledger);
+            }
         }
     }
     if let Some(directive) = back.find("source") {
@@ -282,7 +296,10 @@ fn idle_timeout(front: &Effective, back: &Effective, table: &mut Draft, ledger: 
             table.set("idle_timeout", quoted("0s"), line, ledger);
             ledger.kept(line, format!("{most} is longer than Baton counts, so: never"));
         }
-        value => table.set("idle_timeout", duration(value.max(Duration::from_secs(1))), line, ledger),
+        value => {
+            let value = bounded(value, (IDLE_MIN, month), &format!("timeout {most}"), line, ledger);
+            table.set("idle_timeout", duration(value), line, ledger);
+        }
     }
     others.for_each(|(_, other)| {
         ledger.kept(other, "idle_timeout counts both directions, and a shorter or later time decides")

@@ -1,9 +1,11 @@
 //! Values of haproxy.cfg: times and addresses.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use crate::model::duration::display;
+use crate::translate::ledger::Ledger;
 use crate::translate::toml::quoted;
 
 /// Limit for the addresses of one range of ports.
@@ -26,12 +28,21 @@ pub(super) fn time(text: &str) -> Option<Duration> {
     Some(Duration::from_millis(number.checked_mul(us)? / 1000))
 }
 
+/// `value` within Baton's bounds; the ledger says if it is another one then. `words`: the setting as the file has it.
+pub(super) fn bounded<T: Copy + Ord>(value: T, (min, max): (T, T), words: &str, line: usize, ledger: &mut Ledger) -> T {
+    let bounded = value.clamp(min, max);
+    if bounded != value {
+        ledger.missing(line, format!("{words}: Baton's limit is used"));
+    }
+    bounded
+}
+
 /// A duration of Baton's file.
 pub(super) fn duration(duration: Duration) -> String {
     quoted(&display(duration))
 }
 
-/// The addresses that `bind` listens on: a list with commas, each with a port or a range of ports.
+/// The addresses that `bind` listens on, each once: a list with commas, each with a port or a range of ports.
 pub(super) fn listening(text: &str, only_v6: bool) -> Result<Vec<SocketAddr>, String> {
     let mut all = Vec::new();
     for part in text.split(',').filter(|part| !part.is_empty()) {
@@ -53,6 +64,9 @@ pub(super) fn listening(text: &str, only_v6: bool) -> Result<Vec<SocketAddr>, St
             }
         }
     }
+    // Two parts may have the same.
+    let mut seen = HashSet::new();
+    all.retain(|address| seen.insert(*address));
     Ok(all)
 }
 

@@ -56,7 +56,7 @@ pub(super) fn translate(file: &ForeignFile, toml: &mut Toml, proxies: &mut Toml,
         let of_heading = (section.line, std::slice::from_ref(&section.name));
         for (line, words) in words.chain([of_heading]) {
             if let Some(name) = words.iter().find_map(|word| variable(word)) {
-                ledger.unknown_variable(line, &name, "Baton reads no environment");
+                ledger.unknown_variable(line, &name, "Baton reads no environment, and so not");
             }
         }
     }

@@ -437,7 +437,7 @@ fn built_in(vrrp: &VrrpSettings, toml: &mut Toml, ledger: &mut Ledger) {
 fn variables(items: &[KeepalivedLine], ledger: &mut Ledger) {
     for item in items {
         if let Some(name) = item.words.iter().find_map(|word| variable(word)) {
-            ledger.unknown_variable(item.line, &name, "this file does not define it");
+            ledger.unknown_variable(item.line, &name, "this file does not define");
         }
     }
 }

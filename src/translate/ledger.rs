@@ -114,11 +114,12 @@ impl Ledger {
     }
 
     /// Notes a variable whose value nobody here knows, unless nothing of the line counts, or a note names it.
+    /// `why` ends before its name.
     pub(super) fn unknown_variable(&mut self, line: usize, name: &str, why: &str) {
         let noted = &self.lines[line];
         let is_named = |note: &LineNote| note.outcome == LineOutcome::NoEqual && note.words.contains(name);
         if noted.outcome() != LineOutcome::NoEqual && !noted.notes.iter().any(is_named) {
-            self.missing(line, format!("{name}: {why}: write its value"));
+            self.missing(line, format!("{why} {name}: write its value"));
         }
     }
 

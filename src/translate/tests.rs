@@ -561,7 +561,7 @@ fn a_value_beyond_a_limit_is_not_changed_in_silence() {
     ] {
         let translation = read(&listen(&format!("{line}\n")));
         let all = missing(&translation, 3);
-        assert!(all.iter().any(|(why, changes)| why.contains("Baton's limit is used") && *changes), "{line}: {all:?}");
+        assert!(all.iter().any(|(why, changes)| why.ends_with("Baton's limit is used") && *changes), "{line}: {all:?}");
         config(&translation);
     }
     for line in ["hard-stop-after 48h", "spread-checks 80"] {
@@ -569,6 +569,8 @@ fn a_value_beyond_a_limit_is_not_changed_in_silence() {
         let all = missing(&translation, 2);
         assert!(all.iter().any(|(why, _)| why.contains("Baton's limit is used")), "{line}: {all:?}");
     }
+    let idle = read(&listen("timeout client 100ms\n"));
+    assert_eq!(missing(&idle, 3), [("timeout client 100ms: Baton's limit is used", true)]);
     let within = listen("timeout connect 4s\ntimeout client 1m\nretries 2\nclitcpka-idle 30s\nsrvtcpka-cnt 5\n");
     assert!(!read(&within).changes_behaviour(), "{:#?}", read(&within).ledgers);
 }

@@ -289,6 +289,8 @@ fn idle_timeout(front: &Effective, back: &Effective, table: &mut Draft, ledger: 
         [timeout(front, "client", ledger), timeout(back, "server", ledger), timeout(back, "tunnel", ledger)];
     let shorter = client.into_iter().chain(server).min_by_key(|(value, _)| *value);
     let Some((value, line)) = tunnel.or(shorter) else { return };
+    let kinds = [("tunnel", tunnel), ("client", client), ("server", server)];
+    let kind = kinds.iter().find(|(_, read)| *read == Some((value, line))).map_or("", |(kind, _)| kind);
     let others = [client, server].into_iter().flatten().filter(|(_, other)| *other != line);
     let (most, month) = (display(value), 30 * DAY);
     match value {
@@ -297,7 +299,7 @@ fn idle_timeout(front: &Effective, back: &Effective, table: &mut Draft, ledger: 
             ledger.kept(line, format!("{most} is longer than Baton counts, so: never"));
         }
         value => {
-            let value = bounded(value, (IDLE_MIN, month), &format!("timeout {most}"), line, ledger);
+            let value = bounded(value, (IDLE_MIN, month), &format!("timeout {kind} {most}"), line, ledger);
             table.set("idle_timeout", duration(value), line, ledger);
         }
     }

@@ -4,13 +4,13 @@ mod agent;
 mod backends;
 mod health;
 mod loading;
+mod peers;
 mod refusal;
 mod slot;
 mod sources;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -25,6 +25,7 @@ use agent::{K3S_AGENT_CA, RKE2_AGENT_CA, RancherAgent};
 use backends::{SetupBackend, addressed, backends, haproxy_port, spelled, with_port};
 use health::HealthSource;
 pub(crate) use loading::refuse_rejected;
+use peers::{new_peers, peers_of, refuse_twice};
 pub(crate) use refusal::SetupRefusal;
 use refusal::spelled_ips;
 use slot::slot;
@@ -334,20 +335,6 @@ fn with_vip(
     Ok(SetupPlan { toml: toml.text(), facts: facts.all, ca_file: health.ca_file, peers, new_peers, steps })
 }
 
-/// Those of `peers` that Baton's file before does not name.
-fn new_peers(request: &SetupRequest, peers: &[IpAddr]) -> Vec<IpAddr> {
-    let document = request.before.as_ref().and_then(|file| file.text.parse::<toml::Table>().ok());
-    let before: Vec<_> = document.iter().flat_map(peers_of).collect();
-    peers.iter().copied().filter(|ip| !before.contains(ip)).collect()
-}
-
-/// The hosts of the peers in Baton's file.
-fn peers_of(document: &toml::Table) -> impl Iterator<Item = IpAddr> {
-    let peers = document.get("peers").and_then(|peers| peers.get("peer")).and_then(toml::Value::as_array);
-    let addresses = peers.into_iter().flatten().filter_map(|peer| peer.get("address")?.as_str());
-    addresses.filter_map(|address| address.parse::<SocketAddr>().ok()).map(|it| it.ip())
-}
-
 /// The control plane on 127.0.0.1, for the clients of this host alone.
 fn node_local(
     request: &SetupRequest,
@@ -518,12 +505,7 @@ fn instances(
     vips: &[IpAddr],
     facts: &mut Facts,
 ) -> Result<(IpAddr, Vec<IpAddr>), SetupRefusal> {
-    for (option, all) in [("--hosts", &request.hosts), ("--peers", &request.peers)] {
-        let mut seen = BTreeSet::new();
-        if let Some(ip) = all.iter().find(|ip| !seen.insert(**ip)) {
-            return Err(SetupRefusal::NamedTwice(option, *ip));
-        }
-    }
+    refuse_twice(request)?;
     let (own, place, mut peers, of_peers) = if !request.hosts.is_empty() {
         let mut owned = request.hosts.iter().copied().filter(|ip| host.is_own(*ip));
         let own = owned.next().ok_or(SetupRefusal::NotAmongHosts)?;

@@ -201,7 +201,6 @@ async fn the_exit_code_of_diff_is_that_of_diff() {
     };
     *instance.control.diff.lock().unwrap() = ReloadDiff {
         changes: vec![change("backend apiserver/cp1 removed: its flows drain")],
-        refused: vec!["a reload cannot change process.workers".to_owned()],
         affected: vec![affected("cp1", 1200, FlowEffect::Drain, 150_000), affected("cp2", 4, FlowEffect::Reset, 0)],
         ..ReloadDiff::default()
     };
@@ -211,7 +210,6 @@ async fn the_exit_code_of_diff_is_that_of_diff() {
         (
             1,
             "backend apiserver/cp1 removed: its flows drain\n\n\
-             refused: a reload would be refused as a whole:\n  a reload cannot change process.workers\n\n\
              FLOWS  BACKEND        EFFECT OF A RELOAD                            WHY\n\
              1,200  apiserver/cp1  go on; reset after 2 m 30 s (drain_deadline)  the file has no such backend\n    \
              4  apiserver/cp2  reset at once (drain_deadline)                the file has no such backend\n"
@@ -219,6 +217,17 @@ async fn the_exit_code_of_diff_is_that_of_diff() {
     );
     let json: ReloadDiff = serde_json::from_str(&baton(&socket, "diff --json new.toml").await.stdout).unwrap();
     assert_eq!((json.path, json.affected.len()), (path, 2));
+    instance.control.diff.lock().unwrap().refused = vec!["a reload cannot change process.workers".to_owned()];
+    let refused = baton(&socket, "diff new.toml").await;
+    assert_eq!(
+        (refused.code, &*refused.stdout),
+        (
+            1,
+            "backend apiserver/cp1 removed: its flows drain\n\n\
+             refused: a reload would be refused as a whole:\n  a reload cannot change process.workers\n\n\
+             so nothing changes, and no flow would be reset\n"
+        )
+    );
     *instance.control.reload_errors.lock().unwrap() = vec!["new.toml:3: a".to_owned()];
     let bad = baton(&socket, "diff new.toml").await;
     assert_eq!((bad.code, bad.stderr.ends_with("new.toml:3: a\n")), (2, true), "{}", bad.stderr);

@@ -173,8 +173,9 @@ impl Fleet {
 
     /// Fails if an RST for an unknown packet met a connection. One that both ends have closed may have its last acknowledgement
     /// come where it is not known any more, and the RST then finds nobody. `open`: the clients of connections that are not closed.
+    /// Returns the number of such acknowledgements.
     #[track_caller]
-    pub fn met_no_connection(&self, open: &[SocketAddr]) {
+    pub fn met_no_connection(&self, open: &[SocketAddr]) -> u64 {
         let logs: Vec<_> = self.all.iter().map(|it| it.baton.process.log_text()).collect();
         let resets: Vec<_> = logs
             .iter()
@@ -187,6 +188,7 @@ impl Fleet {
             line.ends_with("flags=16 length=0") && !open.iter().any(|client| line.contains(&format!("={client} ")))
         };
         assert!(resets.iter().all(late), "{resets:#?}");
+        resets.len() as u64
     }
 
     /// So many clients that have been served.

@@ -8,7 +8,7 @@ use crate::model::fleet::{FleetId, FlowRecord, InstanceName, StandbyRequest};
 
 impl Failover {
     pub(super) fn flow(&mut self, now_ns: u64, owner: InstanceName, record: FlowRecord) {
-        if !self.members.can_be_peers(&record.ends) {
+        if !self.members.can_be_peers(&owner, &record.ends) {
             if self.members.peer_mut(&owner).is_some_and(|peer| peer.lacks_one(record.ends.vip.ip())) {
                 self.agenda.note(Note::Strange { from: owner, ends: record.ends });
             }

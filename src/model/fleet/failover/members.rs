@@ -84,13 +84,18 @@ impl Members {
         self.all_vips().contains(&ip)
     }
 
-    /// Whether a peer can have a flow with these ends: its client has asked a frontend, and its backend leg does not come from an
-    /// address that only this host has. An entry for other ends would take the packets of a connection that is not Baton's.
-    pub(super) fn can_be_peers(&self, ends: &Ends) -> bool {
+    /// Whether `owner` can have a flow with these ends: its client has asked a frontend, here or at an address of `owner`'s host, and
+    /// its backend leg does not come from an address that only this host has. An entry for other ends would take the packets of a
+    /// connection that is not Baton's.
+    pub(super) fn can_be_peers(&self, owner: &InstanceName, ends: &Ends) -> bool {
         let (vip, from) = (ends.vip, ends.local.ip());
         let mut listens = self.settings.listens.iter().chain(&self.former);
-        let is_asked =
-            |listen: &VipAddr| listen.port() == vip.port() && (listen.ip() == vip.ip() || listen.ip().is_unspecified());
+        // Instances without a VIP listen each on its own address.
+        let is_owners = self.peer(owner).is_some_and(|peer| peer.has(vip.ip())) && !self.own.contains(&vip.ip());
+        let is_asked = |listen: &VipAddr| {
+            let is_there = listen.ip() == vip.ip() || listen.ip().is_unspecified() || is_owners;
+            listen.port() == vip.port() && is_there
+        };
         listens.any(is_asked)
             && (from == vip.ip() || !self.own.contains(&from) || self.settings.sources.contains(&from))
     }

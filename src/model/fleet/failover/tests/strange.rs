@@ -74,14 +74,21 @@ fn flows_of_a_frontend_that_is_added_here_later_are_asked_for_again() {
     assert_eq!((strange(&scene.take()), scene.machine.known()), (vec![], 2));
 }
 
+/// Instances without a VIP listen each on its own address, and tell of each other's clients.
 #[test]
-fn a_frontend_that_a_peer_alone_has_is_nothing_to_tell_of() {
+fn flows_to_the_peer_s_own_address_are_taken_and_those_of_a_port_that_it_alone_has_are_nothing_to_tell_of() {
     let mut scene = Scene::new();
     scene.told(&claimed(1, "10.0.0.21:6443", "10.0.0.21:40000", true));
-    assert_eq!((scene.take(), scene.machine.known()), (vec![], 0));
-    let later = claimed(2, "10.0.0.30:6443", "10.0.0.30:40000", true);
+    assert_eq!((strange(&scene.take()), scene.machine.known()), (vec![], 1));
+    scene.told(&claimed(2, "10.0.0.21:7443", "10.0.0.21:40000", true));
+    assert_eq!((scene.take(), scene.machine.known()), (vec![], 1));
+    let later = claimed(3, "10.0.0.30:6443", "10.0.0.30:40000", true);
     scene.told(&later);
-    assert_eq!((strange(&scene.take()), scene.machine.known()), (vec![later.ends], 0));
+    assert_eq!((strange(&scene.take()), scene.machine.known()), (vec![later.ends], 1));
+    // It says that it has this host's address as well.
+    scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21"), ip("10.0.0.22")] });
+    scene.told(&claimed(4, "10.0.0.22:6443", "10.0.0.21:40000", true));
+    assert_eq!(scene.machine.known(), 1);
 }
 
 #[test]

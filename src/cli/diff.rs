@@ -63,8 +63,6 @@ fn in_words(diff: &ReloadDiff, output: &Output) -> String {
     if !refused.is_empty() {
         text += &format!("\n{} a reload would be refused as a whole:\n", output.paint(Weight::Bad, "refused:"));
         refused.iter().for_each(|line| text += &format!("  {}\n", printable(line)));
-    }
-    if !refused.is_empty() {
         return text + "\nso nothing changes, and no flow would be reset\n";
     }
     if affected.is_empty() {

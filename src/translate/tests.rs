@@ -382,14 +382,20 @@ fn admission(lines: &str) -> (Vec<String>, Vec<String>, Vec<usize>) {
     (words(frontend.allow.clone()), words(frontend.deny.clone()), lost)
 }
 
+/// `allow` and `deny` of lines of which none is lost.
+#[track_caller]
+fn admits(lines: &str) -> (String, String) {
+    let (allow, deny, lost) = admission(lines);
+    assert_eq!(lost, [0; 0], "{lines}");
+    (allow.join(" "), deny.join(" "))
+}
+
+fn told(allow: &str, deny: &str) -> (String, String) {
+    (allow.to_owned(), deny.to_owned())
+}
+
 #[test]
 fn clients_that_haproxy_rejects_by_address_are_not_admitted() {
-    let admits = |lines: &str| {
-        let (allow, deny, lost) = admission(lines);
-        assert_eq!(lost, [0; 0], "{lines}");
-        (allow.join(" "), deny.join(" "))
-    };
-    let told = |allow: &str, deny: &str| (allow.to_owned(), deny.to_owned());
     let reject = "tcp-request connection reject";
     let accept = "tcp-request connection accept";
     assert_eq!(admits(&format!("{reject} if {{ src 10.66.0.0/16 fd00::1 }}\n")), told("", "10.66.0.0/16 fd00::1/128"));
@@ -505,12 +511,6 @@ fn an_address_that_two_parts_of_a_bind_have_is_written_once() {
 
 #[test]
 fn rules_for_sessions_and_contents_by_address_are_kept_as_those_for_connections() {
-    let admits = |lines: &str| {
-        let (allow, deny, lost) = admission(lines);
-        assert_eq!(lost, [0; 0], "{lines}");
-        (allow.join(" "), deny.join(" "))
-    };
-    let told = |allow: &str, deny: &str| (allow.to_owned(), deny.to_owned());
     for kind in ["session", "content"] {
         let reject = format!("tcp-request {kind} reject if");
         assert_eq!(admits(&format!("{reject} {{ src 1.2.3.4 }}\n")), told("", "1.2.3.4/32"));

@@ -81,7 +81,7 @@ impl Members {
 
     /// Whether a frontend has this address, or had it in an earlier configuration.
     pub(crate) fn is_vip(&self, ip: IpAddr) -> bool {
-        self.all_vips().contains(&ip)
+        self.former.iter().chain(&self.settings.vips).any(|vip| vip.ip() == ip)
     }
 
     /// Whether `owner` can have a flow with these ends: its client has asked a frontend, here or at an address of `owner`'s host, and
@@ -239,10 +239,7 @@ impl Members {
 
     /// An address of the owner's host of the same family as `vip` that is not a frontend's address.
     pub(super) fn hop(&self, owner: &InstanceName, vip: IpAddr) -> Option<IpAddr> {
-        let fits = |ip: &IpAddr| {
-            let is_frontends = self.former.iter().chain(&self.settings.vips).any(|vip| vip.ip() == *ip);
-            ip.is_ipv4() == vip.is_ipv4() && !is_frontends
-        };
+        let fits = |ip: &IpAddr| ip.is_ipv4() == vip.is_ipv4() && !self.is_vip(*ip);
         self.peers.get(owner)?.places().find(fits)
     }
 

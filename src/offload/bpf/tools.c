@@ -173,12 +173,18 @@ __inline void describe(struct leg *leg, struct tcp_sock *tp)
 	}
 }
 
-__function void look_up(struct __sk_buff *skb, struct leg *leg)
+/*
+ * The verifier looks for the name of each structure that a pointer leads to among all of the kernel's: of this function once, of one
+ * that the loop below had inside it for each leg, which took half a second.
+ */
+__separate int look_up(struct __sk_buff *skb, struct leg *leg)
 {
 	struct bpf_sock_tuple tuple = {};
 	struct bpf_sock *found;
 	struct tcp_sock *tp;
 
+	if (!leg)
+		return 0;
 	if (leg->key.family == 4) {
 		tuple.ipv4.saddr = leg->key.src.word[3];
 		tuple.ipv4.daddr = leg->key.dst.word[3];
@@ -193,7 +199,7 @@ __function void look_up(struct __sk_buff *skb, struct leg *leg)
 		found = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
 	}
 	if (!found)
-		return;
+		return 0;
 	/* A look-up returns a listener for a connection that does not exist. */
 	if (found->state != BPF_TCP_LISTEN) {
 		tp = bpf_skc_to_tcp_sock(found);
@@ -201,6 +207,7 @@ __function void look_up(struct __sk_buff *skb, struct leg *leg)
 			describe(leg, tp);
 	}
 	bpf_sk_release(found);
+	return 0;
 }
 
 /* Fills in each leg of the list; returns their number. */
@@ -250,68 +257,80 @@ struct change {
 _Static_assert(sizeof(struct change) == 56, "probe.rs: CHANGE_SIZE");
 
 /*
- * Changes entries in place; returns how many there were. A new value from user
+ * Changes an entry in place; returns whether there was one. A new value from user
  * space would lose the counts since it read the old one. Another flow, whose
  * client has reused the port, may have an entry at the key: that entry stays.
  */
+__separate int change_one(const struct change *change)
+{
+	struct entry *entry;
+	struct key key;
+
+	if (!change)
+		return 0;
+	/* Linux 6.1 takes no key from the caller's memory. */
+	key = change->key;
+	entry = bpf_map_lookup_elem(&flows, &key);
+	if (!entry || (entry->flow_id != change->flow_id && change->operation != CHANGE_HEAR))
+		return 0;
+	switch (change->operation) {
+	case CHANGE_COMMIT:
+		entry->flags |= FLAG_COMMITTED;
+		break;
+	case CHANGE_INTERFACE:
+		entry->ifindex = change->ifindex;
+		entry->flags &= ~FLAG_LOCAL;
+		break;
+	case CHANGE_LOCAL:
+		entry->flags |= FLAG_LOCAL;
+		break;
+	case CHANGE_RESET:
+		/* A new connection has its ends already. */
+		if (!(entry->marks & MARK_REUSED))
+			entry->action = ACTION_RESET;
+		break;
+	case CHANGE_PASS:
+		entry->action = ACTION_PASS;
+		break;
+	case CHANGE_HOLD:
+		entry->flags |= FLAG_STANDBY;
+		break;
+	case CHANGE_OWN:
+		entry->flags &= ~FLAG_STANDBY;
+		break;
+	case CHANGE_FIN:
+	case CHANGE_SENT:
+		if ((__s32)(change->position - (__u32)entry->sent) > 0) {
+			entry->sent += (__s32)(change->position - (__u32)entry->sent);
+			entry->fin_ns = 0;
+		}
+		if (change->operation == CHANGE_FIN && !entry->fin_ns && (__u32)entry->sent == change->position)
+			entry->fin_ns = bpf_ktime_get_coarse_ns();
+		break;
+	case CHANGE_HEAR:
+		entry->doubted = 0;
+		break;
+	case CHANGE_TAKE:
+		entry->doubted = DOUBT_TAKE;
+		break;
+	case CHANGE_TAKE_NEAR:
+		entry->doubted = DOUBT_TAKE_NEAR;
+		break;
+	}
+	return 1;
+}
+
+/* Makes each change of the list; returns how many entries there were. */
 SEC("classifier/amend")
 int amend(struct __sk_buff *skb)
 {
 	struct change change;
-	struct entry *entry;
 	__u32 i, found = 0;
 
 	for (i = 0; i < CHANGES_MAX; i++) {
 		if (bpf_skb_load_bytes(skb, LIST + i * sizeof(change), &change, sizeof(change)))
 			break;
-		entry = bpf_map_lookup_elem(&flows, &change.key);
-		if (!entry || (entry->flow_id != change.flow_id && change.operation != CHANGE_HEAR))
-			continue;
-		found++;
-		switch (change.operation) {
-		case CHANGE_COMMIT:
-			entry->flags |= FLAG_COMMITTED;
-			break;
-		case CHANGE_INTERFACE:
-			entry->ifindex = change.ifindex;
-			entry->flags &= ~FLAG_LOCAL;
-			break;
-		case CHANGE_LOCAL:
-			entry->flags |= FLAG_LOCAL;
-			break;
-		case CHANGE_RESET:
-			/* A new connection has its ends already. */
-			if (!(entry->marks & MARK_REUSED))
-				entry->action = ACTION_RESET;
-			break;
-		case CHANGE_PASS:
-			entry->action = ACTION_PASS;
-			break;
-		case CHANGE_HOLD:
-			entry->flags |= FLAG_STANDBY;
-			break;
-		case CHANGE_OWN:
-			entry->flags &= ~FLAG_STANDBY;
-			break;
-		case CHANGE_FIN:
-		case CHANGE_SENT:
-			if ((__s32)(change.position - (__u32)entry->sent) > 0) {
-				entry->sent += (__s32)(change.position - (__u32)entry->sent);
-				entry->fin_ns = 0;
-			}
-			if (change.operation == CHANGE_FIN && !entry->fin_ns && (__u32)entry->sent == change.position)
-				entry->fin_ns = bpf_ktime_get_coarse_ns();
-			break;
-		case CHANGE_HEAR:
-			entry->doubted = 0;
-			break;
-		case CHANGE_TAKE:
-			entry->doubted = DOUBT_TAKE;
-			break;
-		case CHANGE_TAKE_NEAR:
-			entry->doubted = DOUBT_TAKE_NEAR;
-			break;
-		}
+		found += change_one(&change);
 	}
 	return found;
 }

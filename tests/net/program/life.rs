@@ -56,6 +56,22 @@ fn what_is_pinned_outlives_the_process_and_is_recovered_with_its_flows() {
     assert_eq!(program::status(&pinned.directory).unwrap(), None);
 }
 
+/// In instructions that the kernel's verifier went through: seconds of a busy machine's start, if a loop has them a thousand times.
+#[test]
+fn the_kernel_has_checked_each_program_soon() {
+    let Some((_pinned, _program)) = Pinned::load("checked", &[]) else { return };
+    for (name, most) in [("offload", 100_000), ("probe", 5_000), ("amend", 5_000)] {
+        let counts = aya::programs::loaded_programs().filter_map(|info| {
+            let info = info.ok()?;
+            (info.name_as_str() == Some(name)).then(|| info.verified_instruction_count()).flatten()
+        });
+        // The fewest: another test may just now have the program of an earlier release.
+        let count = counts.min().expect("the program is loaded");
+        println!("{name}: {count}");
+        assert!(count <= most, "the kernel went through {count} instructions of {name}");
+    }
+}
+
 #[test]
 fn a_full_map_refuses_both_directions_and_evicts_nobody() {
     let Some((_pinned, program)) = Pinned::load("path", &[]) else { return };

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-LOAD = TARGET / "release" / "examples" / "load"
-BATON = TARGET / "release" / "baton"
+# Another build than the one that hosts get: for .ci/run.
+BUILT = pathlib.Path(os.environ.get("BATON_BUILT", TARGET / "release"))
+LOAD = BUILT / "examples" / "load"
+BATON = BUILT / "baton"
 
 START_WITHIN_S = 15
 STOP_WITHIN_S = 5

@@ -11,6 +11,9 @@ use spell::{Spell, spelled};
 
 const ANEW: &str = "it needs a restart: `baton evacuate`, then `systemctl restart baton`";
 
+/// The keys of a probe's TLS.
+const PROBE_TLS: &str = "ca_file, client_cert_file, client_key_file, server_name or insecure_skip_verify";
+
 /// Changes that a reload cannot make: a sentence each, with the command that can. Empty: none. `has_offload`: whether this
 /// process can offload flows.
 pub(super) fn refused(old: &Config, new: &Config, has_offload: bool) -> Vec<String> {
@@ -166,7 +169,12 @@ fn compare(old: &Frontend, new: &Frontend, changes: &mut Vec<ConfigChange>) {
         "rebalance.tolerance_percent" => rebalance.tolerance_percent);
     settings.extend(discovery(old, new));
     settings.extend(health(old, new));
-    place.settings(rest != *new, settings, changes);
+    // The content of the certificate files counts too, and has no short form.
+    let has_other_tls = old.health.tls != new.health.tls;
+    if has_other_tls {
+        place.says(&format!("probes by other TLS settings ({PROBE_TLS})"), changes);
+    }
+    place.settings(rest != *new && !has_other_tls, settings, changes);
 }
 
 fn discovery(old: &Frontend, new: &Frontend) -> Vec<(&'static str, String, String)> {
@@ -178,17 +186,12 @@ fn discovery(old: &Frontend, new: &Frontend) -> Vec<(&'static str, String, Strin
 
 fn health(old: &Frontend, new: &Frontend) -> Vec<(&'static str, String, String)> {
     let (old, new) = (&old.health, &new.health);
-    let mut settings = spelled!(old, new; "health.kind" => kind, "health.path" => path, "health.host" => host,
+    spelled!(old, new; "health.kind" => kind, "health.path" => path, "health.host" => host,
         "health.interval" => interval, "health.fast_interval" => fast_interval, "health.timeout" => timeout,
         "health.rise" => rise, "health.fall" => fall, "health.reset_fall" => reset_fall,
         "health.jitter_percent" => jitter_percent, "health.slow_start" => slow_start,
         "health.damping.half_life" => damping.half_life, "health.damping.suppress" => damping.suppress,
-        "health.damping.reuse" => damping.reuse, "health.resolve_interval" => resolve_interval);
-    if old.tls != new.tls {
-        // The content of the certificate files counts too, and has no short form.
-        settings.push(("health, its TLS keys", "one set".to_owned(), "another".to_owned()));
-    }
-    settings
+        "health.damping.reuse" => damping.reuse, "health.resolve_interval" => resolve_interval)
 }
 
 fn compare_backend(old: &Backend, new: &Backend, place: ChangePlace, changes: &mut Vec<ConfigChange>) {
@@ -321,6 +324,6 @@ mod tests {
         let tls =
             |more: &str| config(&format!("[frontend.health]\nkind = \"tls\"\ninsecure_skip_verify = true\n{more}"), "");
         let said = words(&tls(""), &tls("server_name = \"kubernetes\""));
-        assert_eq!(said, ["frontend f: health, its TLS keys one set becomes another"]);
+        assert_eq!(said, [format!("frontend f probes by other TLS settings ({PROBE_TLS})")]);
     }
 }

@@ -271,9 +271,10 @@ warning: frontend \"f\" has one backend only
             let budget = budget(&config, &preflight::budget_host(Some(file.path())));
             let row =
                 |fault: &str| budget.lines().find(|line| line.contains(fault)).unwrap_or_default().trim().to_owned();
-            [row("Baton killed"), row("Baton hung"), row("Baton's host gone")]
+            [row("Baton killed"), row("Baton hung"), row("Baton's host gone"), row("host evacuated")]
         };
-        let [killed, hung, host] = rows(SHIPPED, "");
+        let [killed, hung, host, evacuated] = rows(SHIPPED, "");
+        assert!(evacuated.ends_with("  ok"), "{evacuated}");
         assert!(killed.ends_with("16.4s  ok") && hung.ends_with("16.4s  ok") && host.ends_with("11s  ok"), "{killed}");
         for (from, to) in [
             ("track_script {\n        baton\n    }", ""),
@@ -282,8 +283,8 @@ warning: frontend \"f\" has one backend only
         ] {
             assert!(SHIPPED.contains(from), "{from}");
             for cluster in ["", "vrrp_advert_interval = \"100ms\""] {
-                let [killed, hung, host] = rows(&SHIPPED.replace(from, to), cluster);
-                for row in [killed, hung] {
+                let [killed, hung, host, evacuated] = rows(&SHIPPED.replace(from, to), cluster);
+                for row in [killed, hung, evacuated] {
                     assert!(row.contains("NotReady: the VIP stays") && !row.contains('?'), "{to}: {row}");
                 }
                 assert!(host.ends_with("11s  ok"), "{host}");

@@ -37,7 +37,7 @@ pub(super) fn genkey(arguments: &GenkeyArguments, output: &Output) -> Result<Exi
     let key = match random::secret() {
         Ok(secret) => PeerKey(secret),
         Err(error) => {
-            eprintln!("cannot read random bytes from the kernel: {error}");
+            eprintln!("baton: cannot read random bytes from the kernel: {error}");
             return Ok(ExitCode::FAILURE);
         }
     };
@@ -54,7 +54,7 @@ pub(super) fn genkey(arguments: &GenkeyArguments, output: &Output) -> Result<Exi
                 Ok(ExitCode::SUCCESS)
             }
             Err(error) => {
-                eprintln!("{error}");
+                eprintln!("baton: {error}");
                 Ok(ExitCode::FAILURE)
             }
         };

@@ -27,7 +27,7 @@ pub(super) fn man<Arguments: CommandFactory>(arguments: &ManArguments) -> ExitCo
     match done {
         Ok(()) => shell::print(&page),
         Err(error) => {
-            eprintln!("cannot write the man pages: {error}");
+            eprintln!("baton: cannot write the man pages: {error}");
             ExitCode::FAILURE
         }
     }

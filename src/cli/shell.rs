@@ -1,7 +1,7 @@
 //! The completions for shells, made from the arguments.
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ pub(super) fn backend_and_peer_names() -> ArgValueCandidates {
 pub(super) fn known_peers() -> Vec<String> {
     match asked::<PeersReport>(&Command::Peers {}) {
         Ok(report) => report.peers.iter().map(|it| it.name.to_string()).collect(),
-        Err(_) => std::fs::read_to_string(Path::new(DEFAULT_CONFIG)).map_or(Vec::new(), |text| peers_in(&text)),
+        Err(_) => std::fs::read_to_string(config_file()).map_or(Vec::new(), |text| peers_in(&text)),
     }
 }
 
@@ -64,14 +64,38 @@ pub(super) fn known_backends() -> Vec<String> {
     match asked::<Vec<BackendStatus>>(&Command::Backends { backend: None }) {
         Ok(backends) => names(backends.iter().map(|it| (&*it.frontend, &*it.name))),
         // Only root may ask the instance, everybody may read the file.
-        Err(_) => std::fs::read_to_string(Path::new(DEFAULT_CONFIG)).map_or(Vec::new(), |text| named_in(&text)),
+        Err(_) => std::fs::read_to_string(config_file()).map_or(Vec::new(), |text| named_in(&text)),
     }
+}
+
+/// The configuration file of the line that is being completed, or the usual one.
+fn config_file() -> PathBuf {
+    let words: Vec<_> = std::env::args().collect();
+    typed(&words, &["-c", "--config"]).unwrap_or(DEFAULT_CONFIG).into()
+}
+
+/// The value that a line gives to an option: in the word after it, after "=", or, of one letter, in the same word.
+fn typed<'w>(words: &'w [String], option: &[&str]) -> Option<&'w str> {
+    words.iter().enumerate().find_map(|(place, word)| {
+        let value = option.iter().find_map(|name| word.strip_prefix(name))?;
+        match value.strip_prefix('=') {
+            Some(value) => Some(value),
+            None if value.is_empty() => words.get(place + 1).map(String::as_str),
+            None => (!word.starts_with("--")).then_some(value),
+        }
+    })
 }
 
 /// What the running instance answers.
 fn asked<T: DeserializeOwned>(command: &Command) -> Result<T, ClientError> {
-    let config = Some(Path::new(DEFAULT_CONFIG)).filter(|path| path.exists() && !socket::is_named());
-    let socket = socket::find(config).or_else(|_| socket::find(None)).map_err(|_| ClientError::Cut)?;
+    let words: Vec<_> = std::env::args().collect();
+    let config = config_file();
+    let names_one = typed(&words, &["-c", "--config"]).is_some();
+    let config = Some(&*config).filter(|path| names_one || path.exists() && !socket::is_named());
+    let socket = match typed(&words, &["--socket"]) {
+        Some(socket) => socket.into(),
+        None => socket::find(config).or_else(|_| socket::find(None)).map_err(|_| ClientError::Cut)?,
+    };
     socket::connect(&socket)?.with_limit(ANSWER_LIMIT)?.ask(command)
 }
 

@@ -16,6 +16,8 @@ pub(crate) struct FrontendBudget<'a> {
     stays: bool,
     /// Whether keepalived leaves the VIP on a host on which Baton is dead or hangs.
     outlives_baton: bool,
+    /// Whether nothing tells keepalived that Baton gives the VIP up.
+    stays_on_order: bool,
 }
 
 /// What the host adds to the file.
@@ -76,7 +78,8 @@ impl<'a> FrontendBudget<'a> {
         let ips = || frontend.listen.iter().map(|at| at.ip());
         let stays = ips().all(|ip| ip.is_loopback() || host.own.contains(&ip) && !may_move(ip));
         let outlives_baton = built_in.is_none() && vrrp.is_some() && host.track == VipTrack::Stays;
-        Self { config, frontend, timers, stays, outlives_baton }
+        let stays_on_order = outlives_baton && config.failover.track_file.is_none();
+        Self { config, frontend, timers, stays, outlives_baton, stays_on_order }
     }
 
     pub(crate) fn longest(&self, fault: BudgetFault) -> LongestGap {
@@ -89,6 +92,7 @@ impl<'a> FrontendBudget<'a> {
             {
                 LongestGap::VipStays
             }
+            Some(_) if self.stays_on_order && fault == BudgetFault::Evacuated => LongestGap::VipStays,
             None if self.stays => LongestGap::OwnAddress,
             None => LongestGap::Unknown,
             Some(parts) => LongestGap::Parts(parts),

@@ -21,20 +21,22 @@ pub fn load(path: &Path) -> Result<Loaded, Rejected> {
 
 /// Checks the bytes `read` of the file at `path`, and reads the certificate files that it names.
 pub fn check(path: &Path, read: Result<Vec<u8>, FileFault>) -> Result<Loaded, Rejected> {
-    let rejected = |line: u32, message: String, help: &str| {
+    let rejected = |(line, column): (u32, u32), message: String, help: &str| {
         let (file, key, help) = (shown(path), "file".into(), help.to_owned());
-        let (severity, column, quote) = (Severity::Error, line.min(1), None);
+        let (severity, quote) = (Severity::Error, None);
         let error = Diagnostic { severity, file, line, column, key, message, help, quote };
         Rejected { errors: vec![error], warnings: Vec::new() }
     };
     let bytes = read.map_err(|fault| {
-        rejected(0, format!("cannot read the configuration: {fault}"), "expected a readable file of at most 1 MiB")
+        rejected((0, 0), format!("cannot read the configuration: {fault}"), "expected a readable file of at most 1 MiB")
     })?;
     let text = String::from_utf8(bytes).map_err(|error| {
         let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
-        let line = 1 + before.iter().filter(|byte| **byte == b'\n').count() as u32;
+        let lines = String::from_utf8_lossy(before);
+        let line = 1 + lines.matches('\n').count() as u32;
+        let column = 1 + lines.rsplit('\n').next().unwrap_or_default().chars().count() as u32;
         let byte = error.as_bytes()[before.len()];
-        rejected(line, format!("the file is not UTF-8: it has the byte {byte:#04x} here"), "save it as UTF-8")
+        rejected((line, column), format!("the file is not UTF-8: it has the byte {byte:#04x} here"), "save it as UTF-8")
     })?;
     parse(&text, path)
 }

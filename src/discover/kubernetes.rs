@@ -74,7 +74,7 @@ pub(super) async fn follow(source: KubernetesSource, registry: Part<Registry>, l
             // In an order of their own, so that the same errors are the same sentence.
             errors.sort();
             let all = if errors.is_empty() { "no backend has an address".to_owned() } else { errors.join("; ") };
-            client.looks.send(Err(format!("no apiserver answers: {all}"))).await;
+            client.looks.send(Err(format!("no apiserver gives the list: {all}"))).await;
         }
         turn = turn.wrapping_add(1);
         sleep(RETRY).await;

@@ -555,7 +555,6 @@ fn a_value_beyond_a_limit_is_not_changed_in_silence() {
         "timeout client 100ms",
         "retries 50",
         "clitcpka-idle 5h",
-        "clitcpka-intvl 500ms",
         "srvtcpka-cnt 500",
         "bind :7443 tcp-ut 1ms",
     ] {
@@ -571,6 +570,10 @@ fn a_value_beyond_a_limit_is_not_changed_in_silence() {
     }
     let idle = read(&listen("timeout client 100ms\n"));
     assert_eq!(missing(&idle, 3), [("timeout client 100ms: Baton's limit is used", true)]);
+    for (given, taken) in [("7", 7), ("1500ms", 2), ("1m", 60)] {
+        let keepalive = config(&read(&listen(&format!("clitcpka-intvl {given}\n")))).frontends[0].keepalive;
+        assert_eq!(keepalive.interval.as_secs(), taken, "{given}");
+    }
     let within = listen("timeout connect 4s\ntimeout client 1m\nretries 2\nclitcpka-idle 30s\nsrvtcpka-cnt 5\n");
     assert!(!read(&within).changes_behaviour(), "{:#?}", read(&within).ledgers);
 }

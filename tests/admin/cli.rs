@@ -77,6 +77,19 @@ async fn the_shell_completes_backends_by_the_names_that_the_instance_has() {
     assert_eq!(candidates(&["baton", "drain", "cp"]).await, ["cp1", "cp2", "cp3"]);
     assert_eq!(candidates(&["baton", "flows", "--backend", "cp3"]).await, ["cp3"]);
     assert_eq!(candidates(&["baton", "ej"]).await, ["eject"]);
+    // The line's own file comes before the environment.
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("baton.toml");
+    let backend = "[[frontend]]\nname = \"a\"\n[[frontend.backend]]\nname = \"of-the-file\"\n";
+    std::fs::write(&file, format!("[admin]\nsocket = \"/none\"\n{backend}")).unwrap();
+    let file = file.to_str().unwrap();
+    for option in [&["-c", file][..], &[&format!("-c{file}")], &["--config", file], &[&format!("--config={file}")]] {
+        let line = [&["baton"], option, &["drain", "of"]].concat();
+        assert_eq!(candidates(&line).await, ["of-the-file"], "{line:?}");
+    }
+    let socket = instance.socket();
+    let named = candidates(&["baton", "-c", file, "--socket", socket.to_str().unwrap(), "drain", "cp"]).await;
+    assert_eq!(named, ["cp1", "cp2", "cp3"]);
     assert_eq!(candidates(&["baton", "s"]).await, ["status"], "no hidden command");
     let script = baton(&instance.socket(), "completion bash").await.stdout;
     assert!(script.contains("BATON_COMPLETE") && script.contains("_CLAP_COMPLETE_INDEX"), "{script}");

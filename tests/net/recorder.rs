@@ -63,6 +63,8 @@ fn events_and_ended_flows_outlive_a_killed_process_an_upgrade_and_the_next_proce
     eventually(LONG, "both ends are on disk", || it.recorded("flow_ended").len() == 2);
     new.kill();
     assert_eq!(it.recorded("started").len(), 2, "each process says it once");
+    let first = it.offline(&["explain", "event:0"]);
+    assert!(first.contains("1 earlier process has an event 0 of its own"), "{first}");
     assert_eq!(it.recorded("upgrade_finished").len(), 1);
     let drained = it.recorded("order_received");
     assert!(drained.iter().any(|order| order["order"] == "drain b1"), "{drained:?}");

@@ -47,6 +47,8 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, view: &View) {
 
 fn draw_backends(frame: &mut Frame<'_>, area: Rect, view: &View, selected: usize) {
     let most = view.backends.iter().map(|row| row.flows).max().unwrap_or(0);
+    // On a terminal of 80 columns a reason needs the room.
+    let bar_cells = if area.width < 100 { 3 } else { 12 };
     let rows = view.backends.iter().enumerate().map(|(place, row)| {
         let cells = [
             Cell::from(format!("{}{}", if place == selected { ">" } else { " " }, place + 1)),
@@ -54,7 +56,7 @@ fn draw_backends(frame: &mut Frame<'_>, area: Rect, view: &View, selected: usize
             Cell::from(row.condition.label()).style(condition_style(row.condition)),
             Cell::from(row.health_state.map_or("?", HealthState::label)).style(health_style(row.health_state)),
             Cell::from(row.since.map_or_else(|| "-".to_owned(), seconds)),
-            Cell::from(bar(row.flows, most)),
+            Cell::from(bar(row.flows, most, bar_cells)),
             Cell::from(why(row)),
         ];
         Row::new(cells).style(if place == selected { Style::new().bold() } else { Style::new() })
@@ -64,8 +66,8 @@ fn draw_backends(frame: &mut Frame<'_>, area: Rect, view: &View, selected: usize
         Constraint::Length(5),
         Constraint::Length(9),
         Constraint::Length(8),
-        Constraint::Length(8),
-        Constraint::Length(BAR_CELLS as u16 + 5),
+        Constraint::Length(7),
+        Constraint::Length(bar_cells as u16 + 4),
         Constraint::Min(10),
     ];
     let header = Row::new(["", "name", "process", "Baton", "for", "flows", "why"]).style(Style::new().dim());
@@ -123,7 +125,7 @@ fn draw_lines(frame: &mut Frame<'_>, area: Rect, view: &View) {
 
 fn why(row: &BackendRow) -> String {
     match row.drain_deadline {
-        Some(deadline) => format!("{}; flows are reset in {}", row.why, seconds(deadline)),
+        Some(deadline) => format!("{}; reset in {}", row.why, seconds(deadline)),
         None => row.why.clone(),
     }
 }
@@ -132,10 +134,10 @@ fn served_by(kubelet: &Summary) -> String {
     kubelet.stand_in.clone().unwrap_or_else(|| "none".to_owned())
 }
 
-/// A bar, whose full length stands for `most`, and the number.
-fn bar(flows: u32, most: u32) -> String {
-    let cells = (flows as usize * BAR_CELLS).checked_div(most as usize).unwrap_or(0);
-    format!("{:<BAR_CELLS$} {flows}", "█".repeat(cells))
+/// A bar, which is `full` cells long for `most`, and the number.
+fn bar(flows: u32, most: u32, full: usize) -> String {
+    let cells = (flows as usize * full).checked_div(most as usize).unwrap_or(0);
+    format!("{:<full$} {flows}", "█".repeat(cells))
 }
 
 fn condition_style(condition: Condition) -> Style {
@@ -169,7 +171,6 @@ pub(super) fn seconds(duration: Duration) -> String {
     format!("{:.1} s", duration.as_secs_f64())
 }
 
-const BAR_CELLS: usize = 12;
 /// Twice the interval of renewals: less is not a gap.
 const NOTICEABLE: Duration = Duration::from_secs(2);
 /// At most 80 columns.

@@ -394,11 +394,11 @@ impl What {
             }
             Self::NamesFailed { source, error, kept } => {
                 let (number, stay) = (plural(*kept as u64, "name"), if *kept == 1 { "stays" } else { "stay" });
-                say!(Notice, { source, error, kept }, "{source} gives no names of clients: {error}; {number} {stay}")
+                say!(Notice, { source, error, kept }, "no names of clients from {source}: {error}; {number} {stay}")
             }
             Self::NamesRecovered { source, names } => {
                 let number = plural(*names as u64, "name");
-                say!(Good, { source, names }, "{source} gives names of clients again: {number}")
+                say!(Good, { source, names }, "names of clients come again from {source}: {number}")
             }
             Self::NodesSilent { nodes, more, why, for_ms } => {
                 let (who, for_how_long) = (named_nodes(nodes, *more), duration_ms(*for_ms));

@@ -9,7 +9,7 @@ use super::probe::{GlobalProbes, health};
 use super::sections::{CfgSection, Directive, Effective};
 use super::server::{CfgServer, servers};
 use super::unset;
-use super::value::{self, bounded, duration, listening, time};
+use super::value::{self, bounded, duration, listening, time, time_in};
 use crate::model::duration::display;
 use crate::translate::ledger::Ledger;
 use crate::translate::toml::{Toml, array, name, quoted};
@@ -249,12 +249,19 @@ fn settings(front: &Effective, back: &Effective, servers: &[CfgServer], table: &
     for (words, key) in [("idle", "keepalive_idle"), ("intvl", "keepalive_interval")] {
         let Some(directive) = keepalive(front, back, words) else { continue };
         let line = directive.line;
-        if let Some(value) = time(directive.word(1)) {
+        // In seconds, unlike all others; HAProxy takes the next whole one.
+        if let Some(value) = time_in(directive.word(1), "s") {
             if value.is_zero() {
                 ledger.kept(line, unset(&directive.words.join(" ")));
                 continue;
             }
-            let seconds = bounded(value.as_secs(), (1, KEEPALIVE_S_MAX), &directive.words.join(" "), line, ledger);
+            let seconds = bounded(
+                value.as_millis().div_ceil(1000) as u64,
+                (1, KEEPALIVE_S_MAX),
+                &directive.words.join(" "),
+                line,
+                ledger,
+            );
             table.set(key, duration(Duration::from_secs(seconds)), line, ledger);
         }
     }

@@ -13,11 +13,16 @@ const PORTS_MAX: usize = 64;
 
 /// A time (configuration.txt, section 2.5): milliseconds unless it has a unit.
 pub(super) fn time(text: &str) -> Option<Duration> {
+    time_in(text, "ms")
+}
+
+/// A time that is in `unit` unless it has one of its own.
+pub(super) fn time_in(text: &str, unit: &str) -> Option<Duration> {
     let end = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
     let number: u64 = text[..end].parse().ok()?;
-    let us = match &text[end..] {
+    let us = match if text[end..].is_empty() { unit } else { &text[end..] } {
         "us" => 1,
-        "" | "ms" => 1000,
+        "ms" => 1000,
         "s" => 1_000_000,
         "m" => 60_000_000,
         "h" => 3_600_000_000,

@@ -161,7 +161,7 @@ fn a_dead_apiserver_is_left_for_another_and_a_start_without_any_uses_the_last_li
     for name in ["b1".to_owned(), name_of(&lab.b2), name_of(&lab.b3)] {
         baton.wait_health(&name, "ejected", LONG);
     }
-    eventually(LONG, "the failure is said", || failures(&baton).1.contains("no apiserver answers"));
+    eventually(LONG, "the failure is said", || failures(&baton).1.contains("no apiserver gives the list"));
     assert_eq!(failures(&baton).0, 1);
     // The only one that returns is none of the file.
     it.servers.push(it.cluster.serve(&lab.b3));

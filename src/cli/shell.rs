@@ -1,7 +1,7 @@
 //! The completions for shells, made from the arguments.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -18,6 +18,9 @@ use crate::admin::status::{BackendStatus, PeersReport};
 
 /// The shell's completion script starts `baton` with this variable to ask for candidates.
 const ASKED_BY: &str = "BATON_COMPLETE";
+
+/// The option with the configuration file.
+const CONFIG: [&str; 2] = ["-c", "--config"];
 
 /// Somebody has pressed a key and waits.
 const ANSWER_LIMIT: Duration = Duration::from_millis(300);
@@ -70,8 +73,12 @@ pub(super) fn known_backends() -> Vec<String> {
 
 /// The configuration file of the line that is being completed, or the usual one.
 fn config_file() -> PathBuf {
-    let words: Vec<_> = std::env::args().collect();
-    typed(&words, &["-c", "--config"]).unwrap_or(DEFAULT_CONFIG).into()
+    typed(&words(), &CONFIG).unwrap_or(DEFAULT_CONFIG).into()
+}
+
+/// The line that is being completed, among the shell's own words.
+fn words() -> Vec<String> {
+    std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect()
 }
 
 /// The value that a line gives to an option: in the word after it, after "=", or, of one letter, in the same word.
@@ -88,13 +95,12 @@ fn typed<'w>(words: &'w [String], option: &[&str]) -> Option<&'w str> {
 
 /// What the running instance answers.
 fn asked<T: DeserializeOwned>(command: &Command) -> Result<T, ClientError> {
-    let words: Vec<_> = std::env::args().collect();
-    let config = config_file();
-    let names_one = typed(&words, &["-c", "--config"]).is_some();
-    let config = Some(&*config).filter(|path| names_one || path.exists() && !socket::is_named());
+    let words = words();
+    let named = typed(&words, &CONFIG).map(Path::new);
+    let usual = Some(Path::new(DEFAULT_CONFIG)).filter(|path| path.exists() && !socket::is_named());
     let socket = match typed(&words, &["--socket"]) {
         Some(socket) => socket.into(),
-        None => socket::find(config).or_else(|_| socket::find(None)).map_err(|_| ClientError::Cut)?,
+        None => socket::find(named.or(usual)).or_else(|_| socket::find(None)).map_err(|_| ClientError::Cut)?,
     };
     socket::connect(&socket)?.with_limit(ANSWER_LIMIT)?.ask(command)
 }

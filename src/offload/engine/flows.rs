@@ -28,6 +28,8 @@ pub(super) struct Flows {
     known: bool,
     /// Flows of an earlier process that no worker has claimed or refused yet.
     unclaimed: u64,
+    /// Those that a peer took before a worker had claimed them.
+    left_early: HashSet<FlowId>,
     pub later: Later,
     pub quiet: Quiet,
     pub unread: ToReadAgain,
@@ -143,6 +145,16 @@ impl Flows {
     /// A flow of an earlier process waits for a worker to claim or refuse it.
     pub(super) fn wait_for_claim(&mut self) {
         self.unclaimed += 1;
+    }
+
+    /// A peer has taken the flow, which no worker has claimed.
+    pub(super) fn leave_early(&mut self, id: FlowId) {
+        self.left_early.insert(id);
+    }
+
+    /// Whether a peer has taken the flow before a worker, which knows by the answer from now on, claimed it.
+    pub(super) fn has_left_early(&mut self, id: FlowId) -> bool {
+        self.left_early.remove(&id)
     }
 
     /// Workers have claimed or refused so many. Returns whether none is left to wait for.

@@ -231,6 +231,26 @@ fn what_an_earlier_process_left_is_recovered_though_it_cannot_be_read_for_a_whil
     assert_eq!(scene.standby_answer(), Some(StandbyAnswer::Reached(7)));
 }
 
+/// Peers were told of no flow for ever: the instance waited for a worker to claim what it had no longer. And the worker took a flow that goes on
+/// at the peer for one that Baton itself had lost.
+#[test]
+fn a_flow_that_a_peer_takes_before_a_worker_claims_it_has_moved_and_peers_are_told_of_the_rest() {
+    let Some(mut scene) = Scene::open("early") else { return };
+    let flow = offloaded(1);
+    let ticket = scene.own(&flow);
+    scene.engine.flows = Flows::default();
+    while scene.answer().is_some() {}
+    scene.recover();
+    assert!(matches!(scene.answer(), Some(Answer::Found(_))));
+    assert!(!scene.engine.flows.count_claimed(0), "peers have to wait for it");
+
+    scene.serve(StandbyRequest::Release(vec![flow.fleet_id()]));
+    assert!(scene.engine.flows.is_empty());
+    claim(&mut scene.engine.outside, &mut scene.engine.flows, ticket, 30_000_000_000);
+    assert!(matches!(scene.answer(), Some(Answer::Ended { reason: Some(EndReason::Moved), .. })));
+    assert!(scene.engine.flows.count_claimed(0));
+}
+
 /// An end that counts as told is not told again, and in FIN_WAIT2 it sends nothing by itself.
 #[test]
 fn only_a_client_to_which_an_rst_was_sent_or_that_has_begun_anew_has_answered() {

@@ -182,7 +182,7 @@ impl FlowClaims {
             let vip = known.ends.vip.ip();
             let verdicts: Vec<_> = others.iter().map(|it| members.prevails_by_address(it, vip)).collect();
             if let Some(has_address) = verdicts.iter().position(|verdict| *verdict == Some(false)) {
-                leave(others[has_address].clone(), *id, agenda);
+                release(others[has_address].clone(), *id, agenda);
             } else if verdicts.contains(&None) {
                 // Most likely a third instance has claimed it from this one, or the owner from that one, and this word
                 // came first.
@@ -201,7 +201,7 @@ impl FlowClaims {
             let is_ahead = |other: &&InstanceName| !members.prevails_over(other, known.ends.vip.ip());
             let other = known.also.iter().chain([&known.owner]).find(is_ahead).cloned();
             match other {
-                Some(to) => leave(to, id, agenda),
+                Some(to) => release(to, id, agenda),
                 None => self.prevail(id, flows, agenda),
             }
         }
@@ -223,6 +223,12 @@ impl FlowClaims {
             self.mine.remove(id);
         }
     }
+}
+
+/// As [`leave`], of a flow that this instance has not claimed from `to`.
+fn release(to: InstanceName, id: FleetId, agenda: &mut Agenda) {
+    agenda.note(Note::Released { to: to.clone(), flows: 1 });
+    leave(to, id, agenda);
 }
 
 /// This instance and `to` own the flow: it goes to `to`. This instance reports that as a leave and not as an end,

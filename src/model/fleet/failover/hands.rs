@@ -33,7 +33,12 @@ impl Failover {
     }
 
     pub(super) fn claimed_by(&mut self, now_ns: u64, by: &InstanceName, flows: Vec<(FleetId, Option<Ends>)>) {
-        self.agenda.note(Note::Released { to: by.clone(), flows: flows.len() });
+        // What `by` has told of as its own is released when the engine says that it is this instance's.
+        let is_told = |id: &FleetId| self.flows.held(id).is_some_and(|known| known.owner == *by);
+        let released = flows.iter().filter(|(id, _)| !is_told(id)).count();
+        if released > 0 {
+            self.agenda.note(Note::Released { to: by.clone(), flows: released });
+        }
         self.agenda.carry(StandbyRequest::Release(flows.iter().map(|(id, _)| *id).collect()));
         for (id, ends) in flows {
             let ends = self.claims.give_up(id).or(ends);

@@ -235,9 +235,12 @@ impl Keep {
         let id = released.flow;
         let is_it = |flow: &&OffloadedFlow| matches!(flow.step, Step::Alone) && FleetId::of(id, &flow.ends) == released;
         let Some(flow) = flows.get(&id).filter(is_it) else { return Ok(()) };
-        let ends = flow.ends;
+        let (ends, is_claimed) = (flow.ends, flow.ticket.is_some());
         look(&outside.program, flows, id)?;
         over(outside, flows, id, EndReason::Moved);
+        if !is_claimed {
+            flows.leave_early(id);
+        }
         let Some(flow) = flows.remove(id) else { return Ok(()) };
         outside.table.offload.release(ends.local, ends.backend);
         if let Err(error) = outside.program.change(id, &ends.keys(), EntryChange::Hold) {

@@ -16,8 +16,6 @@ pub(crate) struct FrontendBudget<'a> {
     stays: bool,
     /// Whether keepalived leaves the VIP on a host on which Baton is dead or hangs.
     outlives_baton: bool,
-    /// Whether nothing tells keepalived that Baton gives the VIP up.
-    stays_on_order: bool,
 }
 
 /// What the host adds to the file.
@@ -78,8 +76,7 @@ impl<'a> FrontendBudget<'a> {
         let ips = || frontend.listen.iter().map(|at| at.ip());
         let stays = ips().all(|ip| ip.is_loopback() || host.own.contains(&ip) && !may_move(ip));
         let outlives_baton = built_in.is_none() && vrrp.is_some() && host.track == VipTrack::Stays;
-        let stays_on_order = outlives_baton && config.failover.track_file.is_none();
-        Self { config, frontend, timers, stays, outlives_baton, stays_on_order }
+        Self { config, frontend, timers, stays, outlives_baton }
     }
 
     pub(crate) fn longest(&self, fault: BudgetFault) -> LongestGap {
@@ -87,15 +84,19 @@ impl<'a> FrontendBudget<'a> {
         match gap_parts(fault, &self.timers) {
             _ if has_no_vip && fault.needs_the_vip() => LongestGap::NoVip,
             _ if self.stays && fault.needs_the_vip() => LongestGap::OwnAddress,
-            Some(_)
-                if self.outlives_baton && matches!(fault, BudgetFault::InstanceKilled | BudgetFault::InstanceHung) =>
-            {
-                LongestGap::VipStays
-            }
-            Some(_) if self.stays_on_order && fault == BudgetFault::Evacuated => LongestGap::VipStays,
+            Some(_) if self.outlives_baton && self.must_ask_baton(fault) => LongestGap::VipStays,
             None if self.stays => LongestGap::OwnAddress,
             None => LongestGap::Unknown,
             Some(parts) => LongestGap::Parts(parts),
+        }
+    }
+
+    /// Whether keepalived would have to ask Baton in order to move the VIP after `fault`.
+    fn must_ask_baton(&self, fault: BudgetFault) -> bool {
+        match fault {
+            BudgetFault::InstanceKilled | BudgetFault::InstanceHung => true,
+            BudgetFault::Evacuated => self.config.failover.track_file.is_none(),
+            _ => false,
         }
     }
 

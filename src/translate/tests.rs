@@ -570,7 +570,7 @@ fn a_value_beyond_a_limit_is_not_changed_in_silence() {
     }
     let idle = read(&listen("timeout client 100ms\n"));
     assert_eq!(missing(&idle, 3), [("timeout client 100ms: Baton's limit is used", true)]);
-    for (given, taken) in [("7", 7), ("1500ms", 2), ("1m", 60)] {
+    for (given, taken) in [("7", 7), ("500ms", 1), ("1500ms", 2), ("1m", 60)] {
         let keepalive = config(&read(&listen(&format!("clitcpka-intvl {given}\n")))).frontends[0].keepalive;
         assert_eq!(keepalive.interval.as_secs(), taken, "{given}");
     }

@@ -152,8 +152,8 @@ impl Flows {
         self.left_early.insert(id);
     }
 
-    /// Whether a peer has taken the flow before a worker, which knows by the answer from now on, claimed it.
-    pub(super) fn has_left_early(&mut self, id: FlowId) -> bool {
+    /// Forgets whether a peer took the flow before a worker had claimed it, and returns it.
+    pub(super) fn take_left_early(&mut self, id: FlowId) -> bool {
         self.left_early.remove(&id)
     }
 

@@ -153,7 +153,7 @@ fn each_left(program: &Program, keep: &mut Keep, mut visit: impl FnMut(Key, Entr
 
 pub(super) fn claim(outside: &mut Outside, flows: &mut Flows, ticket: Ticket, patience_ns: u64) {
     let Some(flow) = flows.get_mut(&ticket.id) else {
-        let has_moved = flows.has_left_early(ticket.id);
+        let has_moved = flows.take_left_early(ticket.id);
         let reason = Some(if has_moved { EndReason::Moved } else { EndReason::Internal });
         // Nothing of it is left to be told to peers, who else would wait for the rest for ever.
         count_claimed(outside, flows, 1);
@@ -184,7 +184,7 @@ pub(super) fn count_claimed(outside: &Outside, flows: &mut Flows, count: u64) {
 
 pub(super) fn refuse(outside: &Outside, flows: &mut Flows, id: FlowId, why: &str) {
     count_claimed(outside, flows, 1);
-    flows.has_left_early(id);
+    flows.take_left_early(id);
     tracing::warn!(flow = id.0, "Baton resets a flow of an earlier process: {why}");
     reset(outside, flows, id);
 }

@@ -165,6 +165,7 @@ enum Verb {
     /// Shows or removes the BPF program and its flows in the kernel; needs no running instance.
     Offload(offload::OffloadArguments),
     /// Prints a new secret for the instances of a fleet, which have the same file: (umask 077; baton genkey > peers.key).
+    /// With --identity: makes a key of this instance alone.
     Genkey(genkey::GenkeyArguments),
     /// Prints the versions of this command and of the instance.
     Version,

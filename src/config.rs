@@ -18,6 +18,7 @@ mod file;
 mod foreign;
 mod frontend;
 mod health;
+mod identity;
 mod kind;
 mod load;
 mod names;
@@ -42,6 +43,7 @@ pub(crate) use file::{FileFault, read as read_file};
 pub(crate) use foreign::{HAPROXY, KEEPALIVED, program_of};
 pub use frontend::by_default as frontend_by_default;
 pub(crate) use health::reset_after_silence;
+pub use identity::{KeyFile, PeerKey, PrivateKey, PublicKey};
 pub use load::{by_default, check, load, parse};
 pub use names::NamesSettings;
 pub(crate) use names::read_names;
@@ -57,7 +59,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use zeroize::ZeroizeOnDrop;
 
 use crate::addr::{BackendAddr, SourceMask, VipAddr};
 use crate::model::balance::Balance;
@@ -174,12 +175,12 @@ pub struct Peers {
     pub listen: SocketAddr,
     /// The UDP port of beats beside the link, the same for all instances. `None`: as that of the link.
     pub beat_port: Option<u16>,
-    /// The same for all instances.
-    pub key: PeerKey,
-    /// Where it was read.
-    pub key_file: PathBuf,
+    /// The key that all instances share. `None`: each is known by its own.
+    pub shared: Option<KeyFile<PeerKey>>,
     /// The one before it, which counts as well.
-    pub key_previous: Option<PeerKey>,
+    pub shared_previous: Option<PeerKey>,
+    /// The key that only this instance has.
+    pub own_key: Option<KeyFile<PrivateKey>>,
     /// How long readiness waits for peers that cannot be reached.
     pub sync_deadline: Duration,
     /// At least one, in the order of their names; no name and no address is this instance's own.
@@ -219,16 +220,8 @@ pub struct VipSettings {
 pub struct Peer {
     pub name: InstanceName,
     pub address: SocketAddr,
-}
-
-/// The secret that makes an instance one of the fleet.
-#[derive(Clone, PartialEq, Eq, ZeroizeOnDrop)]
-pub struct PeerKey(pub [u8; 32]);
-
-impl std::fmt::Debug for PeerKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("PeerKey(..)")
-    }
+    /// Each is its own; two during a rotation. Empty: it is known by the shared key.
+    pub public_keys: Vec<PublicKey>,
 }
 
 /// `[log]`.

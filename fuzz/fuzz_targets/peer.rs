@@ -4,8 +4,10 @@
 
 use std::collections::HashSet;
 
-use baton::model::fleet::{BeatKey, Epoch, Exchange, Hello, InstanceName, InstanceSummary, Member, Message, Own, Remote};
 use baton::fleet::link::wire::{self, Version, Versions};
+use baton::model::fleet::{
+    BeatSecret, Epoch, Exchange, Hello, InstanceName, InstanceSummary, Member, Message, Own, Remote,
+};
 use libfuzzer_sys::fuzz_target;
 
 const STEP_NS: u64 = 10_000_000;
@@ -22,7 +24,7 @@ fuzz_target!(|bytes: &[u8]| {
         version: String::new(),
         sync_deadline_ns: 1_000_000_000,
         vips: Vec::new(),
-        beat_key: BeatKey([1; 32]),
+        beat_secret: BeatSecret([1; 32]),
     };
     let member = Member { name: peer.clone(), address: "10.0.0.2:9471".parse().expect("an address") };
     let mut exchange = Exchange::new(own, &[member], 1);

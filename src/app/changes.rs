@@ -109,8 +109,8 @@ fn tables(old: &Config, new: &Config, changes: &mut Vec<ConfigChange>) {
 }
 
 fn peers(old: &Peers, new: &Peers, changes: &mut Vec<ConfigChange>) {
-    let peers = spelled!(old, new; "listen" => listen, "beat_port" => beat_port, "key_file" => key_file,
-        "sync_deadline" => sync_deadline, "peer" => peers);
+    let peers = spelled!(old, new; "listen" => listen, "beat_port" => beat_port, "key_file" => shared,
+        "private_key_file" => own_key, "sync_deadline" => sync_deadline, "peer" => peers);
     ChangePlace::Table("peers").settings(old != new, peers, changes);
 }
 

@@ -1,4 +1,4 @@
-//! `baton genkey`: the secret that the instances of a fleet share.
+//! `baton genkey`: the secret that the instances of a fleet share, or the key of this instance alone.
 
 use std::ffi::OsString;
 use std::fs;
@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use zeroize::Zeroizing;
 
 use super::new_file::NewFile;
 use super::output::{CliError, Output};
-use crate::config::PeerKey;
+use crate::config::{PeerKey, PrivateKey};
 use crate::sys::random;
 
 #[derive(Debug, Args)]
@@ -19,6 +20,10 @@ pub(super) struct GenkeyArguments {
     /// hosts, then run `baton reload` on each
     #[arg(long, value_name = "FILE")]
     next: Option<PathBuf>,
+    /// Writes a key of this instance alone to this file, with mode 600, and prints its public half for the files of the
+    /// others. A key that is there stays, and its public half is printed
+    #[arg(long, value_name = "FILE", conflicts_with = "next")]
+    identity: Option<PathBuf>,
 }
 
 /// Why the keys in the files could not be changed. Neither file has changed.
@@ -32,6 +37,15 @@ enum NextError {
     Unfinished(PathBuf),
 }
 
+/// Why a file holds no key of an instance. It has not changed.
+#[derive(Debug, thiserror::Error)]
+enum IdentityError {
+    #[error("{path}: {source}", path = .path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error("{} holds no key: name a file that does not exist yet", .0.display())]
+    NoKey(PathBuf),
+}
+
 /// Prints a new key in the form of `peers.key_file`, or writes it to a file.
 pub(super) fn genkey(arguments: &GenkeyArguments, output: &Output) -> Result<ExitCode, CliError> {
     let key = match random::secret() {
@@ -41,6 +55,24 @@ pub(super) fn genkey(arguments: &GenkeyArguments, output: &Output) -> Result<Exi
             return Ok(ExitCode::FAILURE);
         }
     };
+    if let Some(file) = &arguments.identity {
+        return match identity(file, PrivateKey(key.0)) {
+            Ok(own) => {
+                let public = own.public().to_string();
+                match output.json {
+                    true => output.document(
+                        &serde_json::json!({ "private_key_file": file.display().to_string(), "public_key": public }),
+                    )?,
+                    false => output.line(format!("public_key = \"{public}\""))?,
+                }
+                Ok(ExitCode::SUCCESS)
+            }
+            Err(error) => {
+                eprintln!("baton: {error}");
+                Ok(ExitCode::FAILURE)
+            }
+        };
+    }
     if let Some(file) = &arguments.next {
         return match next(file, &key) {
             Ok(previous) => {
@@ -92,6 +124,20 @@ fn next(file: &Path, key: &PeerKey) -> Result<PathBuf, NextError> {
     Ok(previous)
 }
 
+/// The key in `file`, which is `new` if there was none.
+fn identity(file: &Path, new: PrivateKey) -> Result<PrivateKey, IdentityError> {
+    let failed = |source| IdentityError::File { path: file.to_owned(), source };
+    match fs::read_to_string(file) {
+        Ok(text) => PrivateKey::parse(text.trim()).ok_or_else(|| IdentityError::NoKey(file.to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let text = Zeroizing::new(format!("{}\n", new.spell()));
+            NewFile::write(file, text.as_bytes(), 0o600).map_err(failed)?.place().map_err(failed)?;
+            Ok(new)
+        }
+        Err(error) => Err(failed(error)),
+    }
+}
+
 fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name: OsString = path.as_os_str().to_owned();
     name.push(suffix);
@@ -103,6 +149,19 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn a_key_of_an_instance_is_made_once_and_then_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("instance.key");
+        let made = identity(&file, PrivateKey([1; 32])).unwrap();
+        assert_eq!(identity(&file, PrivateKey([2; 32])).unwrap(), made);
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::write(&file, "no key").unwrap();
+        assert!(matches!(identity(&file, PrivateKey([2; 32])), Err(IdentityError::NoKey(_))));
+        assert_eq!(fs::read_to_string(&file).unwrap(), "no key");
+        assert!(matches!(identity(directory.path(), PrivateKey([2; 32])), Err(IdentityError::File { .. })));
+    }
 
     #[test]
     fn the_key_before_is_kept_until_somebody_removes_it() {

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   wire        the bytes on the wire before and inside of the encryption
+//!   credentials by what an instance proves itself, and by what it knows the others
 //!   secure      the handshake and the encryption
 //!   connection  one link: made or accepted, read and written
 //!   beats       datagrams beside the link, which only say that a process lives
@@ -13,6 +14,7 @@
 
 mod beats;
 mod connection;
+pub(crate) mod credentials;
 mod hub;
 pub(crate) mod secure;
 pub mod wire;

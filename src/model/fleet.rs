@@ -28,7 +28,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use beat::Wanted as BeatTo;
-pub use beat::{Beat, BeatKey, Heard as HeardOf};
+pub use beat::{Beat, BeatKey, BeatSecret, Heard as HeardOf};
 pub(crate) use disagreement::disagreements;
 pub use disagreement::{Disagreement, Opinion};
 pub use events::{Asked, Local, MemberView, PeerCommand, Remote, Said};

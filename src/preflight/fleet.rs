@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::ops::RangeInclusive;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -25,7 +26,9 @@ const CONNECT_MAX: Duration = Duration::from_secs(1);
 pub(super) fn look(config: &Config, place: &HostPlace) -> (Vec<Finding>, Vec<Setting>) {
     let Some(peers) = &config.peers else { return Default::default() };
     let (mut findings, mut settings) = (own_address(peers, place), Vec::new());
-    findings.push(key_file(peers));
+    let shared = peers.shared.iter().map(|shared| key_file("peers.key_file", &shared.path, SHARED_KEY));
+    let own = peers.own_key.iter().map(|own| key_file("peers.private_key_file", &own.path, OWN_KEY));
+    findings.extend(shared.chain(own));
     findings.extend(links(peers));
     findings.extend(families(peers, place));
     findings.extend(firewall::let_in(peers.listen, peers.beat_port(), &peers.peers));
@@ -57,13 +60,13 @@ fn own_address(peers: &Peers, place: &HostPlace) -> Vec<Finding> {
     }
 }
 
-fn key_file(peers: &Peers) -> Finding {
-    let (topic, path) = ("peers.key_file", peers.key_file.display());
-    let mode = std::fs::metadata(&peers.key_file).map(|file| file.permissions().mode() & 0o7777);
+fn key_file(topic: &str, file: &Path, why: &'static str) -> Finding {
+    let path = file.display();
+    let mode = std::fs::metadata(file).map(|file| file.permissions().mode() & 0o7777);
     match mode {
         Ok(mode) if mode & 0o077 == 0 => Finding::good(topic, format!("{path}: mode {mode:o}")),
-        Ok(mode) => Finding::advice(topic, format!("{path}: mode {mode:o}"), KEY, format!("chmod 600 '{path}'")),
-        Err(error) => Finding::advice(topic, format!("{path}: {error}"), KEY, format!("ls -l '{path}'")),
+        Ok(mode) => Finding::advice(topic, format!("{path}: mode {mode:o}"), why, format!("chmod 600 '{path}'")),
+        Err(error) => Finding::advice(topic, format!("{path}: {error}"), why, format!("ls -l '{path}'")),
     }
 }
 
@@ -219,7 +222,8 @@ const WIDE: RangeInclusive<u16> = 10240..=65535;
 
 const LISTEN_VIP: &str = "the VIP moves to another host: the peers then reach that host instead of this instance, just when they need this one";
 const LISTEN_UNREACHABLE: &str = "the peers cannot reach this instance: they know none of its flows when its host dies";
-const KEY: &str = "any user who can read the key can act as any instance, and reset or redirect flows";
+const SHARED_KEY: &str = "any user who can read the key can act as any instance, and reset or redirect flows";
+const OWN_KEY: &str = "any user who can read the key can act as this instance, and reset or redirect flows";
 const ROUTED: &str = "this host forwards packets of the peer's flows unchanged to the peer as next hop, and a router in between \
                       sends them back: after a move of the VIP the clients of these flows wait";
 const UNREACHABLE: &str =

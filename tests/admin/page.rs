@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton::config::{Config, PeerKey, Peers};
+use baton::config::{Config, KeyFile, PeerKey, Peers};
 use baton::model::fleet::{BackendSummary, InstanceName, InstanceSummary, MemberView, PeerSummary, WorstEvent};
 use baton::model::health::HealthState;
 use baton::model::nodes::SilenceKind;
@@ -114,9 +114,9 @@ async fn the_page_escapes_every_word_of_a_peer() {
         slot: 0,
         listen: "10.0.0.21:9471".parse().unwrap(),
         beat_port: None,
-        key: PeerKey([7; 32]),
-        key_file: "/etc/baton/peers.key".into(),
-        key_previous: None,
+        shared: Some(KeyFile { key: PeerKey([7; 32]), path: "/etc/baton/peers.key".into() }),
+        shared_previous: None,
+        own_key: None,
         sync_deadline: Duration::from_secs(1),
         peers: Vec::new(),
     };

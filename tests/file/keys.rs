@@ -33,6 +33,8 @@ const FAILOVER: &str = "src/model/fleet/failover/tests settings_of_a_reload_coun
 const AWAY: &str = "tests/net/fleet/failover/evacuate a_host_is_emptied_by_real_keepalived_and_no_client_notices";
 const LINK: &str = "tests/net/fleet/link a_link_moves_to_another_port_and_is_waited_for_as_long_as_a_reload_says";
 const KEYS: &str = "tests/net/fleet/rotation a_new_key_for_the_fleet_costs_no_flow_and_fails_nobody_over";
+const IDENTITIES: &str =
+    "tests/net/fleet/identities a_fleet_gets_keys_of_its_instances_and_changes_one_and_no_flow_notices";
 const VIP: &str = "tests/net/vip/built_in the_built_in_vip_follows_a_reload";
 const DISCOVERY: &str =
     "tests/net/discovery/file discovered_backends_outlive_a_reload_an_upgrade_and_a_restart_without_their_source";
@@ -45,7 +47,7 @@ const RECORDER: &str = "src/recorder/tests another_directory_and_size_of_a_reloa
 
 const NAMES: &str = "tests/net/names a_file_names_clients_in_lists_and_events_and_is_followed";
 
-const PROOFS: [(&str, &str); 36] = [
+const PROOFS: [(&str, &str); 37] = [
     (NAMES, "names.file"),
     (RECORDER, "recorder.directory recorder.size_mb"),
     (DNS, "frontend.discover.name frontend.discover.record frontend.discover.port frontend.discover.servers"),
@@ -70,6 +72,7 @@ const PROOFS: [(&str, &str); 36] = [
     ),
     (LINK, "peers.listen peers.beat_port peers.sync_deadline peers.peer.address"),
     (KEYS, "peers.key_file peers.key_file_previous"),
+    (IDENTITIES, "peers.private_key_file peers.peer.public_key peers.peer.public_key_next"),
     (MEMBERS, "peers.peer.name"),
     (FAILOVER, "failover.challenge failover.guard failover.priority"),
     (FAILOVER_PACE, "failover.resets_per_second"),

@@ -98,6 +98,20 @@ impl Config {
         Self { peers: with(self.peers, key, value), ..self }
     }
 
+    pub fn without_peers(mut self, key: &str) -> Self {
+        self.peers.remove(key);
+        self
+    }
+
+    /// One key of the `[[peers.peer]]` with this name.
+    pub fn peer_key(mut self, name: &str, key: &str, value: impl Into<Value>) -> Self {
+        let all = self.peers.get_mut("peer").and_then(Value::as_array_mut).expect("peers");
+        let mut tables = all.iter_mut().filter_map(Value::as_table_mut);
+        let it = tables.find(|peer| peer["name"].as_str() == Some(name)).expect("a peer of this name");
+        it.insert(key.to_owned(), value.into());
+        self
+    }
+
     /// It knows of no other instance.
     pub fn alone(self) -> Self {
         Self { peers: Table::new(), ..self }

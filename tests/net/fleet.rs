@@ -5,6 +5,7 @@ mod cut_off;
 pub mod failover;
 mod faults;
 mod flood;
+mod identities;
 mod kubeadm;
 mod link;
 mod newborn;

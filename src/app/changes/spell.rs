@@ -8,7 +8,9 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use crate::addr::BackendAddr;
-use crate::config::{FlowLog, Group, LogFormat, LogLevel, OffloadMode, Peer, ProbeKind, SharePort, Source, Target};
+use crate::config::{
+    FlowLog, Group, KeyFile, LogFormat, LogLevel, OffloadMode, Peer, ProbeKind, PublicKey, SharePort, Source, Target,
+};
 use crate::model::balance::Balance;
 use crate::model::duration::display;
 use crate::model::fleet::InstanceName;
@@ -63,9 +65,17 @@ impl Spell for PathBuf {
     }
 }
 
+impl<K> Spell for KeyFile<K> {
+    fn spell(&self) -> String {
+        self.path.spell()
+    }
+}
+
 impl Spell for Peer {
     fn spell(&self) -> String {
-        format!("{} at {}", self.name, self.address)
+        let begin = |key: &PublicKey| format!(", known by {:.8}...", key.to_string());
+        let keys: String = self.public_keys.iter().map(begin).collect();
+        format!("{} at {}{keys}", self.name, self.address)
     }
 }
 

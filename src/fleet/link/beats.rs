@@ -4,9 +4,9 @@
 //!   "BTNB" | version | sender's tag | number | heard instances, standing to the VIP, sealed
 //!                                                                          4 + 1 + 2 + 8 + at most 200 + 16 bytes
 //! ```
-//! Numbers are big-endian; the sealed part is encoded in postcard. The seal is ChaCha20-Poly1305 with the sender's
-//! secret, the number as the nonce, and the preceding bytes as associated data. No number is used twice: it only rises
-//! while the process uses its secret.
+//! Numbers are big-endian; the sealed part is encoded in postcard. The seal is ChaCha20-Poly1305 with a key that the
+//! sender has for this one receiver, the number as the nonce, and the preceding bytes as associated data. No number is
+//! used twice with a key: it only rises while the process uses its secret.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -18,7 +18,7 @@ use snow::types::Cipher;
 
 use super::wire::SEAL_BYTES;
 use crate::model::fleet::vip::VipStanding;
-use crate::model::fleet::{Beat, BeatKey, BeatTo, HeardOf, InstanceName};
+use crate::model::fleet::{Beat, BeatKey, BeatSecret, BeatTo, HeardOf, InstanceName};
 
 /// Between two tries to bind the port: the process before this one may still have it.
 pub(super) const AGAIN_NS: u64 = 250_000_000;
@@ -51,11 +51,17 @@ impl Beats {
 
     /// Sends a beat to all its destinations, at each peer's port. A beat that cannot be sent is lost, as any datagram
     /// may be.
-    pub(super) fn send(&self, key: &BeatKey, own: &InstanceName, beat: &BeatTo, ports: &HashMap<InstanceName, u16>) {
-        let Some(bytes) = seal(key, own, &beat.beat) else { return };
+    pub(super) fn send(
+        &self,
+        secret: &BeatSecret,
+        own: &InstanceName,
+        beat: &BeatTo,
+        ports: &HashMap<InstanceName, u16>,
+    ) {
         let is_ipv4 = self.socket.local_addr().is_ok_and(|local| local.is_ipv4());
         for (name, places) in &beat.to {
             let Some(port) = ports.get(name) else { continue };
+            let Some(bytes) = seal(&secret.toward(name), own, &beat.beat) else { continue };
             for ip in places.iter().filter(|ip| ip.is_ipv4() == is_ipv4) {
                 let _ = self.socket.send_to(&bytes, (*ip, *port));
             }
@@ -230,14 +236,14 @@ mod tests {
     #[test]
     fn beats_come_by_the_socket_with_who_sent_them_and_strangers_do_not() {
         let [here, there] = [0, 1].map(|_| Beats::open("127.0.0.1:0".parse().unwrap(), 0).unwrap());
-        let (key, stranger) = (BeatKey([5; 32]), BeatKey([6; 32]));
+        let (secret, stranger) = (BeatSecret([5; 32]), BeatSecret([6; 32]));
         let to = BeatTo { beat: largest(), to: vec![(name("lb-b"), vec!["127.0.0.1".parse().unwrap()])] };
         let ports = [(name("lb-b"), there.socket.local_addr().unwrap().port())].into();
         here.send(&stranger, &name("lb-a"), &to, &ports);
-        here.send(&key, &name("lb-a"), &to, &ports);
+        here.send(&secret, &name("lb-a"), &to, &ports);
         there.socket.set_nonblocking(false).unwrap();
         there.socket.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
-        let knows = [(name("lb-a"), key)];
+        let knows = [(name("lb-a"), secret.toward(&name("lb-b")))];
         let heard = there.receive(knows.iter().map(|(name, key)| (name, key)).take(1));
         assert_eq!(heard, [(name("lb-a"), largest())]);
     }

@@ -12,9 +12,9 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use super::credentials::{Credentials, Proof};
 use super::secure::{self, LinkError, Opener, Sealer, closed};
 use super::wire::Version;
-use crate::config::PeerKey;
 use crate::model::fleet::{Hello, InstanceName, Message};
 
 /// Limit for the time from the first byte to the hello.
@@ -40,8 +40,7 @@ pub(super) enum Input {
     /// An instance with the key says hello.
     Greeted {
         hello: Hello,
-        /// The key that the other end has proven.
-        key: PeerKey,
+        proof: Proof,
         version: Version,
         reply: oneshot::Sender<Result<Admitted, String>>,
     },
@@ -80,8 +79,7 @@ pub(super) struct Admitted {
 /// The state that all links of an instance share.
 #[derive(Clone, Debug)]
 pub(super) struct Site {
-    /// All valid keys, first the one that this instance offers.
-    pub keys: Vec<PeerKey>,
+    pub credentials: Credentials,
     pub hello: Hello,
     pub inputs: mpsc::Sender<Input>,
     /// Notified when a link has room for more messages.
@@ -97,10 +95,15 @@ impl Site {
         address: SocketAddr,
     ) -> Result<(), LinkError> {
         let mut made = Err(LinkError::Key);
-        for key in &self.keys {
-            made = self.make_by(key, own, peer, address).await;
-            // The peer may not know this key yet.
-            if !matches!(made, Err(LinkError::Key)) {
+        for proof in &self.credentials.toward(peer) {
+            made = self.make_by(proof, own, peer, address).await;
+            // The peer may not know this key yet; a release without keys of instances closes the connection.
+            let is_unknown = match &made {
+                Err(LinkError::Key | LinkError::Identity(_)) => true,
+                Err(LinkError::Closed) => proof.name().is_some(),
+                _ => false,
+            };
+            if !is_unknown {
                 break;
             }
         }
@@ -109,21 +112,21 @@ impl Site {
 
     async fn make_by(
         &self,
-        key: &PeerKey,
+        proof: &Proof,
         own: SocketAddr,
         peer: &InstanceName,
         address: SocketAddr,
     ) -> Result<(), LinkError> {
         let mut stream = timeout(CONNECT_MAX, connect(own, address)).await.map_err(|_| LinkError::TimedOut)??;
         let greeting = async {
-            let (mut seals, mut opens) = secure::connect(&mut stream, key).await?;
+            let (mut seals, mut opens) = secure::connect(&mut stream, &self.credentials, proof).await?;
             say(&mut stream, &mut seals, &Message::Hello(self.hello.clone())).await?;
             let hello = hear_hello(&mut stream, &mut opens).await?;
             if hello.name != *peer {
                 let named: String = hello.name.0.chars().take(HELLO_TEXT_MAX).collect();
                 return Err(LinkError::Name(named));
             }
-            let admitted = self.admit(&mut stream, &mut seals, hello.clone(), key).await?;
+            let admitted = self.admit(&mut stream, &mut seals, hello.clone(), proof.clone()).await?;
             Ok::<_, LinkError>((seals, opens, admitted))
         };
         let (seals, opens, admitted) = timeout(GREET_MAX, greeting).await.map_err(|_| LinkError::TimedOut)??;
@@ -136,9 +139,13 @@ impl Site {
     pub(super) async fn take(&self, mut stream: TcpStream, greeted: impl Sized) -> Result<(), LinkError> {
         let _ = stream.set_nodelay(true);
         let greeting = async {
-            let ((mut seals, mut opens), key) = secure::accept(&mut stream, &self.keys).await?;
+            let ((mut seals, mut opens), proof) = secure::accept(&mut stream, &self.credentials).await?;
             let hello = hear_hello(&mut stream, &mut opens).await?;
-            let admitted = self.admit(&mut stream, &mut seals, hello.clone(), key).await?;
+            if let Some(key) = proof.name().filter(|key| **key != hello.name) {
+                let (key, said) = (key.to_string(), hello.name.to_string());
+                return Err(LinkError::Impostor { key, said });
+            }
+            let admitted = self.admit(&mut stream, &mut seals, hello.clone(), proof).await?;
             say(&mut stream, &mut seals, &Message::Hello(self.hello.clone())).await?;
             Ok::<_, LinkError>((seals, opens, hello.name, admitted))
         };
@@ -154,10 +161,10 @@ impl Site {
         stream: &mut TcpStream,
         seals: &mut Sealer,
         hello: Hello,
-        key: &PeerKey,
+        proof: Proof,
     ) -> Result<Admitted, LinkError> {
         let (reply, answer) = oneshot::channel();
-        let asked = self.inputs.send(Input::Greeted { hello, key: key.clone(), version: seals.version(), reply }).await;
+        let asked = self.inputs.send(Input::Greeted { hello, proof, version: seals.version(), reply }).await;
         asked.map_err(|_| LinkError::Dropped)?;
         match answer.await.map_err(|_| LinkError::Dropped)? {
             Ok(admitted) => Ok(admitted),

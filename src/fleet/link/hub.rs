@@ -13,12 +13,13 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::beats::{self, Beats, FormerBeats};
 use super::connection::{Admitted, Input, Site};
-use crate::config::{self, Config, PeerKey};
+use super::credentials::{Credentials, Proof};
+use crate::config::{self, Config};
 use crate::essential;
 use crate::model::ends::Key;
 use crate::model::fleet::vip::{VipStanding, address_set};
 use crate::model::fleet::{
-    BeatKey, Epoch, Exchange, Farewell, Hello, InstanceName, KnowsQuery, Liveness, Member, Message, Notice, Own,
+    BeatSecret, Epoch, Exchange, Farewell, Hello, InstanceName, KnowsQuery, Liveness, Member, Message, Notice, Own,
     PeerCommand, Remote,
 };
 use crate::ports::fleet::Fleet;
@@ -116,7 +117,7 @@ pub(crate) fn start(
         version: env!("CARGO_PKG_VERSION").to_owned(),
         sync_deadline_ns: settings.sync_deadline.as_nanos() as u64,
         vips: vips(&running, settings.listen.ip()),
-        beat_key: BeatKey(random::secret().unwrap_or_else(|_| std::array::from_fn(|_| fastrand::u8(..)))),
+        beat_secret: BeatSecret(random::secret().unwrap_or_else(|_| std::array::from_fn(|_| fastrand::u8(..)))),
     };
     let (inputs_sender, inputs) = mpsc::channel(INPUTS_MAX);
     let (orders, orders_receiver) = mpsc::channel(4);
@@ -129,7 +130,7 @@ pub(crate) fn start(
         let (priority, addresses) = (vip.priority, address_set(&vip.addresses));
         exchange.set_vip(VipStanding { priority, addresses, ..VipStanding::default() }, now_ns);
     }
-    let site = Site { keys: settings.keys(), hello: exchange.hello(), inputs: inputs_sender, room };
+    let site = Site { credentials: Credentials::of(&settings), hello: exchange.hello(), inputs: inputs_sender, room };
     let mut hub = Hub {
         table,
         lines: Lines::open(&site, &settings),
@@ -158,8 +159,7 @@ pub(crate) fn start(
 #[derive(Debug)]
 struct LiveLink {
     number: u64,
-    /// The key that the other end has proven.
-    key: PeerKey,
+    proof: Proof,
     messages: mpsc::Sender<Message>,
     /// Its drop ends the link at once.
     ended: DropGuard,
@@ -311,10 +311,10 @@ impl Hub {
         // While another process holds the new port, beats leave by the old one.
         let Some(beats) = self.beats.as_ref().or(former.and_then(FormerBeats::beats)) else { return };
         if let Some(beat) = self.exchange.poll_beat(now_ns) {
-            let (key, own) = (self.exchange.own_beat_key(), &self.settings.name);
-            beats.send(key, own, &beat, &self.settings.beat_ports().collect());
+            let (secret, own) = (self.exchange.own_beat_secret(), &self.settings.name);
+            beats.send(secret, own, &beat, &self.settings.beat_ports().collect());
             if let Some(former) = former {
-                beats.send(key, own, &beat, former.ports());
+                beats.send(secret, own, &beat, former.ports());
             }
         }
     }
@@ -367,8 +367,8 @@ impl Hub {
     fn take_input(&mut self, input: Input) {
         let now_ns = now_ns();
         match input {
-            Input::Greeted { hello, key, version, reply } => {
-                let admitted = self.greeted(&hello, key, now_ns);
+            Input::Greeted { hello, proof, version, reply } => {
+                let admitted = self.greeted(&hello, proof, now_ns);
                 if admitted.is_ok() && version.has_summaries() {
                     self.exchange.tell_summaries(&hello.name, now_ns);
                 }
@@ -392,11 +392,11 @@ impl Hub {
         }
     }
 
-    fn greeted(&mut self, hello: &Hello, key: PeerKey, now_ns: u64) -> Result<Admitted, String> {
+    fn greeted(&mut self, hello: &Hello, proof: Proof, now_ns: u64) -> Result<Admitted, String> {
         if self.away {
             return Err("this process is being replaced or stopped".to_owned());
         }
-        if !self.site.keys.contains(&key) {
+        if !self.site.credentials.still_hold(&proof) {
             return Err("its key is no longer valid".to_owned());
         }
         if let Err(why) = self.exchange.handle_link(hello, now_ns) {
@@ -408,7 +408,7 @@ impl Hub {
         let (messages, receiver) = mpsc::channel(MESSAGES_MAX);
         let ended = CancellationToken::new();
         // This ends an older link to the same peer.
-        self.links.insert(hello.name.clone(), LiveLink { number, key, messages, ended: ended.clone().drop_guard() });
+        self.links.insert(hello.name.clone(), LiveLink { number, proof, messages, ended: ended.clone().drop_guard() });
         Ok(Admitted { link: number, messages: receiver, ended })
     }
 
@@ -466,13 +466,13 @@ impl Hub {
         }
         let now_ns = now_ns();
         // Keep a link while its key is still valid.
-        let keys = settings.keys();
-        for (peer, _) in self.links.extract_if(|_, link| !keys.contains(&link.key)) {
+        let credentials = Credentials::of(&settings);
+        for (peer, _) in self.links.extract_if(|_, link| !credentials.still_hold(&link.proof)) {
             self.exchange.handle_loss(&peer, "the peer settings were reloaded", now_ns);
         }
         self.move_beats(&settings, now_ns);
         self.exchange.set_members(&members(&settings), now_ns);
-        self.site.keys = keys;
+        self.site.credentials = credentials;
         self.settings = settings;
         if !self.away {
             self.lines.open_anew(&self.site, &self.settings);

@@ -1,7 +1,8 @@
-//! The handshake and the encryption: Noise (revision 34) with a secret that both ends share beforehand.
+//! The handshake and the encryption: Noise (revision 34), by the keys of the instances or by one that they share.
 //!
-//! `NNpsk0`: fresh keys for each connection. So a secret that leaks later does not decrypt recorded traffic, and an end
-//! without the secret fails at the first message.
+//! `IK`: each end has a key of its own, which the other end's file names. So nobody can speak for another instance.
+//! `NNpsk0`: a secret that both ends share beforehand. In both, keys are fresh for each connection, so that a secret that
+//! leaks later does not decrypt recorded traffic, and an end without a valid key fails at the first message.
 
 use std::io;
 use std::sync::Arc;
@@ -9,14 +10,20 @@ use std::sync::Arc;
 use snow::{Builder, HandshakeState, StatelessTransportState};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+use super::credentials::{Credentials, Proof};
 use super::wire::{self, FRAME_MAX, FrameError, FrameTooLong, PREAMBLE_BYTES, SEAL_BYTES, VERSIONS, Version, Versions};
-use crate::config::PeerKey;
+use crate::config::{PeerKey, PrivateKey, PublicKey};
 use crate::model::fleet::Message;
 
-const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
+const BY_SHARED: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
+const BY_OWN: &str = "Noise_IK_25519_ChaChaPoly_BLAKE2s";
 
-/// Length of a handshake message of this pattern: a public key and a seal.
-const HANDSHAKE_BYTES: usize = 48;
+/// Length of the first message of a handshake by a shared key: a public key and a seal.
+const FIRST_BY_SHARED: usize = 48;
+/// The same by own keys: a public key, another one that is sealed, and a seal.
+const FIRST_BY_OWN: usize = 96;
+/// Length of the answer, in both: a public key and a seal.
+const ANSWER_BYTES: usize = 48;
 
 /// Why a link failed or ended.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +42,19 @@ pub(crate) enum LinkError {
     Version { theirs: Versions },
     #[error("its key differs from this instance's: peers.key_file must hold the same key on all instances")]
     Key,
+    #[error(
+        "it does not know this instance's key, or has another than {0}; public_key of each must be the one that \
+         `baton genkey --identity FILE` prints at the other"
+    )]
+    Identity(PublicKey),
+    #[error("its key {0} is that of no [[peers.peer]] here")]
+    Unknown(PublicKey),
+    #[error("its key is that of {key}, and it says that it is {said}")]
+    Impostor { key: String, said: String },
+    #[error("it offers a shared key, and this instance knows its peers by their own: set private_key_file there")]
+    NoShared,
+    #[error("it offers a key of its own, and this instance has no private_key_file")]
+    NoOwn,
     #[error("cannot decrypt a frame: it was altered on the way")]
     Seal,
     #[error("cannot read a message: {0}")]
@@ -72,41 +92,80 @@ pub(crate) struct Opener {
 /// Both halves of a connection on which the other end has proven that it has the key.
 pub(crate) type Secured = (Sealer, Opener);
 
-/// The handshake of the end that made the connection.
+/// The handshake of the end that made the connection, by `proof`.
 pub(crate) async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
-    key: &PeerKey,
+    credentials: &Credentials,
+    proof: &Proof,
 ) -> Result<Secured, LinkError> {
     stream.write_all(&VERSIONS.preamble()).await?;
     let (theirs, version) = preamble(stream).await?;
-    let mut handshake = handshake(key, VERSIONS.preamble(), theirs.preamble(), true)?;
-    let mut message = [0; HANDSHAKE_BYTES];
-    handshake.write_message(&[], &mut message).map_err(|_| LinkError::Seal)?;
-    send(stream, &message).await?;
-    handshake.read_message(&receive(stream).await?, &mut []).map_err(|_| LinkError::Key)?;
-    secured(handshake, version)
+    let prologue = [VERSIONS.preamble(), theirs.preamble()].concat();
+    let (mut handshake, refused) = match proof {
+        Proof::Shared(key) => (by_shared(key, &prologue, true)?, LinkError::Key),
+        Proof::Own { peer, .. } => {
+            let own = credentials.own.as_ref().ok_or(LinkError::NoOwn)?;
+            (by_own(own, Some(peer), &prologue)?, LinkError::Identity(peer.clone()))
+        }
+    };
+    let mut message = [0; FIRST_BY_OWN];
+    let length = handshake.write_message(&[], &mut message).map_err(|_| LinkError::Seal)?;
+    send(stream, &message[..length]).await?;
+    match receive(stream, &[ANSWER_BYTES]).await? {
+        Some(answer) if handshake.read_message(&answer, &mut []).is_ok() => secured(handshake, version),
+        _ => Err(refused),
+    }
 }
 
-/// The handshake of the end that accepted the connection, with that of `keys` which the other end has.
-pub(crate) async fn accept<'a, S: AsyncRead + AsyncWrite + Unpin>(
+/// The handshake of the end that accepted the connection. Returns what the other end has proven.
+pub(crate) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
-    keys: &'a [PeerKey],
-) -> Result<(Secured, &'a PeerKey), LinkError> {
+    credentials: &Credentials,
+) -> Result<(Secured, Proof), LinkError> {
     // Sent first, so that a peer of another version learns which versions this instance supports.
     stream.write_all(&VERSIONS.preamble()).await?;
     let (theirs, version) = preamble(stream).await?;
-    let first = receive(stream).await?;
-    for key in keys {
-        let mut handshake = handshake(key, theirs.preamble(), VERSIONS.preamble(), false)?;
-        if handshake.read_message(&first, &mut []).is_ok() {
-            let mut message = [0; HANDSHAKE_BYTES];
-            handshake.write_message(&[], &mut message).map_err(|_| LinkError::Seal)?;
-            send(stream, &message).await?;
-            return Ok((secured(handshake, version)?, key));
+    let prologue = [theirs.preamble(), VERSIONS.preamble()].concat();
+    let first = receive(stream, &[FIRST_BY_SHARED, FIRST_BY_OWN]).await?.ok_or(LinkError::Key)?;
+    let known = match first.len() {
+        FIRST_BY_SHARED => know_shared(credentials, &prologue, &first),
+        _ => know_own(credentials, &prologue, &first),
+    };
+    match known {
+        Ok((mut handshake, proof)) => {
+            let mut answer = [0; ANSWER_BYTES];
+            handshake.write_message(&[], &mut answer).map_err(|_| LinkError::Seal)?;
+            send(stream, &answer).await?;
+            Ok((secured(handshake, version)?, proof))
+        }
+        Err(why) => {
+            stream.write_all(&[0, 0]).await?;
+            Err(why)
         }
     }
-    stream.write_all(&[0, 0]).await?;
-    Err(LinkError::Key)
+}
+
+/// By which of the shared keys the other end began.
+fn know_shared(credentials: &Credentials, prologue: &[u8], first: &[u8]) -> Result<(HandshakeState, Proof), LinkError> {
+    for key in &credentials.shared {
+        let mut handshake = by_shared(key, prologue, false)?;
+        if handshake.read_message(first, &mut []).is_ok() {
+            return Ok((handshake, Proof::Shared(key.clone())));
+        }
+    }
+    Err(if credentials.shared.is_empty() { LinkError::NoShared } else { LinkError::Key })
+}
+
+/// As which of the peers the other end began.
+fn know_own(credentials: &Credentials, prologue: &[u8], first: &[u8]) -> Result<(HandshakeState, Proof), LinkError> {
+    let own = credentials.own.as_ref().ok_or(LinkError::NoOwn)?;
+    let mut handshake = by_own(own, None, prologue)?;
+    // It was sealed for another key than this instance's, or altered.
+    handshake.read_message(first, &mut []).map_err(|_| LinkError::Identity(own.public()))?;
+    let peer = handshake.get_remote_static().and_then(|key| key.try_into().ok()).map(PublicKey);
+    let peer = peer.ok_or(LinkError::Seal)?;
+    let proof = credentials.proof_of(&peer).ok_or(LinkError::Unknown(peer))?;
+    Ok((handshake, proof))
 }
 
 /// Reads the other end's versions, and returns them with the version that both use.
@@ -118,16 +177,21 @@ async fn preamble<S: AsyncRead + Unpin>(stream: &mut S) -> Result<(Versions, Ver
     Ok((theirs, version))
 }
 
-fn handshake(
-    key: &PeerKey,
-    maker: [u8; PREAMBLE_BYTES],
-    new_process: [u8; PREAMBLE_BYTES],
-    makes: bool,
-) -> Result<HandshakeState, LinkError> {
-    let prologue = [maker, new_process].concat();
-    let params = PATTERN.parse().map_err(|_| LinkError::Seal)?;
-    let builder = Builder::new(params).psk(0, &key.0).and_then(|builder| builder.prologue(&prologue));
+fn by_shared(key: &PeerKey, prologue: &[u8], makes: bool) -> Result<HandshakeState, LinkError> {
+    let params = BY_SHARED.parse().map_err(|_| LinkError::Seal)?;
+    let builder = Builder::new(params).psk(0, &key.0).and_then(|builder| builder.prologue(prologue));
     let built = builder.and_then(|builder| if makes { builder.build_initiator() } else { builder.build_responder() });
+    built.map_err(|_| LinkError::Seal)
+}
+
+/// `peer`: whom to begin with. `None`: the other end begins.
+fn by_own(own: &PrivateKey, peer: Option<&PublicKey>, prologue: &[u8]) -> Result<HandshakeState, LinkError> {
+    let params = BY_OWN.parse().map_err(|_| LinkError::Seal)?;
+    let builder = Builder::new(params).local_private_key(&own.0).and_then(|builder| builder.prologue(prologue));
+    let built = builder.and_then(|builder| match peer {
+        Some(peer) => builder.remote_public_key(&peer.0)?.build_initiator(),
+        None => builder.build_responder(),
+    });
     built.map_err(|_| LinkError::Seal)
 }
 
@@ -139,19 +203,19 @@ fn secured(handshake: HandshakeState, version: Version) -> Result<Secured, LinkE
     ))
 }
 
-async fn send<S: AsyncWrite + Unpin>(stream: &mut S, message: &[u8; HANDSHAKE_BYTES]) -> Result<(), LinkError> {
-    let mut frame = (HANDSHAKE_BYTES as u16).to_be_bytes().to_vec();
-    frame.extend(message);
-    Ok(stream.write_all(&frame).await?)
+async fn send<S: AsyncWrite + Unpin>(stream: &mut S, message: &[u8]) -> Result<(), LinkError> {
+    let length = u16::try_from(message.len()).map_err(|_| FrameTooLong(message.len()))?;
+    Ok(stream.write_all(&[&length.to_be_bytes(), message].concat()).await?)
 }
 
-async fn receive<S: AsyncRead + Unpin>(stream: &mut S) -> Result<[u8; HANDSHAKE_BYTES], LinkError> {
+/// A message of one of these lengths. `None`: the other end refuses.
+async fn receive<S: AsyncRead + Unpin>(stream: &mut S, lengths: &[usize]) -> Result<Option<Vec<u8>>, LinkError> {
     match usize::from(stream.read_u16().await.map_err(closed)?) {
-        0 => Err(LinkError::Key),
-        HANDSHAKE_BYTES => {
-            let mut message = [0; HANDSHAKE_BYTES];
+        0 => Ok(None),
+        length if lengths.contains(&length) => {
+            let mut message = vec![0; length];
             stream.read_exact(&mut message).await.map_err(closed)?;
-            Ok(message)
+            Ok(Some(message))
         }
         _ => Err(LinkError::NotAPeer),
     }
@@ -218,17 +282,34 @@ impl std::fmt::Debug for Opener {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::fleet::InstanceName;
     use tokio::io::duplex;
 
-    fn key(byte: u8) -> PeerKey {
-        PeerKey([byte; 32])
+    /// An instance that shares these keys with the others, and offers the first.
+    fn sharing(bytes: &[u8]) -> Credentials {
+        let shared = bytes.iter().map(|byte| PeerKey([*byte; 32])).collect();
+        Credentials { shared, own: None, pinned: Vec::new() }
+    }
+
+    /// An instance with a key of its own that knows others by theirs.
+    fn knowing(own: u8, others: &[(u8, &str)]) -> Credentials {
+        let pinned = others.iter().map(|(byte, name)| (PrivateKey([*byte; 32]).public(), InstanceName((*name).into())));
+        Credentials { shared: Vec::new(), own: Some(PrivateKey([own; 32])), pinned: pinned.collect() }
+    }
+
+    /// Both ends of a handshake in which `near` takes its first way to prove itself to lb-b.
+    async fn meet(near: &Credentials, far: &Credentials) -> (Result<Secured, LinkError>, Result<Proof, LinkError>) {
+        let (mut one, mut other) = duplex(4096);
+        let proof = near.toward(&InstanceName("lb-b".into())).remove(0);
+        let (made, taken) = tokio::join!(connect(&mut one, near, &proof), accept(&mut other, far));
+        (made, taken.map(|(_, proof)| proof))
     }
 
     #[tokio::test]
     async fn what_is_sealed_at_one_end_opens_at_the_other_in_its_order_only() {
         let (mut near, mut far) = duplex(4096);
-        let (key_1, key_2) = (key(1), [key(1)]);
-        let (made, taken) = tokio::join!(connect(&mut near, &key_1), accept(&mut far, &key_2));
+        let (key, proof) = (sharing(&[1]), Proof::Shared(PeerKey([1; 32])));
+        let (made, taken) = tokio::join!(connect(&mut near, &key, &proof), accept(&mut far, &key));
         let ((mut seals, mut own_opens), ((mut far_seals, mut opens), _)) = (made.unwrap(), taken.unwrap());
         let mut frames = Vec::new();
         for text in [&b"one"[..], b"", &[7; 60_000]] {
@@ -250,9 +331,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_wrong_key_is_said_to_both_ends() {
-        let (mut near, mut far) = duplex(4096);
-        let (ours, theirs) = (key(1), [key(2), key(3)]);
-        let (made, taken) = tokio::join!(connect(&mut near, &ours), accept(&mut far, &theirs));
+        let (made, taken) = meet(&sharing(&[1]), &sharing(&[2, 3])).await;
         for error in [made.unwrap_err(), taken.unwrap_err()] {
             assert!(matches!(error, LinkError::Key), "{error}");
         }
@@ -261,11 +340,46 @@ mod tests {
     #[tokio::test]
     async fn each_of_the_keys_of_the_end_that_accepts_makes_a_link() {
         for byte in [1, 2] {
-            let (mut near, mut far) = duplex(4096);
-            let (ours, theirs) = (key(byte), [key(1), key(2)]);
-            let (made, taken) = tokio::join!(connect(&mut near, &ours), accept(&mut far, &theirs));
+            let (made, taken) = meet(&sharing(&[byte]), &sharing(&[1, 2])).await;
             assert!(made.is_ok());
-            assert_eq!(taken.unwrap().1, &ours);
+            assert_eq!(taken.unwrap(), Proof::Shared(PeerKey([byte; 32])));
+        }
+    }
+
+    #[tokio::test]
+    async fn an_end_is_known_by_its_own_key_and_by_no_other() {
+        let (made, taken) = meet(&knowing(1, &[(2, "lb-b")]), &knowing(2, &[(1, "lb-a"), (3, "lb-c")])).await;
+        assert!(made.is_ok());
+        assert_eq!(taken.unwrap().name(), Some(&InstanceName("lb-a".into())));
+        // Whom nobody has pinned, who calls a key that is not this instance's, and who has no key of its own.
+        let unknown = meet(&knowing(4, &[(2, "lb-b")]), &knowing(2, &[(1, "lb-a")])).await;
+        assert!(matches!(&unknown, (Err(LinkError::Identity(_)), Err(LinkError::Unknown(_)))), "{unknown:?}");
+        let misaddressed = meet(&knowing(1, &[(5, "lb-b")]), &knowing(2, &[(1, "lb-a")])).await;
+        assert!(
+            matches!(&misaddressed, (Err(LinkError::Identity(_)), Err(LinkError::Identity(_)))),
+            "{misaddressed:?}"
+        );
+        let shared = meet(&sharing(&[1]), &knowing(2, &[(1, "lb-a")])).await;
+        assert!(matches!(&shared, (Err(LinkError::Key), Err(LinkError::NoShared))), "{shared:?}");
+        let own = meet(&knowing(1, &[(2, "lb-b")]), &sharing(&[1])).await;
+        assert!(matches!(&own, (Err(LinkError::Identity(_)), Err(LinkError::NoOwn))), "{own:?}");
+    }
+
+    /// Otherwise a recorded first message would make a link: only the answer shows that the end has its key now.
+    #[tokio::test]
+    async fn a_repeated_first_message_opens_nothing() {
+        let (near, far) = (knowing(1, &[(2, "lb-b")]), knowing(2, &[(1, "lb-a")]));
+        let prologue = [VERSIONS.preamble(), VERSIONS.preamble()].concat();
+        let peer = PrivateKey([2; 32]).public();
+        let mut first = [0; FIRST_BY_OWN];
+        by_own(near.own.as_ref().unwrap(), Some(&peer), &prologue).unwrap().write_message(&[], &mut first).unwrap();
+        for _ in 0..2 {
+            let (mut stranger, mut end) = duplex(4096);
+            stranger.write_all(&VERSIONS.preamble()).await.unwrap();
+            send(&mut stranger, &first).await.unwrap();
+            let ((_, mut opens), _) = accept(&mut end, &far).await.unwrap();
+            // What he has recorded of the first link, or makes up.
+            assert!(opens.open(&[7; 64]).is_err());
         }
     }
 
@@ -275,10 +389,10 @@ mod tests {
             let (mut near, mut far) = duplex(4096);
             let later = Versions { lowest: 7, highest: 9 };
             far.write_all(&later.preamble()).await.unwrap();
-            let key = key(1);
+            let (key, proof) = (sharing(&[1]), Proof::Shared(PeerKey([1; 32])));
             let made = match connects {
-                true => connect(&mut near, &key).await,
-                false => accept(&mut near, &[key]).await.map(|(secured, _)| secured),
+                true => connect(&mut near, &key, &proof).await,
+                false => accept(&mut near, &key).await.map(|(secured, _)| secured),
             };
             let said = made.unwrap_err().to_string();
             assert!(
@@ -296,30 +410,31 @@ mod tests {
     async fn a_release_that_has_version_1_alone_gets_no_summary() {
         for connects in [true, false] {
             let (mut near, mut far) = duplex(64 * 1024);
-            let (key, keys) = (key(1), [key(1)]);
+            let (key, credentials) = (PeerKey([1; 32]), sharing(&[1]));
             let earlier = Versions { lowest: 1, highest: 1 }.preamble();
             let other = async {
                 far.write_all(&earlier).await.unwrap();
                 let mut theirs = [0; PREAMBLE_BYTES];
                 far.read_exact(&mut theirs).await.unwrap();
-                let (mut message, mut first) = ([0; HANDSHAKE_BYTES], [0; HANDSHAKE_BYTES]);
+                let mut message = [0; ANSWER_BYTES];
                 let (maker, taker) = if connects { (theirs, earlier) } else { (earlier, theirs) };
-                let mut handshake = handshake(&key, maker, taker, !connects).unwrap();
+                let mut handshake = by_shared(&key, &[maker, taker].concat(), !connects).unwrap();
                 if connects {
-                    first.copy_from_slice(&receive(&mut far).await.unwrap());
+                    let first = receive(&mut far, &[FIRST_BY_SHARED]).await.unwrap().unwrap();
                     handshake.read_message(&first, &mut []).unwrap();
                 }
                 handshake.write_message(&[], &mut message).unwrap();
                 send(&mut far, &message).await.unwrap();
                 if !connects {
-                    handshake.read_message(&receive(&mut far).await.unwrap(), &mut []).unwrap();
+                    let answer = receive(&mut far, &[ANSWER_BYTES]).await.unwrap().unwrap();
+                    handshake.read_message(&answer, &mut []).unwrap();
                 }
                 secured(handshake, Version::One).unwrap()
             };
             let this = async {
                 match connects {
-                    true => connect(&mut near, &key).await.unwrap(),
-                    false => accept(&mut near, &keys).await.unwrap().0,
+                    true => connect(&mut near, &credentials, &Proof::Shared(key.clone())).await.unwrap(),
+                    false => accept(&mut near, &credentials).await.unwrap().0,
                 }
             };
             let ((mut seals, mut opens), (mut its_seals, mut its_opens)) = tokio::join!(this, other);
@@ -342,11 +457,11 @@ mod tests {
         for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &long] {
             let (mut near, mut far) = duplex(4096);
             far.write_all(bytes).await.unwrap();
-            assert!(matches!(accept(&mut near, &[key(1)]).await, Err(LinkError::NotAPeer)));
+            assert!(matches!(accept(&mut near, &sharing(&[1])).await, Err(LinkError::NotAPeer)));
         }
         let (mut near, mut far) = duplex(4096);
         far.write_all(b"BTN").await.unwrap();
         drop(far);
-        assert!(accept(&mut near, &[key(1)]).await.is_err());
+        assert!(accept(&mut near, &sharing(&[1])).await.is_err());
     }
 }

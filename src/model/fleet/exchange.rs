@@ -22,7 +22,8 @@ use super::session::{Heard, PeerReport, Session};
 use super::summary::{InstanceSummary, SummariesTold};
 use super::vip::VipStanding;
 use super::{
-    Asked, BeatKey, Epoch, Farewell, InstanceName, Liveness, Local, MemberView, PeerCommand, Remembered, Remote, Said,
+    Asked, BeatSecret, Epoch, Farewell, InstanceName, Liveness, Local, MemberView, PeerCommand, Remembered, Remote,
+    Said,
 };
 
 /// Limit for the answers to a question, while the asked peers are heard. A peer on a loaded host or behind a slow link
@@ -48,8 +49,8 @@ pub struct Own {
     pub sync_deadline_ns: u64,
     /// The addresses that may move between the instances.
     pub vips: Vec<IpAddr>,
-    /// The random secret that seals this process's beats.
-    pub beat_key: BeatKey,
+    /// Random. The keys that seal this process's beats come from it.
+    pub beat_secret: BeatSecret,
 }
 
 /// A peer as configured.
@@ -263,7 +264,7 @@ impl Exchange {
         let addresses = self.addresses.clone();
         let Some(session) = self.sessions.get_mut(&hello.name) else { return Ok(()) };
         let liveness = session.linked(hello, wait, now_ns);
-        session.say(Message::BeatKey(self.own.beat_key.clone()));
+        session.say(Message::BeatKey(self.own.beat_secret.toward(&hello.name)));
         session.say(Message::Addresses(addresses));
         session.say(Message::Kept(self.kept.clone()));
         if let Some(standing) = self.vip {

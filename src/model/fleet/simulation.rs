@@ -38,8 +38,8 @@ use super::exchange::{Exchange, Member, Own};
 use super::failover::{Action, Failover, Note, Settings, Wake};
 use super::testing::passage;
 use super::{
-    BeatKey, Epoch, Farewell, FleetId, FlowRecord, InstanceName, Keeping, Local, Message, PeerCommand, PeerPortRange,
-    Remote, StandbyAnswer, StandbyRequest, Then, Unknown, UnknownPacket, port_range,
+    BeatSecret, Epoch, Farewell, FleetId, FlowRecord, InstanceName, Keeping, Local, Message, PeerCommand,
+    PeerPortRange, Remote, StandbyAnswer, StandbyRequest, Then, Unknown, UnknownPacket, port_range,
 };
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use crate::model::ends::{Ends, Key};

@@ -113,7 +113,11 @@ fn who_is_told_waits_for_nothing_and_a_rule_for_one_client_is_only_perhaps() {
 
 #[test]
 fn a_port_of_tcp_is_none_of_udp_whatever_is_asked_of_it() {
-    let peers = [Peer { name: InstanceName("lb-b".into()), address: "10.0.0.22:9471".parse().unwrap() }];
+    let peers = [Peer {
+        name: InstanceName("lb-b".into()),
+        address: "10.0.0.22:9471".parse().unwrap(),
+        public_keys: Vec::new(),
+    }];
     let found = |items: &[String]| {
         let rules = nft(&items.join(","));
         [Transport::Tcp, Transport::Udp].map(|of| admits(&rules, of, "10.0.0.21:9471".parse().unwrap(), &peers))

@@ -124,7 +124,8 @@ async fn bind(address: SocketAddr) -> TcpListener {
 /// Whether another try in a moment would fail in the same way.
 fn is_lasting(error: &LinkError) -> bool {
     match error {
-        LinkError::Key | LinkError::Version { .. } | LinkError::NotAPeer | LinkError::Name(_) => true,
+        LinkError::Key | LinkError::Identity(_) | LinkError::Version { .. } | LinkError::NotAPeer => true,
+        LinkError::Name(_) => true,
         LinkError::Refused(_) | LinkError::RefusedByIt(_) => true,
         LinkError::Io(error) => error.kind() == io::ErrorKind::AddrNotAvailable,
         _ => false,

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::{Exchange, PLACES_MAX};
 use crate::model::fleet::session::{BEAT_NS, DEAD_NS, Session};
-use crate::model::fleet::{Beat, BeatKey, BeatTo, Epoch, HeardOf, InstanceName};
+use crate::model::fleet::{Beat, BeatKey, BeatSecret, BeatTo, Epoch, HeardOf, InstanceName};
 
 impl Exchange {
     /// The beats to send now, if they are due. A peer that this instance was never linked with gets none: it could not
@@ -44,8 +44,8 @@ impl Exchange {
         self.sessions.values().filter_map(|session| Some((&session.name, session.beat_key()?)))
     }
 
-    pub(crate) fn own_beat_key(&self) -> &BeatKey {
-        &self.own.beat_key
+    pub(crate) fn own_beat_secret(&self) -> &BeatSecret {
+        &self.own.beat_secret
     }
 
     /// A beat of `from`, sealed with the secret that it sent on the link.

@@ -33,7 +33,7 @@ impl Fleet {
                 version: "1.2.3".to_owned(),
                 sync_deadline_ns: 10_000 * MS,
                 vips: vec!["10.0.0.100".parse().unwrap()],
-                beat_key: BeatKey([slot as u8; 32]),
+                beat_secret: BeatSecret([slot as u8; 32]),
             };
             let mut exchange = Exchange::new(own, &members, MS);
             exchange.set_whole();

@@ -202,7 +202,8 @@ impl World {
             return false;
         };
         let mut keys = process.exchange.beat_keys();
-        keys.any(|(of, key)| *of == name(other) && key == sender.exchange.own_beat_key())
+        let sealed = sender.exchange.own_beat_secret().toward(&name(one));
+        keys.any(|(of, key)| *of == name(other) && *key == sealed)
     }
 
     /// The node that packets of this direction reach.

@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 use super::engine::Engine;
 use super::movers::OwnVip;
 use super::{
-    BeatKey, Epoch, Evacuation, Exchange, Failover, Faults, FlowId, FlowRecord, GUARD_NS, InstanceName, Key, Local, MS,
-    Member, Own, SECOND_NS, Settings, VipAddr, Wake,
+    BeatSecret, Epoch, Evacuation, Exchange, Failover, Faults, FlowId, FlowRecord, GUARD_NS, InstanceName, Key, Local,
+    MS, Member, Own, SECOND_NS, Settings, VipAddr, Wake,
 };
 
 pub(super) const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
@@ -122,7 +122,7 @@ impl Node {
             version: String::new(),
             sync_deadline_ns: 2000 * MS,
             vips: (0..self.config.vips).map(|number| vip(number).ip()).collect(),
-            beat_key: BeatKey(secret),
+            beat_secret: BeatSecret(secret),
         };
         let mut exchange = Exchange::new(own, &self.members(), now_ns);
         exchange.set_whole();

@@ -24,7 +24,7 @@ pub(super) fn read(instance: &Section, section: &Section, is_there: bool) -> (In
     }
     let beat_port = section.read("beat_port", &whole(1, 65535)).value.map(|port| port as u16);
     let peers = peers(section, name.as_ref(), listen, own_key.as_ref());
-    keys_are_named(section);
+    check_keys(section);
     let (Some(name), Some(listen)) = (name, listen) else { return (own, None) };
     let before = peers.iter().filter(|peer| peer.name < name).count();
     let slot = slot.unwrap_or(before.min(usize::from(SLOTS) - 1) as u8);
@@ -32,7 +32,7 @@ pub(super) fn read(instance: &Section, section: &Section, is_there: bool) -> (In
 }
 
 /// Says so where no key is named, and where two kinds of keys count.
-fn keys_are_named(section: &Section) {
+fn check_keys(section: &Section) {
     match (section.has("key_file"), section.has("private_key_file")) {
         (false, false) => {
             let message = format!("missing {}", section.name("key_file"));
@@ -58,11 +58,8 @@ fn public_keys(section: &Section, table: &Section, own: Option<&PublicKey>, othe
             let message = format!("{} has no effect without \"private_key_file\" in [peers]", table.name(key));
             table.refuse(key, message, "`baton genkey --identity FILE` makes such a file");
         }
-    } else if !table.has("public_key") {
-        let missing = if section.has("key_file") { table.has("public_key_next") } else { true };
-        if missing {
-            table.require("public_key", &PublicKeyKind);
-        }
+    } else if !table.has("public_key") && (!section.has("key_file") || table.has("public_key_next")) {
+        table.require("public_key", &PublicKeyKind);
     }
     for (key, read) in [&present, &next] {
         let Some(public) = &read.value else { continue };

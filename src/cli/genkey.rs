@@ -131,8 +131,15 @@ fn identity(file: &Path, new: PrivateKey) -> Result<PrivateKey, IdentityError> {
         Ok(text) => PrivateKey::parse(text.trim()).ok_or_else(|| IdentityError::NoKey(file.to_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let text = Zeroizing::new(format!("{}\n", new.spell()));
-            NewFile::write(file, text.as_bytes(), 0o600).map_err(failed)?.place().map_err(failed)?;
-            Ok(new)
+            match NewFile::write(file, text.as_bytes(), 0o600).map_err(failed)?.place_new() {
+                Ok(()) => Ok(new),
+                // Another command made one at the same time: the public half of that one is the right one.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    let text = fs::read_to_string(file).map_err(failed)?;
+                    PrivateKey::parse(text.trim()).ok_or_else(|| IdentityError::NoKey(file.to_owned()))
+                }
+                Err(error) => Err(failed(error)),
+            }
         }
         Err(error) => Err(failed(error)),
     }

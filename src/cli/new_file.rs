@@ -33,6 +33,12 @@ impl NewFile {
         std::fs::set_permissions(&self.at, permissions)
     }
 
+    /// Takes the place that no file has. Fails with [`io::ErrorKind::AlreadyExists`] if one has it.
+    pub(super) fn place_new(self) -> io::Result<()> {
+        // The dropped name was the first one of the same file.
+        std::fs::hard_link(&self.at, &self.target)
+    }
+
     /// Takes the place of the target.
     pub(super) fn place(mut self) -> io::Result<()> {
         std::fs::rename(&self.at, &self.target)?;
@@ -52,6 +58,23 @@ impl Drop for NewFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_new_file_takes_no_place_that_another_has() {
+        let directory = tempfile::tempdir().unwrap();
+        let target = directory.path().join("target");
+        let [one, two] =
+            ["one", "two"].map(|text| NewFile::write(&target.with_file_name(text), text.as_bytes(), 0o600));
+        let at_target = |file: io::Result<NewFile>| {
+            let mut file = file.unwrap();
+            file.target.clone_from(&target);
+            file
+        };
+        at_target(one).place_new().unwrap();
+        assert_eq!(at_target(two).place_new().unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), "one");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
 
     #[test]
     fn a_file_that_gets_no_place_leaves_nothing_behind() {

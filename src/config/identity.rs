@@ -176,9 +176,15 @@ impl PrivateKey {
 }
 
 impl PublicKey {
-    /// Parses hexadecimal digits.
+    /// Parses hexadecimal digits. `None`: they are no public key. A point of low order is none, because whatever private key is
+    /// used with it, the shared secret is zero (RFC 7748, section 6.1), so that anybody could prove to have it.
     pub fn parse(text: &str) -> Option<Self> {
-        parse(text).map(Self)
+        let key = parse(text)?;
+        let mut pair = DefaultResolver.resolve_dh(&DHChoice::Curve25519)?;
+        pair.set(&[1; KEY_BYTES]);
+        let mut secret = [0; KEY_BYTES];
+        pair.dh(&key, &mut secret).ok()?;
+        (secret != [0; KEY_BYTES]).then_some(Self(key))
     }
 }
 
@@ -224,5 +230,8 @@ mod tests {
         let public = PublicKey::parse("8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a");
         assert_eq!(Some(own.public()), public);
         assert_eq!(PublicKey::parse(&own.public().to_string()), public);
+        for low in ["00", "01"] {
+            assert_eq!(PublicKey::parse(&(low.to_owned() + &"00".repeat(31))), None, "a point of low order");
+        }
     }
 }

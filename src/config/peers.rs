@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::identity::{self, PublicKeyKind};
 use super::kind::{Kind, Name, ProbePlace, Time, time, whole};
 use super::section::Section;
-use super::{Instance, KeyFile, Peer, Peers, PrivateKey, PublicKey};
+use super::{Instance, KeyFile, Peer, PeerKey, Peers, PrivateKey, PublicKey};
 use crate::model::fleet::{InstanceName, SLOTS};
 
 /// Reads both tables. Without `[peers]` there is no fleet.
@@ -24,7 +24,7 @@ pub(super) fn read(instance: &Section, section: &Section, is_there: bool) -> (In
     }
     let beat_port = section.read("beat_port", &whole(1, 65535)).value.map(|port| port as u16);
     let peers = peers(section, name.as_ref(), listen, own_key.as_ref());
-    check_keys(section);
+    check_keys(section, shared.as_ref(), own_key.as_ref());
     let (Some(name), Some(listen)) = (name, listen) else { return (own, None) };
     let before = peers.iter().filter(|peer| peer.name < name).count();
     let slot = slot.unwrap_or(before.min(usize::from(SLOTS) - 1) as u8);
@@ -32,7 +32,17 @@ pub(super) fn read(instance: &Section, section: &Section, is_there: bool) -> (In
 }
 
 /// Says so where no key is named, and where two kinds of keys count.
-fn check_keys(section: &Section) {
+fn check_keys(section: &Section, shared: Option<&KeyFile<PeerKey>>, own: Option<&KeyFile<PrivateKey>>) {
+    if let (Some(shared), Some(own)) = (shared, own)
+        && shared.key.0 == own.key.0
+    {
+        let message = format!("{} holds the shared key", section.name("private_key_file"));
+        section.refuse(
+            "private_key_file",
+            message,
+            "expected a key that no other instance has: `baton genkey --identity FILE`",
+        );
+    }
     match (section.has("key_file"), section.has("private_key_file")) {
         (false, false) => {
             let message = format!("missing {}", section.name("key_file"));
@@ -51,7 +61,8 @@ fn check_keys(section: &Section) {
 }
 
 /// The keys by which `table` is known, the present one first. Reports what cannot be right: each key is one instance's.
-fn public_keys(section: &Section, table: &Section, own: Option<&PublicKey>, others: &[Peer]) -> Vec<PublicKey> {
+fn public_keys(section: &Section, table: &Section, own: Option<&PrivateKey>, others: &[Peer]) -> Vec<PublicKey> {
+    let own_public = own.map(PrivateKey::public);
     let [present, next] = ["public_key", "public_key_next"].map(|key| (key, table.read(key, &PublicKeyKind)));
     if !section.has("private_key_file") {
         for (key, _) in [&present, &next].into_iter().filter(|(_, read)| read.is_given()) {
@@ -61,10 +72,21 @@ fn public_keys(section: &Section, table: &Section, own: Option<&PublicKey>, othe
     } else if !table.has("public_key") && (!section.has("key_file") || table.has("public_key_next")) {
         table.require("public_key", &PublicKeyKind);
     }
+    if next.1.value.is_some() && next.1.value == present.1.value {
+        let message = format!("{} is also {}", table.name("public_key_next"), table.name("public_key"));
+        table.refuse("public_key_next", message, "set the key that the instance will have next, or remove it");
+    }
     for (key, read) in [&present, &next] {
         let Some(public) = &read.value else { continue };
         let twice = others.iter().find(|other| other.public_keys.contains(public));
-        if own == Some(public) {
+        if own.is_some_and(|own| own.0 == public.0) {
+            let message = format!("{} is this instance's private key", table.name(key));
+            table.refuse(
+                key,
+                message,
+                "remove it from this file, and make a new one: a file of the configuration is no place for it",
+            );
+        } else if own_public.as_ref() == Some(public) {
             let message = format!("{} is this instance's own", table.name(key));
             table.refuse(
                 key,
@@ -85,7 +107,6 @@ fn peers(
     listen: Option<SocketAddr>,
     own_key: Option<&KeyFile<PrivateKey>>,
 ) -> Vec<Peer> {
-    let own_public = own_key.map(|own| own.key.public());
     let mut peers: Vec<Peer> = Vec::new();
     let tables = section.tables("peer");
     if tables.len() >= usize::from(SLOTS) {
@@ -94,7 +115,7 @@ fn peers(
     }
     for table in tables {
         let (name, address) = (table.require("name", &Name).map(named), table.require("address", &ProbePlace));
-        let public_keys = public_keys(section, &table, own_public.as_ref(), &peers);
+        let public_keys = public_keys(section, &table, own_key.map(|own| &own.key), &peers);
         let (Some(name), Some(address)) = (name, address.map(|address| address.socket_addr())) else { continue };
         let all = own.into_iter().chain(peers.iter().map(|peer| &peer.name));
         let same_tag = all.clone().find(|other| other.tag() == name.tag() && **other != name);
@@ -144,3 +165,48 @@ fn named(name: String) -> InstanceName {
 }
 
 const SYNC_DEADLINE: Time = time(Duration::from_secs(1), Duration::from_secs(600));
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::config;
+
+    #[test]
+    fn a_key_in_the_place_of_another_is_named_and_not_quoted() {
+        let directory = tempfile::tempdir().unwrap();
+        let [own, other] = [PrivateKey([1; 32]), PrivateKey([2; 32])];
+        let file = |name: &str, text: String| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        };
+        file("own", own.spell());
+        file("shared", own.spell());
+        let read = |keys: &str, public: &str| {
+            let text = format!(
+                "[instance]\nname = \"lb-a\"\n[peers]\nlisten = \"10.0.0.21:9471\"\n{keys}\n[[peers.peer]]\n\
+                 name = \"lb-b\"\naddress = \"10.0.0.22:9471\"\n{public}\n[[frontend]]\nname = \"a\"\nlisten = [\"127.0.0.1:1\"]\n\
+                 [[frontend.backend]]\nname = \"cp-1\"\naddress = \"10.0.0.11:6443\"\n"
+            );
+            let read = config::parse(&text, &directory.path().join("baton.toml"));
+            read.map(|_| ()).map_err(|rejected| format!("{rejected} {}", rejected.errors.len()))
+        };
+        let pin = |key: &str| format!("public_key = \"{key}\"");
+        assert_eq!(read("private_key_file = \"own\"", &pin(&other.public().to_string())), Ok(()));
+        let both = "private_key_file = \"own\"\nkey_file = \"shared\"";
+        let next = format!("{}\npublic_key_next = \"{}\"", pin(&other.public().to_string()), other.public());
+        for (keys, public, said) in [
+            ("private_key_file = \"own\"", pin(&own.public().to_string()), "is this instance's own"),
+            ("private_key_file = \"own\"", pin(&own.spell()), "is this instance's private key"),
+            ("private_key_file = \"own\"", pin(&"0".repeat(64)), "invalid value for \"public_key\""),
+            ("private_key_file = \"own\"", next, "is also \"public_key\""),
+            (both, pin(&other.public().to_string()), "holds the shared key"),
+        ] {
+            let error = read(keys, &public).expect_err(said);
+            assert!(error.contains(said) && error.ends_with(" 1"), "{error}");
+            assert!(!error.contains("0101"), "{error}");
+        }
+    }
+}

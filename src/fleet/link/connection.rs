@@ -16,6 +16,7 @@ use super::credentials::{Credentials, Proof};
 use super::secure::{self, LinkError, Opener, Sealer, closed};
 use super::wire::Version;
 use crate::model::fleet::{Hello, InstanceName, Message};
+use crate::model::humane::printable;
 
 /// Limit for the time from the first byte to the hello.
 const GREET_MAX: Duration = Duration::from_secs(2);
@@ -100,8 +101,8 @@ impl Site {
             // The peer may not know this key yet; a release without keys of instances closes the connection.
             let is_unknown = match &made {
                 Err(LinkError::Key | LinkError::Identity(_)) => true,
-                Err(LinkError::Closed) => proof.name().is_some(),
-                _ => false,
+                Err(error) => proof.name().is_some() && error.is_hangup(),
+                Ok(()) => false,
             };
             if !is_unknown {
                 break;
@@ -142,8 +143,9 @@ impl Site {
             let ((mut seals, mut opens), proof) = secure::accept(&mut stream, &self.credentials).await?;
             let hello = hear_hello(&mut stream, &mut opens).await?;
             if let Some(key) = proof.name().filter(|key| **key != hello.name) {
-                let (key, said) = (key.to_string(), hello.name.to_string());
-                return Err(LinkError::Impostor { key, said });
+                let why = format!("its key is that of {key}, and it says that it is {}", hello.name);
+                say(&mut stream, &mut seals, &Message::Refuse(why.clone())).await?;
+                return Err(LinkError::Refused(why));
             }
             let admitted = self.admit(&mut stream, &mut seals, hello.clone(), proof).await?;
             say(&mut stream, &mut seals, &Message::Hello(self.hello.clone())).await?;
@@ -250,8 +252,14 @@ async fn hear_hello(stream: &mut TcpStream, opens: &mut Opener) -> Result<Hello,
     let mut frame = Vec::new();
     read_frame(stream, &mut frame).await?;
     match opens.read(&frame)? {
-        Message::Hello(hello) if hello.name.0.len().max(hello.version.len()) <= HELLO_TEXT_MAX => Ok(hello),
-        Message::Refuse(why) => Err(LinkError::RefusedByIt(why.chars().take(REFUSAL_SHOWN_MAX).collect())),
+        Message::Hello(hello) if hello.name.0.len().max(hello.version.len()) <= HELLO_TEXT_MAX => {
+            let [name, version] = [&hello.name.0, &*hello.version].map(|text| printable(text).into_owned());
+            Ok(Hello { name: InstanceName(name.into()), version, ..hello })
+        }
+        Message::Refuse(why) => {
+            let why: String = why.chars().take(REFUSAL_SHOWN_MAX).collect();
+            Err(LinkError::RefusedByIt(printable(&why).into_owned()))
+        }
         _ => Err(LinkError::NoHello),
     }
 }
@@ -261,4 +269,75 @@ async fn read_frame(reader: &mut (impl tokio::io::AsyncRead + Unpin), frame: &mu
     frame.resize(length, 0);
     reader.read_exact(frame).await.map_err(closed)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{PeerKey, PrivateKey};
+    use crate::fleet::link::credentials::{Credentials, Proof};
+    use crate::model::fleet::Epoch;
+    use tokio::net::TcpListener;
+
+    fn name(text: &str) -> InstanceName {
+        InstanceName(text.into())
+    }
+
+    fn site(credentials: Credentials) -> (Site, mpsc::Receiver<Input>) {
+        let (inputs, received) = mpsc::channel(4);
+        let hello = Hello { name: name("lb-a"), epoch: Epoch(1), slot: 0, version: "1".to_owned() };
+        (Site { credentials, hello, inputs, room: Arc::default() }, received)
+    }
+
+    /// It closes the connection with the longer handshake unread, so that its kernel sends RST.
+    #[tokio::test]
+    async fn a_release_without_own_keys_is_linked_by_the_shared_one() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = vec![PeerKey([1; 32])];
+        let pinned = vec![(PrivateKey([2; 32]).public(), name("lb-b"))];
+        let (site, _inputs) = site(Credentials { shared: shared.clone(), own: Some(PrivateKey([3; 32])), pinned });
+        let earlier = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.write_all(&crate::fleet::link::wire::VERSIONS.preamble()).await.unwrap();
+            let mut preamble = [0; 8];
+            stream.read_exact(&mut preamble).await.unwrap();
+            assert_eq!(stream.read_u16().await.unwrap(), 96);
+            stream.readable().await.unwrap();
+            drop(stream);
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let (_, proof) =
+                secure::accept(&mut stream, &Credentials { shared, own: None, pinned: vec![] }).await.unwrap();
+            assert!(matches!(proof, Proof::Shared(_)));
+        };
+        let own = "127.0.0.1:0".parse().unwrap();
+        let lb_b = name("lb-b");
+        let (made, ()) = tokio::join!(site.make(own, &lb_b, address), earlier);
+        assert!(made.unwrap_err().is_hangup(), "it said no hello");
+    }
+
+    #[tokio::test]
+    async fn what_a_member_calls_itself_cannot_steer_a_terminal() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = Credentials { shared: vec![PeerKey([1; 32])], own: None, pinned: vec![] };
+        let proof = Proof::Shared(PeerKey([1; 32]));
+        let member = async {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            let (mut seals, _) = secure::connect(&mut stream, &shared, &proof).await.unwrap();
+            let hello = Hello { name: name("lb-b\u{1b}[2J"), epoch: Epoch(1), slot: 1, version: "1\n2".to_owned() };
+            say(&mut stream, &mut seals, &Message::Hello(hello)).await.unwrap();
+            say(&mut stream, &mut seals, &Message::Refuse("no\u{7}".to_owned())).await.unwrap();
+            stream
+        };
+        let this = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let ((_, mut opens), _) = secure::accept(&mut stream, &shared).await.unwrap();
+            let hello = hear_hello(&mut stream, &mut opens).await.unwrap();
+            (hello, hear_hello(&mut stream, &mut opens).await.unwrap_err().to_string())
+        };
+        let (_stream, (hello, refused)) = tokio::join!(member, this);
+        assert_eq!((&*hello.name.0, &*hello.version), ("lb-b\\u{1b}[2J", "1\\u{a}2"));
+        assert_eq!(refused, "it refuses: no\\u{7}");
+    }
 }

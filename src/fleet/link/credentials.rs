@@ -45,6 +45,27 @@ impl Credentials {
         Some(Proof::Own { own: self.own.as_ref()?.public(), peer: peer.clone(), name: name.clone() })
     }
 
+    /// Whether `proof` is by a key of which the file says no longer that it is this peer's: it may have been stolen. Another
+    /// shared key disowns nobody, because whoever changes it changes it for all.
+    pub(crate) fn disown(&self, proof: &Proof) -> bool {
+        match proof {
+            Proof::Shared(_) => false,
+            Proof::Own { peer, name, .. } => !self.pinned.iter().any(|(key, of)| (key, of) == (peer, name)),
+        }
+    }
+
+    /// Why a link with `name` is one by a shared key though its own is known. `None`: it is not.
+    pub(crate) fn why_shared(&self, proof: &Proof, name: &InstanceName) -> Option<String> {
+        let by_shared = matches!(proof, Proof::Shared(_)) && self.own.is_some();
+        let is_pinned = by_shared && self.pinned.iter().any(|(_, of)| of == name);
+        is_pinned.then(|| {
+            format!(
+                "{name} and this instance know each other by the shared key alone: without it there would be no link. Compare the \
+                 public_key in both files with what `baton genkey --identity FILE` prints at the other"
+            )
+        })
+    }
+
     /// Whether a link that began by `proof` may go on.
     pub(crate) fn still_hold(&self, proof: &Proof) -> bool {
         match proof {

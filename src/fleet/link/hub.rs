@@ -142,6 +142,7 @@ pub(crate) fn start(
         site,
         settings,
         links: HashMap::new(),
+        proven: HashMap::new(),
         next_link: 1,
         remotes,
         started_ns: now_ns,
@@ -179,6 +180,8 @@ struct Hub {
     /// Failed tries to bind the beats' port, in a row.
     beats_refused: u32,
     links: HashMap<InstanceName, LiveLink>,
+    /// By what each peer proved itself last.
+    proven: HashMap<InstanceName, Proof>,
     next_link: u64,
     remotes: mpsc::Sender<Remote>,
     started_ns: u64,
@@ -407,6 +410,10 @@ impl Hub {
         self.next_link += 1;
         let (messages, receiver) = mpsc::channel(MESSAGES_MAX);
         let ended = CancellationToken::new();
+        if let Some(why) = self.site.credentials.why_shared(&proof, &hello.name) {
+            tracing::warn!(peer = %hello.name, "{why}");
+        }
+        self.proven.insert(hello.name.clone(), proof.clone());
         // This ends an older link to the same peer.
         self.links.insert(hello.name.clone(), LiveLink { number, proof, messages, ended: ended.clone().drop_guard() });
         Ok(Admitted { link: number, messages: receiver, ended })
@@ -419,13 +426,15 @@ impl Hub {
     /// A connection failed before it became a link.
     fn stranger(&mut self, from: IpAddr, why: &str, now_ns: u64) {
         let known = self.settings.peers.iter().find(|peer| peer.address.ip() == from);
-        if let Some(peer) = known {
+        if let Some(peer) = known.filter(|peer| !self.links.contains_key(&peer.name)) {
             return self.exchange.handle_failure(&peer.name, why);
         }
         let minute_ns = 60_000_000_000;
         self.complained.retain(|_, at_ns| now_ns.saturating_sub(*at_ns) < minute_ns);
         if self.complained.len() < INPUTS_MAX && self.complained.insert(from, now_ns).is_none() {
-            tracing::warn!(%from, "a program that is not a peer connected to the peer link: {why}");
+            let who =
+                if known.is_some() { "a program at a linked peer's address" } else { "a program that is not a peer" };
+            tracing::warn!(%from, "{who} connected to the peer link: {why}");
         }
     }
 
@@ -469,6 +478,9 @@ impl Hub {
         let credentials = Credentials::of(&settings);
         for (peer, _) in self.links.extract_if(|_, link| !credentials.still_hold(&link.proof)) {
             self.exchange.handle_loss(&peer, "the peer settings were reloaded", now_ns);
+        }
+        for (peer, _) in self.proven.extract_if(|_, proof| credentials.disown(proof)) {
+            self.exchange.forget(&peer, now_ns);
         }
         self.move_beats(&settings, now_ns);
         self.exchange.set_members(&members(&settings), now_ns);

@@ -49,8 +49,6 @@ pub(crate) enum LinkError {
     Identity(PublicKey),
     #[error("its key {0} is that of no [[peers.peer]] here")]
     Unknown(PublicKey),
-    #[error("its key is that of {key}, and it says that it is {said}")]
-    Impostor { key: String, said: String },
     #[error("it offers a shared key, and this instance knows its peers by their own: set private_key_file there")]
     NoShared,
     #[error("it offers a key of its own, and this instance has no private_key_file")]
@@ -72,6 +70,17 @@ pub(crate) enum LinkError {
     RefusedByIt(String),
     #[error("this instance closed the link")]
     Dropped,
+}
+
+impl LinkError {
+    /// Whether the other end has closed or reset the connection.
+    pub(crate) fn is_hangup(&self) -> bool {
+        match self {
+            Self::Closed => true,
+            Self::Io(error) => matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe),
+            _ => false,
+        }
+    }
 }
 
 /// Encrypts and writes messages.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   both, in the clear     | "BTNP" | lowest version | highest version |              4 + 2 + 2 bytes
-//!   handshake              | length | Noise message |, once each way                  2 + 48
+//!   handshake              | length | Noise message |, once each way                  2 + 48, or first 2 + 96 by own keys
 //!                          | 0 |  the other's key is another one
 //!   then, each way         | length | one message, sealed |                           2 + length, at most 65,535
 //! ```

@@ -10,6 +10,7 @@
 //! ```
 
 mod beats;
+mod members;
 mod vip;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -23,7 +24,7 @@ use super::summary::{InstanceSummary, SummariesTold};
 use super::vip::VipStanding;
 use super::{
     Asked, BeatSecret, Epoch, Farewell, InstanceName, Liveness, Local, MemberView, PeerCommand, Remembered, Remote,
-    Said,
+    SLOTS, Said,
 };
 
 /// Limit for the answers to a question, while the asked peers are heard. A peer on a loaded host or behind a slow link
@@ -169,51 +170,6 @@ impl Exchange {
         exchange
     }
 
-    /// Sets the members of the fleet besides this instance. A peer that is no longer a member is forgotten with its
-    /// flows.
-    pub(crate) fn set_members(&mut self, members: &[Member], now_ns: u64) {
-        // A reload reaches all instances: if all of them waited for a new peer before they are ready, no instance would
-        // serve.
-        let health_state = if self.is_ready() { PeerReport::Settled } else { PeerReport::Awaited { since_ns: now_ns } };
-        let gone: Vec<_> = self
-            .sessions
-            .values()
-            .filter(|session| {
-                !members.iter().any(|it| it.name == session.name && it.address.ip() == session.address.ip())
-            })
-            .map(|session| session.name.clone())
-            .collect();
-        for name in gone {
-            self.drops.push_back((name.clone(), "it is no longer in the configuration".to_owned()));
-            if let Some(session) = self.sessions.remove(&name).filter(|session| session.epoch != Epoch::default()) {
-                let slot = session.view(&self.mirror, now_ns).slot.unwrap_or_default();
-                self.remotes.push_back(Remote::Begin { owner: name.clone(), epoch: session.epoch, slot });
-                self.remotes.push_back(Remote::Synced { owner: name.clone() });
-                let liveness = Liveness::Left(Farewell::Stopped);
-                self.remotes.push_back(Remote::Liveness { owner: name.clone(), liveness });
-            }
-            self.remotes.push_back(Remote::Gone { owner: name });
-        }
-        self.join(members, health_state);
-    }
-
-    fn join(&mut self, members: &[Member], health_state: PeerReport) {
-        for Member { name, address } in members.iter().filter(|member| member.name != self.own.name) {
-            let why_not = match self.dials(name) {
-                true => "not reached yet",
-                false => "it has not connected yet",
-            };
-            if let Some(session) = self.sessions.get_mut(name) {
-                // Its host is the same, so its flows are too.
-                session.address = *address;
-            } else {
-                // The first event about this peer.
-                self.remotes.push_back(Remote::Joined { owner: name.clone(), link: address.ip() });
-                self.sessions.insert(name.clone(), Session::new(name.clone(), *address, why_not, health_state));
-            }
-        }
-    }
-
     /// Of two instances the one with the lower name connects.
     pub(crate) fn dials(&self, name: &InstanceName) -> bool {
         self.own.name < *name
@@ -251,6 +207,14 @@ impl Exchange {
         }
         if session.link.is_some() && session.liveness == Liveness::Alive && hello.epoch < session.epoch {
             return Err(format!("a later process of {} is linked already", hello.name));
+        }
+        if hello.slot >= SLOTS {
+            return Err(format!(
+                "{} uses slot {} of the source ports; there are 0 to {}",
+                hello.name,
+                hello.slot,
+                SLOTS - 1
+            ));
         }
         let others = self.sessions.values().filter(|other| other.name != hello.name && other.link.is_some());
         let taken = others.filter_map(|other| Some((other.name.clone(), other.view(&self.mirror, now_ns).slot?)));

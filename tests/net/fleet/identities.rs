@@ -122,7 +122,8 @@ fn a_fleet_gets_keys_of_its_instances_and_changes_one_and_no_flow_notices() {
     edit(&fleet.all[0], |peers| {
         of(peers, NAMES[2]).insert("public_key".to_owned(), stranger.as_str().into());
     });
-    eventually(LONG, "the stolen key makes no link", || fleet.all[0].sees("lb-c")["liveness"] == "unlinked");
+    // Its beats count no more either: the instance has not heard the peer that its file names now.
+    eventually(LONG, "the stolen key counts for nothing", || fleet.all[0].sees("lb-c")["liveness"] == "unheard");
     let why = || fleet.all[0].sees("lb-c")["why_not"].to_string();
     eventually(LONG, "it says why", || why().contains("it does not know this instance's key, or has another than"));
     fleet.all[0].wait_synced("lb-b");

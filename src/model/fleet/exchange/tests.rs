@@ -634,3 +634,30 @@ fn what_a_host_keeps_is_told_when_it_changes_and_with_a_new_link() {
     fleet.talk();
     assert_eq!(told(&mut fleet), [(name("b"), Vec::new())]);
 }
+
+/// Regression: after a reload that gave a peer another key, beats of whoever had the old one counted as before, so that nobody took
+/// the VIP that he claimed.
+#[test]
+fn what_came_by_a_key_that_is_no_longer_the_peers_counts_no_more() {
+    let mut fleet = Fleet::linked(&["a", "b", "c"]);
+    assert_eq!(fleet.instances[0].beat_keys().count(), 2);
+    let now_ns = fleet.now_ns;
+    fleet.instances[0].forget(&name("b"), now_ns);
+    assert_eq!(fleet.instances[0].beat_keys().map(|(name, _)| name.to_string()).collect::<Vec<_>>(), ["c"]);
+    assert_eq!(fleet.view(0, "b").liveness, Liveness::Unheard);
+    fleet.talk();
+    let told: Vec<_> = fleet.told[0].iter().rev().take(2).rev().collect();
+    assert!(matches!(told[..], [Remote::Gone { .. }, Remote::Joined { .. }]), "{told:?}");
+    // With its new key it is one of the fleet again.
+    fleet.link(0, 1);
+    fleet.talk();
+    assert_eq!((fleet.view(0, "b").liveness, fleet.view(0, "b").synced), (Liveness::Alive, true));
+}
+
+#[test]
+fn a_slot_that_no_instance_has_is_refused() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    let hello = Hello { epoch: Epoch(2), slot: SLOTS, ..fleet.instances[1].hello() };
+    let refused = fleet.instances[0].handle_link(&hello, fleet.now_ns).unwrap_err();
+    assert_eq!(refused, "b uses slot 8 of the source ports; there are 0 to 7");
+}

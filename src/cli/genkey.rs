@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::new_file::NewFile;
@@ -26,89 +27,68 @@ pub(super) struct GenkeyArguments {
     identity: Option<PathBuf>,
 }
 
-/// Why the keys in the files could not be changed. Neither file has changed.
+/// Why the keys in the files could not be read or changed. No file has changed.
 #[derive(Debug, thiserror::Error)]
-enum NextError {
+enum KeyFileError {
     #[error("{path}: {source}", path = .path.display())]
     File { path: PathBuf, source: io::Error },
     #[error("{} holds no key: create the first key with `(umask 077; baton genkey > FILE)`", .0.display())]
-    NoKey(PathBuf),
+    NoSharedKey(PathBuf),
+    #[error("{} holds no key: name a file that does not exist yet", .0.display())]
+    NoOwnKey(PathBuf),
     #[error("{} exists: once all instances have the newer key, remove this file and run `baton reload` on each", .0.display())]
     Unfinished(PathBuf),
 }
 
-/// Why a file holds no key of an instance. It has not changed.
-#[derive(Debug, thiserror::Error)]
-enum IdentityError {
-    #[error("{path}: {source}", path = .path.display())]
-    File { path: PathBuf, source: io::Error },
-    #[error("{} holds no key: name a file that does not exist yet", .0.display())]
-    NoKey(PathBuf),
-}
-
 /// Prints a new key in the form of `peers.key_file`, or writes it to a file.
 pub(super) fn genkey(arguments: &GenkeyArguments, output: &Output) -> Result<ExitCode, CliError> {
-    let key = match random::secret() {
-        Ok(secret) => PeerKey(secret),
+    let secret = match random::secret() {
+        Ok(secret) => secret,
         Err(error) => {
             eprintln!("baton: cannot read random bytes from the kernel: {error}");
             return Ok(ExitCode::FAILURE);
         }
     };
-    if let Some(file) = &arguments.identity {
-        return match identity(file, PrivateKey(key.0)) {
-            Ok(own) => {
-                let public = own.public().to_string();
-                match output.json {
-                    true => output.document(
-                        &serde_json::json!({ "private_key_file": file.display().to_string(), "public_key": public }),
-                    )?,
-                    false => output.line(format!("public_key = \"{public}\""))?,
-                }
-                Ok(ExitCode::SUCCESS)
-            }
-            Err(error) => {
-                eprintln!("baton: {error}");
-                Ok(ExitCode::FAILURE)
-            }
-        };
-    }
-    if let Some(file) = &arguments.next {
-        return match next(file, &key) {
-            Ok(previous) => {
-                let (file, previous) = (file.display().to_string(), previous.display().to_string());
-                match output.json {
-                    true => output.document(&serde_json::json!({ "key_file": file, "key_file_previous": previous }))?,
-                    false => output.line(format!(
-                        "{file} has the new key, {previous} the old one; copy both to all hosts, then run `baton reload` on each"
-                    ))?,
-                }
-                Ok(ExitCode::SUCCESS)
-            }
-            Err(error) => {
-                eprintln!("baton: {error}");
-                Ok(ExitCode::FAILURE)
-            }
-        };
-    }
-    match output.json {
-        true => output.document(&serde_json::json!({ "key": key.spell() }))?,
-        false => output.line(key.spell())?,
+    let made = match (&arguments.next, &arguments.identity) {
+        (Some(file), _) => next(file, &PeerKey(secret)).map(|previous| {
+            let (file, previous) = (file.display().to_string(), previous.display().to_string());
+            let line = format!(
+                "{file} has the new key, {previous} the old one; copy both to all hosts, then run `baton reload` on each"
+            );
+            (json!({ "key_file": file, "key_file_previous": previous }), line)
+        }),
+        (None, Some(file)) => identity(file, PrivateKey(secret)).map(|own| {
+            let public = own.public().to_string();
+            let line = format!("public_key = \"{public}\"");
+            (json!({ "private_key_file": file.display().to_string(), "public_key": public }), line)
+        }),
+        (None, None) => {
+            let key = PeerKey(secret).spell();
+            Ok((json!({ "key": key }), key))
+        }
+    };
+    match made {
+        Ok((document, _)) if output.json => output.document(&document)?,
+        Ok((_, line)) => output.line(line)?,
+        Err(error) => {
+            eprintln!("baton: {error}");
+            return Ok(ExitCode::FAILURE);
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// A concurrent reader finds the present key in one of the files, because it is saved first.
-fn next(file: &Path, key: &PeerKey) -> Result<PathBuf, NextError> {
+fn next(file: &Path, key: &PeerKey) -> Result<PathBuf, KeyFileError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
-        move |source| NextError::File { path, source }
+        move |source| KeyFileError::File { path, source }
     };
     let previous = beside(file, ".previous");
     let text = fs::read_to_string(file).map_err(failed(file))?;
-    let current = PeerKey::parse(text.trim()).ok_or_else(|| NextError::NoKey(file.to_owned()))?;
+    let current = PeerKey::parse(text.trim()).ok_or_else(|| KeyFileError::NoSharedKey(file.to_owned()))?;
     if previous.exists() {
-        return Err(NextError::Unfinished(previous));
+        return Err(KeyFileError::Unfinished(previous));
     }
     // A full disk is found before either has its place.
     let write = |path: &Path, key: &PeerKey| {
@@ -125,24 +105,19 @@ fn next(file: &Path, key: &PeerKey) -> Result<PathBuf, NextError> {
 }
 
 /// The key in `file`, which is `new` if there was none.
-fn identity(file: &Path, new: PrivateKey) -> Result<PrivateKey, IdentityError> {
-    let failed = |source| IdentityError::File { path: file.to_owned(), source };
-    match fs::read_to_string(file) {
-        Ok(text) => PrivateKey::parse(text.trim()).ok_or_else(|| IdentityError::NoKey(file.to_owned())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let text = Zeroizing::new(format!("{}\n", new.spell()));
-            match NewFile::write(file, text.as_bytes(), 0o600).map_err(failed)?.place_new() {
-                Ok(()) => Ok(new),
-                // Another command made one at the same time: the public half of that one is the right one.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                    let text = fs::read_to_string(file).map_err(failed)?;
-                    PrivateKey::parse(text.trim()).ok_or_else(|| IdentityError::NoKey(file.to_owned()))
-                }
-                Err(error) => Err(failed(error)),
-            }
+fn identity(file: &Path, new: PrivateKey) -> Result<PrivateKey, KeyFileError> {
+    let failed = |source| KeyFileError::File { path: file.to_owned(), source };
+    if !file.exists() {
+        let text = Zeroizing::new(format!("{}\n", new.spell()));
+        match NewFile::write(file, text.as_bytes(), 0o600).map_err(failed)?.place_new() {
+            Ok(()) => return Ok(new),
+            // Another command made one at the same time: the public half of that one is the right one.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(failed(error)),
         }
-        Err(error) => Err(failed(error)),
     }
+    let text = Zeroizing::new(fs::read_to_string(file).map_err(failed)?);
+    PrivateKey::parse(text.trim()).ok_or_else(|| KeyFileError::NoOwnKey(file.to_owned()))
 }
 
 fn beside(path: &Path, suffix: &str) -> PathBuf {
@@ -165,18 +140,18 @@ mod tests {
         assert_eq!(identity(&file, PrivateKey([2; 32])).unwrap(), made);
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
         fs::write(&file, "no key").unwrap();
-        assert!(matches!(identity(&file, PrivateKey([2; 32])), Err(IdentityError::NoKey(_))));
+        assert!(matches!(identity(&file, PrivateKey([2; 32])), Err(KeyFileError::NoOwnKey(_))));
         assert_eq!(fs::read_to_string(&file).unwrap(), "no key");
-        assert!(matches!(identity(directory.path(), PrivateKey([2; 32])), Err(IdentityError::File { .. })));
+        assert!(matches!(identity(directory.path(), PrivateKey([2; 32])), Err(KeyFileError::File { .. })));
     }
 
     #[test]
     fn the_key_before_is_kept_until_somebody_removes_it() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("peers.key");
-        assert!(matches!(next(&file, &PeerKey([2; 32])), Err(NextError::File { .. })));
+        assert!(matches!(next(&file, &PeerKey([2; 32])), Err(KeyFileError::File { .. })));
         fs::write(&file, "no key").unwrap();
-        assert!(matches!(next(&file, &PeerKey([2; 32])), Err(NextError::NoKey(_))));
+        assert!(matches!(next(&file, &PeerKey([2; 32])), Err(KeyFileError::NoSharedKey(_))));
         let first = PeerKey([1; 32]);
         fs::write(&file, first.spell()).unwrap();
         let previous = next(&file, &PeerKey([2; 32])).unwrap();
@@ -185,7 +160,7 @@ mod tests {
         for path in [&file, &previous] {
             assert_eq!(fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
         }
-        assert!(matches!(next(&file, &PeerKey([3; 32])), Err(NextError::Unfinished(_))));
+        assert!(matches!(next(&file, &PeerKey([3; 32])), Err(KeyFileError::Unfinished(_))));
         assert_eq!((read(&file), read(&previous)), (Some(PeerKey([2; 32])), Some(first)));
     }
 }

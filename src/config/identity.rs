@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use snow::params::DHChoice;
 use snow::resolvers::{CryptoResolver, DefaultResolver};
+use snow::types::Dh;
 use zeroize::{ZeroizeOnDrop, Zeroizing};
 
 use super::file::{self, FileFault};
@@ -61,12 +62,13 @@ const KEY_BYTES: usize = 32;
 const SHARED_KEY: &str = "expected a key as `baton genkey` prints it";
 const SHARED_KEY_OR_NONE: &str = "expected a key as `baton genkey` prints it, or no such file";
 const PRIVATE_KEY: &str = "expected a key as `baton genkey --identity FILE` writes it";
+const READER_OF_SHARED: &str = "any user who can read the key can act as any instance";
+const READER_OF_OWN: &str = "any user who can read the key can act as this instance";
 
 /// The key that all instances share.
 pub(super) fn shared(section: &Section) -> Option<KeyFile<PeerKey>> {
     let named = section.read("key_file", &FilePath).value?;
-    let reader = "any user who can read the key can act as any instance";
-    let (key, path) = of_file(section, "key_file", &named, SHARED_KEY, reader)?;
+    let (key, path) = of_file(section, "key_file", &named, SHARED_KEY, READER_OF_SHARED)?;
     Some(KeyFile { key: PeerKey(key), path })
 }
 
@@ -76,8 +78,7 @@ pub(super) fn shared_previous(section: &Section) -> Option<PeerKey> {
     if !section.document.resolve(&named).exists() {
         return None;
     }
-    let reader = "any user who can read the key can act as any instance";
-    let (key, _) = of_file(section, "key_file_previous", &named, SHARED_KEY_OR_NONE, reader)?;
+    let (key, _) = of_file(section, "key_file_previous", &named, SHARED_KEY_OR_NONE, READER_OF_SHARED)?;
     let message = format!("the key in {named:?} ({}) counts as well", section.name("key_file_previous"));
     let help = "remove the file once every instance has the new key: until then any host that has the old key can act \
                 as any instance";
@@ -88,8 +89,7 @@ pub(super) fn shared_previous(section: &Section) -> Option<PeerKey> {
 /// The key that only this instance has.
 pub(super) fn own(section: &Section) -> Option<KeyFile<PrivateKey>> {
     let named = section.read("private_key_file", &FilePath).value?;
-    let reader = "any user who can read the key can act as this instance";
-    let (key, path) = of_file(section, "private_key_file", &named, PRIVATE_KEY, reader)?;
+    let (key, path) = of_file(section, "private_key_file", &named, PRIVATE_KEY, READER_OF_OWN)?;
     Some(KeyFile { key: PrivateKey(key), path })
 }
 
@@ -141,6 +141,12 @@ fn spell(key: &[u8; KEY_BYTES]) -> String {
     key.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+fn pair_of(private: &[u8; KEY_BYTES]) -> Box<dyn Dh> {
+    let mut pair = DefaultResolver.resolve_dh(&DHChoice::Curve25519).expect("X25519 is compiled in");
+    pair.set(private);
+    pair
+}
+
 impl PeerKey {
     /// Parses hexadecimal digits.
     pub fn parse(text: &str) -> Option<Self> {
@@ -167,10 +173,7 @@ impl PrivateKey {
     /// The other half of the pair (X25519, RFC 7748, section 6.1).
     pub fn public(&self) -> PublicKey {
         let mut public = [0; KEY_BYTES];
-        if let Some(mut pair) = DefaultResolver.resolve_dh(&DHChoice::Curve25519) {
-            pair.set(&self.0);
-            public.copy_from_slice(pair.pubkey());
-        }
+        public.copy_from_slice(pair_of(&self.0).pubkey());
         PublicKey(public)
     }
 }
@@ -180,10 +183,8 @@ impl PublicKey {
     /// used with it, the shared secret is zero (RFC 7748, section 6.1), so that anybody could prove to have it.
     pub fn parse(text: &str) -> Option<Self> {
         let key = parse(text)?;
-        let mut pair = DefaultResolver.resolve_dh(&DHChoice::Curve25519)?;
-        pair.set(&[1; KEY_BYTES]);
         let mut secret = [0; KEY_BYTES];
-        pair.dh(&key, &mut secret).ok()?;
+        pair_of(&[1; KEY_BYTES]).dh(&key, &mut secret).ok()?;
         (secret != [0; KEY_BYTES]).then_some(Self(key))
     }
 }

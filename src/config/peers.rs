@@ -63,42 +63,36 @@ fn check_keys(section: &Section, shared: Option<&KeyFile<PeerKey>>, own: Option<
 /// The keys by which `table` is known, the present one first. Reports what cannot be right: each key is one instance's.
 fn public_keys(section: &Section, table: &Section, own: Option<&PrivateKey>, others: &[Peer]) -> Vec<PublicKey> {
     let own_public = own.map(PrivateKey::public);
-    let [present, next] = ["public_key", "public_key_next"].map(|key| (key, table.read(key, &PublicKeyKind)));
-    if !section.has("private_key_file") {
-        for (key, _) in [&present, &next].into_iter().filter(|(_, read)| read.is_given()) {
-            let message = format!("{} has no effect without \"private_key_file\" in [peers]", table.name(key));
+    let mut keys = Vec::new();
+    for key in ["public_key", "public_key_next"] {
+        let Some(public) = table.read(key, &PublicKeyKind).value else { continue };
+        let name = table.name(key);
+        let twice = others.iter().find(|other| other.public_keys.contains(&public));
+        if !section.has("private_key_file") {
+            let message = format!("{name} has no effect without \"private_key_file\" in [peers]");
             table.refuse(key, message, "`baton genkey --identity FILE` makes such a file");
         }
-    } else if !table.has("public_key") && (!section.has("key_file") || table.has("public_key_next")) {
-        table.require("public_key", &PublicKeyKind);
-    }
-    if next.1.value.is_some() && next.1.value == present.1.value {
-        let message = format!("{} is also {}", table.name("public_key_next"), table.name("public_key"));
-        table.refuse("public_key_next", message, "set the key that the instance will have next, or remove it");
-    }
-    for (key, read) in [&present, &next] {
-        let Some(public) = &read.value else { continue };
-        let twice = others.iter().find(|other| other.public_keys.contains(public));
+        if keys.contains(&public) {
+            let message = format!("{name} is also {}", table.name("public_key"));
+            table.refuse(key, message, "set the key that the instance will have next, or remove it");
+        }
         if own.is_some_and(|own| own.0 == public.0) {
-            let message = format!("{} is this instance's private key", table.name(key));
-            table.refuse(
-                key,
-                message,
-                "remove it from this file, and make a new one: a file of the configuration is no place for it",
-            );
-        } else if own_public.as_ref() == Some(public) {
-            let message = format!("{} is this instance's own", table.name(key));
-            table.refuse(
-                key,
-                message,
-                "set the key that `baton genkey --identity FILE` prints on that instance's host",
-            );
+            let help = "remove it from this file, and make a new one: a file of the configuration is no place for it";
+            table.refuse(key, format!("{name} is this instance's private key"), help);
+        } else if own_public.as_ref() == Some(&public) {
+            let help = "set the key that `baton genkey --identity FILE` prints on that instance's host";
+            table.refuse(key, format!("{name} is this instance's own"), help);
         } else if let Some(other) = twice {
-            let message = format!("{} is that of \"{}\", too", table.name(key), other.name);
+            let message = format!("{name} is that of \"{}\", too", other.name);
             table.refuse(key, message, "give each instance a key of its own");
         }
+        keys.push(public);
     }
-    [present, next].into_iter().filter_map(|(_, read)| read.value).collect()
+    let needs_one = section.has("private_key_file") && (!section.has("key_file") || table.has("public_key_next"));
+    if needs_one && !table.has("public_key") {
+        table.require("public_key", &PublicKeyKind);
+    }
+    keys
 }
 
 fn peers(

@@ -14,7 +14,7 @@
 
 mod beats;
 mod connection;
-pub(crate) mod credentials;
+mod credentials;
 mod hub;
 pub(crate) mod secure;
 pub mod wire;

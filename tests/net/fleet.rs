@@ -135,6 +135,15 @@ impl Instance {
         self.wait_sees(peer, "synced", true);
     }
 
+    /// What `baton check` says of its file.
+    #[track_caller]
+    pub fn check(&self) -> String {
+        let config = self.baton.paths.config.to_str().unwrap();
+        let checked = Command::new(baton::BINARY).args(["check", "-c", config]).output().unwrap();
+        assert!(checked.status.success(), "{checked:?}");
+        String::from_utf8(checked.stdout).unwrap() + &String::from_utf8(checked.stderr).unwrap()
+    }
+
     #[track_caller]
     pub fn reload(&self) {
         let reloaded = self.baton.cli(&["reload"]);

@@ -275,7 +275,6 @@ async fn read_frame(reader: &mut (impl tokio::io::AsyncRead + Unpin), frame: &mu
 mod tests {
     use super::*;
     use crate::config::{PeerKey, PrivateKey};
-    use crate::fleet::link::credentials::{Credentials, Proof};
     use crate::model::fleet::Epoch;
     use tokio::net::TcpListener;
 

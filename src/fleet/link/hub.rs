@@ -160,7 +160,6 @@ pub(crate) fn start(
 #[derive(Debug)]
 struct LiveLink {
     number: u64,
-    proof: Proof,
     messages: mpsc::Sender<Message>,
     /// Its drop ends the link at once.
     ended: DropGuard,
@@ -180,7 +179,7 @@ struct Hub {
     /// Failed tries to bind the beats' port, in a row.
     beats_refused: u32,
     links: HashMap<InstanceName, LiveLink>,
-    /// By what each peer proved itself last.
+    /// By what each peer proved itself last: for the link, if there is one, and for what it has told.
     proven: HashMap<InstanceName, Proof>,
     next_link: u64,
     remotes: mpsc::Sender<Remote>,
@@ -413,9 +412,9 @@ impl Hub {
         if let Some(why) = self.site.credentials.why_shared(&proof, &hello.name) {
             tracing::warn!(peer = %hello.name, "{why}");
         }
-        self.proven.insert(hello.name.clone(), proof.clone());
+        self.proven.insert(hello.name.clone(), proof);
         // This ends an older link to the same peer.
-        self.links.insert(hello.name.clone(), LiveLink { number, proof, messages, ended: ended.clone().drop_guard() });
+        self.links.insert(hello.name.clone(), LiveLink { number, messages, ended: ended.clone().drop_guard() });
         Ok(Admitted { link: number, messages: receiver, ended })
     }
 
@@ -476,14 +475,16 @@ impl Hub {
         let now_ns = now_ns();
         // Keep a link while its key is still valid.
         let credentials = Credentials::of(&settings);
-        for (peer, _) in self.links.extract_if(|_, link| !credentials.still_hold(&link.proof)) {
+        let still_holds =
+            |peer: &InstanceName| self.proven.get(peer).is_some_and(|proof| credentials.still_hold(proof));
+        for (peer, _) in self.links.extract_if(|peer, _| !still_holds(peer)) {
             self.exchange.handle_loss(&peer, "the peer settings were reloaded", now_ns);
-        }
-        for (peer, _) in self.proven.extract_if(|_, proof| credentials.disown(proof)) {
-            self.exchange.forget(&peer, now_ns);
         }
         self.move_beats(&settings, now_ns);
         self.exchange.set_members(&members(&settings), now_ns);
+        for (peer, _) in self.proven.extract_if(|_, proof| credentials.disown(proof)) {
+            self.exchange.forget(&peer, now_ns);
+        }
         self.site.credentials = credentials;
         self.settings = settings;
         if !self.away {

@@ -57,9 +57,8 @@ impl BeatSecret {
     /// HMAC (RFC 2104) with BLAKE2s over the name.
     pub(crate) fn toward(&self, peer: &InstanceName) -> BeatKey {
         let mut key = [0; 32];
-        if let Some(mut hash) = DefaultResolver.resolve_hash(&HashChoice::Blake2s) {
-            hash.hmac(&self.0, peer.0.as_bytes(), &mut key);
-        }
+        let mut hash = DefaultResolver.resolve_hash(&HashChoice::Blake2s).expect("BLAKE2s is compiled in");
+        hash.hmac(&self.0, peer.0.as_bytes(), &mut key);
         BeatKey(key)
     }
 }

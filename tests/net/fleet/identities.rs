@@ -1,11 +1,11 @@
 //! Instances that know each other by keys of their own.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use toml::{Table, Value as Toml};
 
 use super::failover::{Fleet, Flows};
+use super::rotation::{all_linked, unnoticed};
 use super::*;
 use crate::lab::baton::BINARY;
 
@@ -37,13 +37,6 @@ fn text(path: &Path) -> Toml {
     path.to_str().unwrap().into()
 }
 
-fn check(instance: &Instance) -> String {
-    let config = instance.baton.paths.config.to_str().unwrap();
-    let checked = Command::new(BINARY).args(["check", "-c", config]).output().unwrap();
-    assert!(checked.status.success(), "{checked:?}");
-    String::from_utf8(checked.stdout).unwrap() + &String::from_utf8(checked.stderr).unwrap()
-}
-
 #[test]
 fn a_fleet_gets_keys_of_its_instances_and_changes_one_and_no_flow_notices() {
     let test = "a_fleet_gets_keys_of_its_instances_and_changes_one_and_no_flow_notices";
@@ -56,24 +49,7 @@ fn a_fleet_gets_keys_of_its_instances_and_changes_one_and_no_flow_notices() {
     let Some(fleet) = Fleet::within(scene, failover::VIP, test, 3, Flows::Kept, |_, config| config) else { return };
     let fleet = fleet.spread();
     fleet.route(&[0, 1, 2]);
-    let conns = fleet.clients(20);
-    let over = AtomicBool::new(false);
-    let all_linked = || {
-        for instance in &fleet.all {
-            NAMES.iter().filter(|name| **name != instance.name).for_each(|name| instance.wait_synced(name));
-        }
-    };
-    let mut conns = std::thread::scope(|scope| {
-        let load = scope.spawn(|| {
-            let mut conns = conns;
-            let mut seed = 0;
-            while !over.load(Ordering::Relaxed) {
-                seed += 1;
-                conns.iter_mut().for_each(|conn| conn.echo(seed, 500));
-                fleet.scene.lab.client.connect(fleet.vip).echo(seed, 500);
-            }
-            conns
-        });
+    unnoticed(&fleet, || {
         // Beside the shared key, one host after the other.
         for (number, instance) in fleet.all.iter().enumerate() {
             edit(instance, |peers| {
@@ -82,15 +58,15 @@ fn a_fleet_gets_keys_of_its_instances_and_changes_one_and_no_flow_notices() {
                     of(peers, NAMES[other]).insert("public_key".to_owned(), public[other].as_str().into());
                 }
             });
-            all_linked();
+            all_linked(&fleet);
         }
-        let checked = check(&fleet.all[0]);
+        let checked = fleet.all[0].check();
         assert!(checked.contains("counts beside the instances' own keys"), "{checked}");
         for instance in &fleet.all {
             edit(instance, |peers| drop(peers.remove("key_file")));
-            all_linked();
+            all_linked(&fleet);
         }
-        let checked = check(&fleet.all[0]);
+        let checked = fleet.all[0].check();
         assert!(!checked.contains("counts beside"), "{checked}");
         // A new key for the first.
         for instance in &fleet.all[1..] {
@@ -99,24 +75,15 @@ fn a_fleet_gets_keys_of_its_instances_and_changes_one_and_no_flow_notices() {
             });
         }
         edit(&fleet.all[0], |peers| drop(peers.insert("private_key_file".to_owned(), text(&next_file))));
-        all_linked();
+        all_linked(&fleet);
         for instance in &fleet.all[1..] {
             edit(instance, |peers| {
                 of(peers, NAMES[0]).remove("public_key_next");
                 of(peers, NAMES[0]).insert("public_key".to_owned(), next.as_str().into());
             });
-            all_linked();
+            all_linked(&fleet);
         }
-        over.store(true, Ordering::Relaxed);
-        load.join().expect("no flow is lost and no connect fails")
     });
-    conns.iter_mut().for_each(|conn| conn.echo(9, 5000));
-    for instance in &fleet.all {
-        assert_eq!(instance.baton.events_of("failed_over").len(), 0);
-        let dead = |event: &&Value| event["liveness"] == "dead";
-        assert_eq!(instance.baton.events_of("peer_liveness").iter().filter(dead).count(), 0, "never down for a second");
-        assert!(!instance.baton.ended().contains_key("backend_reset"), "{:?}", instance.baton.ended());
-    }
     // Somebody has the key of the last one: a reload of another instance ends what he can do there.
     let stranger = make(&fleet.scene.lab.directory().join("stranger.key"));
     edit(&fleet.all[0], |peers| {

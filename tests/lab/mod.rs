@@ -17,6 +17,7 @@ pub mod bytes;
 pub mod client;
 pub mod cluster;
 pub mod config;
+pub mod drill;
 pub mod host;
 pub mod name_server;
 pub mod namespace;
@@ -36,6 +37,7 @@ pub use browser::Browser;
 pub use client::{Conn, End};
 pub use cluster::{ApiServer, Cluster};
 pub use config::Config;
+pub use drill::Drill;
 pub use host::Host;
 pub use name_server::{Answer, NameServer};
 pub use network::Lab;
@@ -46,7 +48,7 @@ pub use server_process::ServerProcess;
 pub use stand_in::{Certificates, Kubelet, StandIn};
 pub use systemd::Systemd;
 pub use tracer::{Call, Halted, Tracer};
-pub use wait::{Stopwatch, eventually, eventually_some};
+pub use wait::{SetsAtEnd, Stopwatch, eventually, eventually_some};
 
 use std::time::Duration;
 

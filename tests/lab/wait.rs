@@ -1,6 +1,6 @@
 //! Waiting for events, always with a deadline, and measuring how long they took.
 
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{LazyLock, Once};
 use std::time::Duration;
 
@@ -89,6 +89,16 @@ static PATIENCE: LazyLock<u32> = LazyLock::new(|| {
     let given = std::env::var("BATON_TESTS_PATIENCE").ok();
     given.map_or(1, |factor| factor.parse().expect("BATON_TESTS_PATIENCE is a whole number"))
 });
+
+/// Sets the flag when dropped, so that threads which run until then end also after a panic.
+#[derive(Debug)]
+pub struct SetsAtEnd<'a>(pub &'a AtomicBool);
+
+impl Drop for SetsAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
 
 /// Checks that a figure is below `limit`. It is taken up to three times, for one below a few scheduler slices says
 /// as much about who else is running as about Baton; what else `scenario` checks must hold each time.

@@ -107,36 +107,41 @@ fn an_event_is_on_disk_at_once_so_that_a_kill_does_not_lose_it() {
     eventually(LONG, "it records", records);
     it.baton.order(&["drain", "b2"]);
     let is_drain = |order: &Value| order["order"] == "drain b2";
+    let is_draining = |event: &Value| event["backend"] == "b2" && event["to"] == "draining";
+    let are_there =
+        || it.recorded("order_received").iter().any(is_drain) && it.recorded("backend_changed").iter().any(is_draining);
     // Longer than a read of the files takes on a busy machine, and no longer.
-    eventually(secs(5), "the event is on disk", || it.recorded("order_received").iter().any(is_drain));
+    eventually(secs(5), "the events are on disk", are_there);
     it.baton.process.kill();
-    assert!(it.recorded("order_received").iter().any(is_drain));
-    assert!(it.recorded("backend_changed").iter().any(|event| event["backend"] == "b2" && event["to"] == "draining"));
+    assert!(are_there());
 }
 
 /// What the night's on-call gets: nothing but the bundle.
 #[test]
-fn from_a_bundle_alone_a_hung_apiserver_is_explained_with_the_figures_of_the_status() {
+fn from_a_bundle_alone_a_hung_apiserver_is_explained_with_the_figures_of_the_status_and_of_a_drill() {
+    const KUBELETS: u64 = 4;
+    const EVERY_S: u64 = 1;
     let Some(lab) = Lab::new("bundle") else { return };
     let certificates = Certificates::make(&lab);
     let [b1, _b2, _b3] = lab.backends().map(|host| StandIn::start(&lab, &certificates, host));
     let it = Recorded::start(lab, |config| {
         // Nobody moves its flows before it hangs.
-        config.https(&certificates.ca()).process("reset_within", "200ms").rebalance("when", "ordered")
+        let config = config.https(&certificates.ca()).cluster("lease_renew", format!("{EVERY_S}s"));
+        config.process("reset_within", "200ms").rebalance("when", "ordered")
     });
     for other in ["b2", "b3"] {
         it.baton.order(&["drain", other]);
     }
-    let names: Vec<_> = (0..4).map(|n| format!("node-{n}")).collect();
-    let kubelets: Vec<_> =
-        names.iter().map(|name| Kubelet::start(&it.lab, &certificates, &it.lab.client, &it.lab.lb, name)).collect();
-    kubelets.iter().for_each(|kubelet| kubelet.wait_renewals(kubelet.now(), 1, LONG));
+    let server = it.lab.lb.v4(6443).to_string();
+    let drill = Drill::start(&it.lab, &certificates, &server, KUBELETS, EVERY_S);
+    eventually(LONG, "all kubelets are connected", || it.baton.flows_of("b1") == KUBELETS);
+    drill.pass(secs(2 * EVERY_S));
     for other in ["b2", "b3"] {
         it.baton.order(&["undrain", other]);
         it.baton.wait_health(other, "ready", LONG);
     }
     let flows = it.baton.flows_of("b1");
-    assert_eq!(flows, 4);
+    assert_eq!(flows, KUBELETS);
     let living = it.baton.flows()[0]["id"].to_string();
     let said = it.baton.order(&["explain", &living]);
     assert!(said.contains(" goes on: it is proxied, began "), "{said}");
@@ -144,8 +149,14 @@ fn from_a_bundle_alone_a_hung_apiserver_is_explained_with_the_figures_of_the_sta
     b1.process.stop();
     it.baton.wait_health("b1", "ejected", LONG);
     it.baton.wait_ended("backend_ejected", flows);
+    // Each has a heartbeat again, by another backend.
+    drill.pass(secs(3 * EVERY_S));
     b1.process.go_on();
     it.baton.wait_health("b1", "ready", LONG);
+    eventually(LONG, "a sample has the kubelets at other backends", || {
+        let last: Value = serde_json::from_str(&it.offline(&["--json", "replay"])).expect("JSON");
+        last["flows"] == flows
+    });
     let status = it.baton.status();
     let changes: Vec<_> =
         it.baton.events_of("backend_changed").into_iter().filter(|event| event["backend"] == "b1").collect();
@@ -159,6 +170,8 @@ fn from_a_bundle_alone_a_hung_apiserver_is_explained_with_the_figures_of_the_sta
         !it.baton.cli(&["bundle", "--output", bundle.to_str().expect("UTF-8")]).status.success(),
         "it overwrites none"
     );
+
+    let (verdict, longest) = drill.end();
 
     // Nothing is left but the bundle.
     let Recorded { lab, baton, directory } = it;
@@ -181,6 +194,15 @@ fn from_a_bundle_alone_a_hung_apiserver_is_explained_with_the_figures_of_the_sta
     assert_eq!(explained["at_unix_ms"], ejected["at_unix_ms"]);
     assert_eq!(explained["flows_ended"]["backend_ejected"], status["totals"]["ended_total"]["backend_ejected"]);
     assert_eq!(explained["flows_ordered"], flows);
+    println!("the drill: {verdict}");
+    assert_eq!(
+        (&verdict["disconnections"], &verdict["not_ready"]),
+        (&explained["flows_ordered"], &0.into()),
+        "{verdict}"
+    );
+    let computed = ms(explained["longest_gap_ms"].as_u64().expect("a number"));
+    // From the last heartbeat before the silence to the reset is at least the time of `fall` probes. Reconnects come on top, on a busy machine too.
+    assert!(longest > ms(500) + secs(EVERY_S) && longest < computed + secs(4), "{computed:?}: {verdict}");
     let number = |event: &Value| event["at_unix_ms"].as_u64().expect("a number");
     assert_eq!(explained["lasted_ms"], number(after) - number(ejected));
     let within = explained["ended_within_ms"].as_u64().expect("a number");
@@ -244,7 +266,7 @@ fn from_a_bundle_alone_a_hung_apiserver_is_explained_with_the_figures_of_the_sta
     assert!(chart("chart-ends").contains("<span>backend_ejected</span>"), "{page}");
     assert!(page.contains("class=\"when bad\""), "the ejection is on the scale: {page}");
     let last: Value = serde_json::from_str(&read(&["--json", "replay"])).expect("JSON");
-    assert!(last["process"]["pid"].is_u64() && last["flows"] == 4, "the kubelets are connected anew: {last}");
+    assert!(last["process"]["pid"].is_u64() && last["flows"] == flows, "the kubelets are connected anew: {last}");
     let mut command = std::process::Command::new(BINARY);
     command.args(["replay", "--once", "--at", "2001-01-01T00:00Z", "--from", bundle.to_str().expect("UTF-8")]);
     let refused = command.output().expect("the binary runs");

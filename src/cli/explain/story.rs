@@ -41,6 +41,8 @@ pub(super) struct Figures {
     pub ended_within_ms: u64,
     /// For which the state lasted; `None`: it still did when the record ended.
     pub lasted_ms: Option<u64>,
+    /// The longest time without a heartbeat that a node can have seen, where a loss ended flows and another backend was ready in the record.
+    pub longest_gap_ms: Option<u64>,
 }
 
 /// What was recorded, as a story needs it.
@@ -193,7 +195,10 @@ impl<'r> Story<'r> {
             && (figures.flows_ordered > 0 || !figures.flows_ended.is_empty())
         {
             let without = self.without_backend(at, frontend);
-            sentences.push(longest_gap(settings, self.recording.owners[owner].lease_renew_ms, without));
+            let sentence;
+            (sentence, figures.longest_gap_ms) =
+                longest_gap(settings, self.recording.owners[owner].lease_renew_ms, without);
+            sentences.push(sentence);
         }
         sentences.push(match over {
             Some(over) => {
@@ -468,34 +473,32 @@ fn decided_by(settings: &FrontendSettings, to: HealthState, cause: &Cause) -> Op
 }
 
 /// The longest time that a client can have waited, as `baton check` computes it. `without`: how long no backend was ready.
-fn longest_gap(settings: &FrontendSettings, lease_renew_ms: u64, without: OtherBackend) -> String {
-    let (silence, renewal) = (settings.reset_after_silence_ms, lease_renew_ms);
+fn longest_gap(settings: &FrontendSettings, lease_renew_ms: u64, without: OtherBackend) -> (String, Option<u64>) {
+    let (name, silence_ms) = (&settings.name, settings.reset_after_silence_ms);
+    let (silence, renewal) = (duration_ms(silence_ms), duration_ms(lease_renew_ms));
     match without {
-        OtherBackend::Ready => {}
-        OtherBackend::After(ms) => {
-            return format!(
-                "Then no backend of {} was ready until {} after this, so the longest gap that a node can have seen is {}: {} from the silence to \
-                 this, that time, and a renewal's {}.",
-                settings.name,
-                duration_ms(ms),
-                duration_ms(silence + ms + renewal),
-                duration_ms(silence),
-                duration_ms(renewal)
+        OtherBackend::Ready => {
+            let gap_ms = silence_ms + lease_renew_ms;
+            let sentence = format!(
+                "The longest gap that a node can have seen is {}: {silence} from the silence to the last reset, and a renewal's {renewal}.",
+                duration_ms(gap_ms)
             );
+            (sentence, Some(gap_ms))
+        }
+        OtherBackend::After(ms) => {
+            let gap_ms = silence_ms + ms + lease_renew_ms;
+            let sentence = format!(
+                "Then no backend of {name} was ready until {} after this, so the longest gap that a node can have seen is {}: {silence} from the \
+                 silence to this, that time, and a renewal's {renewal}.",
+                duration_ms(ms),
+                duration_ms(gap_ms)
+            );
+            (sentence, Some(gap_ms))
         }
         OtherBackend::Never => {
-            return format!(
-                "Then no backend of {} was ready until the record ends, so that its clients had none.",
-                settings.name
-            );
+            (format!("Then no backend of {name} was ready until the record ends, so that its clients had none."), None)
         }
     }
-    format!(
-        "The longest gap that a node can have seen is {}: {} from the silence to the last reset, and a renewal's {}.",
-        duration_ms(silence + renewal),
-        duration_ms(silence),
-        duration_ms(renewal)
-    )
 }
 
 /// The setting that ended a flow, with its value.

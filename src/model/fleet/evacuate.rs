@@ -167,8 +167,9 @@ const TELL_MAX_NS: u64 = 5_000_000_000;
 const TAKE_MAX_NS: u64 = 5_000_000_000;
 /// Routers take longer to withdraw routes; this host serves clients meanwhile.
 const WITHDRAW_MAX_NS: u64 = 15_000_000_000;
-/// A route counts as withdrawn if no new connection came for so long.
-const QUIET_NS: u64 = 1_500_000_000;
+/// A route counts as withdrawn if no new connection came for so long. deploy/bird/watch asks twice before it withdraws one, which takes up to 2 s,
+/// and routers follow after that.
+const QUIET_NS: u64 = 3_000_000_000;
 /// An address that no live peer has for so long has no owner.
 const MISSING_MAX_NS: u64 = 2_000_000_000;
 /// If flows are left so long after the resets should be complete, a worker hangs.

@@ -69,6 +69,7 @@ fn a_backend_that_hung_is_explained_with_times_figures_and_the_setting_that_deci
         flows_ended: flows,
         ended_within_ms: 240,
         lasted_ms: Some(192_000),
+        longest_gap_ms: Some(12_250),
     };
     assert_eq!(figures, expected);
     for same in [Subject::Backend("apiserver/cp2".to_owned()), Subject::Event(0), Subject::Event(1), Subject::Last] {

@@ -294,7 +294,7 @@ fn an_address_that_others_have_too_is_away_when_no_connection_has_come_for_a_whi
         scene.accepted += 1;
         assert_eq!(scene.pass(500), (vec![], EvacuateStep::MovingVip));
     }
-    assert_eq!(scene.pass(1500), (vec![EvacuateOrder::Offload], EvacuateStep::Emptying));
+    assert_eq!(scene.pass(3000), (vec![EvacuateOrder::Offload], EvacuateStep::Emptying));
     let mut scene = shared();
     for _ in 0..32 {
         scene.accepted += 1;

@@ -24,35 +24,9 @@ struct Cluster {
     drill: Drill,
 }
 
-/// The kubelets.
-struct Drill(Process);
-
-impl Drill {
-    fn start(lab: &Lab, certificates: &Certificates) -> Self {
-        let (ca, name) = (certificates.ca().display().to_string(), lab.lb.v4.to_string());
-        let (server, every) = (format!("{VIP}:6443"), format!("{EVERY_S}s"));
-        let number = KUBELETS.to_string();
-        let command =
-            [BINARY, "--json", "drill", &server, "--ca", &ca, "--server-name", &name, "-n", &number, "--every", &every];
-        Self(lab.client.spawn(&command, &lab.directory().join("drill.log")))
-    }
-
-    /// Lets time pass while nobody ends.
-    fn pass(&self, time: std::time::Duration) {
-        wait::throughout(time, "the drill goes on", || self.0.exit_status().is_none());
-    }
-
-    /// Its verdict at the end, and the longest gap of all nodes.
-    #[track_caller]
-    fn end(&self) -> (Value, std::time::Duration) {
-        self.0.signal(rustix::process::Signal::INT);
-        self.0.wait(LONG);
-        let text = self.0.log_text();
-        let verdict = text.find('{').map(|at| &text[at..]).and_then(|json| serde_json::from_str::<Value>(json).ok());
-        let verdict = verdict.unwrap_or_else(|| panic!("{text}"));
-        let longest = ms(verdict["gap_ms_max"].as_u64().expect("a number"));
-        (verdict, longest)
-    }
+/// The kubelets, which reach the VIP.
+fn kubelets(lab: &Lab, certificates: &Certificates) -> Drill {
+    Drill::start(lab, certificates, &format!("{VIP}:6443"), KUBELETS, EVERY_S)
 }
 
 impl Cluster {
@@ -88,7 +62,7 @@ impl Cluster {
             }
             process
         });
-        let drill = Drill::start(&scene.lab, &certificates);
+        let drill = kubelets(&scene.lab, &certificates);
         let cluster = Self { scene, all, stand_ins, _keepalived: pair.into(), _pinned: pinned, drill };
         eventually(secs(30), "all kubelets are connected", || cluster.all[0].baton.flow_count() == KUBELETS);
         // Each says something, and something more: handshakes are over, and heartbeats come.

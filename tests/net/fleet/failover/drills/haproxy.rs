@@ -42,7 +42,7 @@ impl Pair {
         });
         let served = format!("curl -sfk --max-time 1 https://{VIP}:6443/readyz >/dev/null && echo served || true");
         eventually(LONG, "the VIP is served", || lab.client.run(&served).contains("served"));
-        let drill = Drill::start(&lab, &certificates);
+        let drill = kubelets(&lab, &certificates);
         let pair = Self { lab, settings, stand_ins, haproxy, keepalived, drill };
         let connected = || pair.lab.client.run(&format!("ss -Htn state established dst {VIP} | wc -l"));
         eventually(secs(30), "all kubelets are connected", || connected().trim() == KUBELETS.to_string());

@@ -2,6 +2,7 @@
 
 use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::{ImmobileFlows, Move, RebalanceParts, Rebalanced, entries, has_whole_share, is_ready, plan_frontend};
@@ -70,6 +71,8 @@ pub(super) struct Rebalancer {
     moved_before_order: HashMap<IpAddr, u32>,
     /// When the last ones moved.
     returning: VecDeque<u64>,
+    /// Flows of all backends before these moved.
+    flows_before: u32,
 }
 
 /// A flow that its worker was asked to end.
@@ -95,6 +98,7 @@ impl Rebalancer {
             moved_of: HashMap::new(),
             moved_before_order: HashMap::new(),
             returning: VecDeque::new(),
+            flows_before: 0,
         }
     }
 
@@ -133,14 +137,22 @@ impl Rebalancer {
         while self.returning.front().is_some_and(|at_ns| now_ns >= at_ns + RETURNS_WITHIN_NS) {
             self.returning.pop_front();
         }
+        let flows = backends.iter().map(|entry| entry.active.load(Relaxed)).sum();
+        if self.returning.is_empty() && self.asked.is_empty() {
+            self.flows_before = flows;
+        }
+        // Those that have connected again are in the backends' numbers.
+        let returning = (self.returning.len() as u32).min(self.flows_before.saturating_sub(flows));
         let mut moves = match self.goal {
             Goal::None => Vec::new(),
-            _ => plan_frontend(&backends, frontend, self.returning.len() as u32, now_ns),
+            _ => plan_frontend(&backends, frontend, returning, now_ns),
         };
         self.note(&moves, table, frontend, now_ns);
         let left = moves.clone();
+        // Also when there is nothing to move: moves that nobody needed do not add up.
+        let allowed = self.allowance.take(self.per_minute(frontend), now_ns);
         if !moves.is_empty() || !self.asked.is_empty() {
-            self.move_some(&mut moves, table, frontend, now_ns).await;
+            self.move_some(&mut moves, allowed, table, frontend, now_ns).await;
         }
         let grows = seen.iter().any(|backend| backend.ready && !backend.has_whole_share);
         let is_even = left.is_empty() && self.asked.is_empty() && !grows;
@@ -206,8 +218,14 @@ impl Rebalancer {
         }
     }
 
-    async fn move_some(&mut self, moves: &mut [Move], table: &RebalanceParts, frontend: &Frontend, now_ns: u64) {
-        let allowed = self.allowance.take(self.per_minute(frontend), now_ns);
+    async fn move_some(
+        &mut self,
+        moves: &mut [Move],
+        allowed: u32,
+        table: &RebalanceParts,
+        frontend: &Frontend,
+        now_ns: u64,
+    ) {
         for planned in moves.iter_mut() {
             let under_way = self.asked.values().filter(|asked| asked.backend == planned.id).count() as u32;
             planned.excess = planned.excess.saturating_sub(under_way);

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -17,13 +18,15 @@ use crate::sys::raw::RawSender;
 use crate::table::Part;
 use crate::table::fleet::FleetCensus;
 
+/// When an address is announced once more, from the announcement before: neighbours may lose one, and then send to its former host.
+const ANNOUNCE_AGAIN: [Duration; 3] = [Duration::from_millis(200), Duration::from_millis(800), Duration::from_secs(2)];
 /// The pace: segments leave in steps of this length, or one at a time if that is slower.
 const STEP: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
 pub(super) struct Wire {
     /// `None`: this process may not send frames.
-    frames: Option<FrameSender>,
+    frames: Option<Arc<FrameSender>>,
     raw: RawSender,
     batches: mpsc::UnboundedSender<(ChallengeBatch, u32)>,
     /// The rate of the batches that begin from now on.
@@ -51,20 +54,19 @@ impl Wire {
         let frames = FrameSender::open().inspect_err(|error| {
             tracing::warn!(%error, "cannot announce addresses to neighbours (gratuitous ARP, neighbour advertisements); keepalived has to do it");
         });
-        Ok(Self { frames: frames.ok(), raw: RawSender::marked(mark)?, batches, per_second })
+        Ok(Self { frames: frames.ok().map(Arc::new), raw: RawSender::marked(mark)?, batches, per_second })
     }
 
-    /// Announces `ip` to all neighbours. Does nothing for an address that is on `lo` only.
+    /// Announces `ip` to all neighbours, now and some times more as long as it is here. Does nothing for an address that is on `lo` only.
     pub(super) fn announce(&self, ip: IpAddr) {
-        let Some(frames) = &self.frames else { return };
-        let sent = Addresses::places(ip).and_then(|places| {
-            places.iter().try_for_each(|(interface, mac)| {
-                announcement(ip, *mac).iter().try_for_each(|frame| frames.send(*interface, frame))
-            })
-        });
-        if let Err(error) = sent {
-            tracing::warn!(%ip, %error, "cannot announce the address to neighbours");
-        }
+        let Some(frames) = self.frames.clone() else { return };
+        announce(&frames, ip);
+        tokio::spawn(essential::task("announcements", async move {
+            for pause in ANNOUNCE_AGAIN {
+                tokio::time::sleep(pause).await;
+                announce(&frames, ip);
+            }
+        }));
     }
 
     /// Answers a packet with RST. False: the RST could not be sent.
@@ -79,6 +81,17 @@ impl Wire {
 
     pub(super) fn set_pace(&mut self, per_second: u32) {
         self.per_second = per_second;
+    }
+}
+
+fn announce(frames: &FrameSender, ip: IpAddr) {
+    let sent = Addresses::places(ip).and_then(|places| {
+        places.iter().try_for_each(|(interface, mac)| {
+            announcement(ip, *mac).iter().try_for_each(|frame| frames.send(*interface, frame))
+        })
+    });
+    if let Err(error) = sent {
+        tracing::warn!(%ip, %error, "cannot announce the address to neighbours");
     }
 }
 

@@ -205,3 +205,24 @@ fn an_address_that_a_killed_or_hung_process_kept_goes_by_itself_and_comes_back_w
         }
     }
 }
+
+/// Regression: it was announced once, and a neighbour that lost that frame sent to the former host until its own entry ran out.
+#[test]
+fn an_address_that_has_come_is_announced_again_for_neighbours_that_lost_the_first_word() {
+    let test = "an_address_that_has_come_is_announced_again";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config) else { return };
+    let fleet = fleet.with_owner();
+    let client = &fleet.scene.lab.client;
+    client.nft("table arp heard {\n chain input {\n type filter hook input priority 0;\n }\n}\n");
+    client.nft(&format!("add rule arp heard input arp saddr ip {VIP} arp daddr ip {VIP} counter\n"));
+    fleet.remove_vip(fleet.owner());
+    fleet.take(fleet.heir());
+    let heard = || {
+        let said = client.run("nft list table arp heard");
+        let count = said.split("packets ").nth(1).and_then(|rest| rest.split(' ').next()?.parse::<u64>().ok());
+        count.unwrap_or_else(|| panic!("{said}"))
+    };
+    // Each time by a question and by an answer.
+    eventually(LONG, "it is announced four times", || heard() >= 8);
+    wait::throughout(secs(3), "and then no more", || heard() == 8);
+}

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 #[test]
 fn no_client_of_the_tour_waits_on_a_dead_connection_and_nothing_is_left_behind() {
     let tmp = tempfile::tempdir().unwrap();
-    let free = free_port();
+    let free = own_address();
     let demo = Command::new(env!("CARGO_BIN_EXE_baton"))
         .args(["demo", "--tour", "--for", "150s", "--kubelets", "6", "--http", &free.to_string()])
         .env("TMPDIR", tmp.path())
@@ -36,7 +36,7 @@ fn no_client_of_the_tour_waits_on_a_dead_connection_and_nothing_is_left_behind()
 fn somebody_upgrades_baton_in_another_terminal_and_the_demo_goes_on_and_ends_both() {
     let tmp = tempfile::tempdir().unwrap();
     let mut demo = Command::new(env!("CARGO_BIN_EXE_baton"))
-        .args(["demo", "--no-tui", "--for", "150s", "--kubelets", "3", "--http", &free_port().to_string()])
+        .args(["demo", "--no-tui", "--for", "150s", "--kubelets", "3", "--http", &own_address().to_string()])
         .env("TMPDIR", tmp.path())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -69,10 +69,10 @@ fn somebody_upgrades_baton_in_another_terminal_and_the_demo_goes_on_and_ends_bot
     nothing_is_left(tmp.path());
 }
 
-/// A port of its own, so that a demo that someone watches meanwhile is not in its way.
-fn free_port() -> SocketAddr {
-    let mut ports = (20_000..21_000).map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
-    ports.find(|address| std::net::TcpListener::bind(address).is_ok()).expect("a free port")
+/// Nobody else has this address, neither a demo that someone watches nor another test of this run.
+fn own_address() -> SocketAddr {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    SocketAddr::from(([127, 192, high, low], 20_000))
 }
 
 /// Neither files in `tmp` nor processes that know of it.

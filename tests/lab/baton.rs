@@ -212,7 +212,7 @@ impl Baton {
         });
     }
 
-    /// Connects from `client` until the flow is one of `backend`'s; the connections to others are closed.
+    /// Connects from `client` until the flow is one of `backend`'s; the connections to others are closed, and over.
     #[track_caller]
     pub fn connect_to(&self, client: &Host, backend: &str) -> Conn {
         // Kept until one is found: a closed flow would make its backend the emptier one.
@@ -220,6 +220,11 @@ impl Baton {
         for _ in 0..100 {
             let conn = client.connect(self.host.v4(6443));
             if self.serving(&conn) == backend {
+                let closed: Vec<_> = others.iter().map(|conn: &Conn| conn.local().to_string()).collect();
+                drop(others);
+                eventually(LONG, "those to others are over", || {
+                    !self.flows().iter().any(|flow| closed.iter().any(|client| flow["client"] == **client))
+                });
                 return conn;
             }
             others.push(conn);

@@ -174,12 +174,15 @@ impl Conn {
         let watch = Stopwatch::start();
         let mut tally = Tally::default();
         let mut buffer = vec![0; 64 * 1024];
+        let mut has_looked = false;
         let end = loop {
             let left = deadline.saturating_sub(watch.elapsed());
-            if left.is_zero() {
+            // Once at least, however late this thread is.
+            if left.is_zero() && has_looked {
                 break End::Open;
             }
-            self.stream.set_read_timeout(Some(left)).expect("a socket");
+            has_looked = true;
+            self.stream.set_read_timeout(Some(left.max(super::ms(1)))).expect("a socket");
             match self.stream.read(&mut buffer) {
                 Ok(0) => break End::Fin,
                 Ok(read) => {

@@ -67,6 +67,15 @@ pub fn long_answers() -> Behaviour {
     Behaviour::AnswerAfterFin { seed: 5, bytes: LONG_ANSWER }
 }
 
+/// Until the answer to the only client is in its socket.
+#[track_caller]
+fn wait_written(baton: &Baton) {
+    eventually(LONG, "the answer is written", || {
+        let flows = baton.flows();
+        flows.len() == 1 && flows[0]["bytes_to_client"] == ANSWER
+    });
+}
+
 /// Regression: flows had ended as if delivered, while their client waited for every byte of its answer.
 #[test]
 fn row38_a_proxied_flow_is_there_until_the_client_has_acknowledged_the_last_byte() {
@@ -75,7 +84,7 @@ fn row38_a_proxied_flow_is_there_until_the_client_has_acknowledged_the_last_byte
     let baton = lab.start(&alone(&lab));
     lose_answers(&lab.client);
     let mut conn = half_closed(&lab);
-    eventually(LONG, "the answer is written", || baton.flows().iter().all(|flow| flow["bytes_to_client"] == ANSWER));
+    wait_written(&baton);
     wait::throughout(secs(4), "the flow is there", || baton.flow_count() == 1);
     assert!(baton.ended().is_empty(), "{:?}", baton.ended());
     lab.client.nft_clear();
@@ -116,7 +125,7 @@ fn a_flow_that_is_closing_can_be_reset() {
     let baton = lab.start(&alone(&lab));
     lose_answers(&lab.client);
     let mut conn = half_closed(&lab);
-    eventually(LONG, "the answer is written", || baton.flows().iter().all(|flow| flow["bytes_to_client"] == ANSWER));
+    wait_written(&baton);
     baton.order(&["kill", "--all", "--yes"]);
     assert_eq!(conn.end(BACK), End::Rst);
     baton.wait_ended("killed", 1);
@@ -130,7 +139,7 @@ fn a_flow_that_is_closing_can_be_reset() {
 fn a_half_closed_reader_that_pauses_gets_its_answer_though_its_backend_is_gone() {
     let Some(lab) = Lab::new("half_closed_reader") else { return };
     let server = lab.b1.serve(long_answers());
-    let baton = lab.start(&alone(&lab).frontend("user_timeout", "2s").frontend("idle_timeout", "3s"));
+    let baton = lab.start(&alone(&lab).frontend("user_timeout", "2s").frontend("idle_timeout", "5s"));
     let mut conn = slow_client(&lab.client, lab.lb.v4(6443));
     read_until_written(&mut conn, || baton.flows());
     eventually(LONG, "the backend has done its part", || server.open() == 0);
@@ -187,7 +196,7 @@ fn a_lost_reset_of_a_client_that_had_no_backend_yet_is_told_again() {
     let Some(lab) = Lab::new("a_lost_reset_without_a_backend") else { return };
     let _server = lab.b1.serve(Behaviour::Echo);
     let patient = alone(&lab).health("interval", "60s").health("timeout", "50s");
-    let baton = lab.start(&patient.frontend("connect_timeout", "1s"));
+    let baton = lab.start(&patient.frontend("connect_timeout", "3s"));
     lab.b1.drop_packets("input", "tcp dport 6443 tcp flags & (syn|ack) == syn");
     for (round, vip) in [lab.lb.v4(6443), lab.lb.v6(6443)].into_iter().enumerate() {
         let mut conns: Vec<_> = (0..3).map(|_| lab.client.connect(vip)).collect();

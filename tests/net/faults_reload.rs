@@ -102,7 +102,7 @@ fn row26_a_hundred_reloads_under_load_fail_no_connect_and_lose_no_flow() {
             rounds
         });
         // A panic here must still end the threads above.
-        let ending = Ending(&done);
+        let ending = SetsAtEnd(&done);
         let watch = Stopwatch::start();
         for number in 0..100 {
             let config = lab.config().of_backend("b1", "weight", 1 + number % 5);
@@ -126,15 +126,6 @@ fn row26_a_hundred_reloads_under_load_fail_no_connect_and_lose_no_flow() {
     baton.write_config(&lab.config());
     baton.order(&["reload"]);
     baton.rests();
-}
-
-/// Ends the load when dropped.
-struct Ending<'a>(&'a AtomicBool);
-
-impl Drop for Ending<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, SeqCst);
-    }
 }
 
 fn more_addresses(lab: &Lab) -> Vec<String> {
@@ -205,7 +196,7 @@ fn a_new_file_is_noticed_also_while_its_neighbours_are_written_all_the_time() {
                 std::thread::sleep(ms(20));
             }
         });
-        let _ending = Ending(&done);
+        let _ending = SetsAtEnd(&done);
         baton.write_config(&lab.config().of_backend("b1", "weight", 7));
         let noticed = || baton.backend("b1").is_some_and(|b1| b1["weight"] == 7);
         println!("it took {:?}", eventually(secs(8), "the new file is noticed", noticed));
@@ -221,16 +212,16 @@ fn a_removed_backend_drains_and_an_added_one_serves() {
     let baton = lab.start(&config.clone().without_backend("b3"));
     let mut leaving = baton.connect_to(&lab.client, "b1");
     let mut staying = baton.connect_to(&lab.client, "b2");
+    let watch = Stopwatch::start();
     baton.write_config(&config.without_backend("b1"));
     baton.order(&["reload"]);
-    let watch = Stopwatch::start();
     leaving.echo(1, 100_000);
     baton.wait_health("b3", "ready", LONG);
     let new: Vec<_> = (0..6).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
     assert!(new.iter().all(|conn| baton.serving(conn) != "b1"));
     assert_eq!(leaving.end(LONG), End::Rst);
     println!("the flow of a removed backend with a drain timer of 2 s was reset after {:?}", watch.elapsed());
-    assert!(watch.elapsed() > ms(1500), "{:?}", watch.elapsed());
+    assert!(watch.elapsed() > secs(2), "{:?}", watch.elapsed());
     baton.wait_ended("drain_deadline", 1);
     eventually(LONG, "it is forgotten", || baton.health_state("b1") == "gone");
     staying.echo(2, 100_000);

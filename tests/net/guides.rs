@@ -77,15 +77,6 @@ fn old_pair(player: &Player<'_>, host: &str, priority: u8) {
     player.command(host, "systemctl enable --now haproxy keepalived");
 }
 
-/// Ends the connections when the guide is over, also when it fails.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
-}
-
 #[test]
 fn from_haproxy_and_keepalived_without_a_connection_that_is_not_served() {
     let Some(lab) = Lab::new("guide from-haproxy") else { return };
@@ -107,7 +98,7 @@ fn from_haproxy_and_keepalived_without_a_connection_that_is_not_served() {
                 assert!(said.starts_with("ok"), "after {count} connections and {:?}: {said}", watch.elapsed());
             }
         });
-        let ends = Ends(&over);
+        let ends = SetsAtEnd(&over);
         player.play(include_str!("../../docs/guides/from-haproxy.md"));
         drop(ends);
         storm.join().unwrap();

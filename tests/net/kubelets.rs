@@ -170,7 +170,15 @@ fn after_a_rolling_restart_kubelets_are_spread_again_and_no_renewal_was_late() {
             Kubelet::start_with(&lab, &certificates, host, &lab.lb, &format!("node-{n}"), &timing)
         })
         .collect();
-    let spread = || BACKENDS.map(|backend| baton.flows_of(backend));
+    // One answer for all: a flow that moves meanwhile would be in none of three.
+    let spread = || {
+        let status = baton.status();
+        let all = status["frontends"][0]["backends"].as_array().expect("a list");
+        BACKENDS.map(|name| {
+            let backend = all.iter().find(|it| it["name"] == name).expect("it is listed");
+            backend["flows"].as_u64().expect("a number")
+        })
+    };
     eventually(LONG, "each kubelet has its connection", || spread().iter().sum::<u64>() == KUBELETS);
     for kubelet in &kubelets {
         kubelet.wait_renewals(stand_in::Moment::default(), 1, LONG);
@@ -186,8 +194,8 @@ fn after_a_rolling_restart_kubelets_are_spread_again_and_no_renewal_was_late() {
     let restarted = Stopwatch::start();
     let skewed = spread();
     // At most 1.3 times the mean.
-    let is_even =
-        |flows: [u64; 3]| flows.iter().sum::<u64>() == KUBELETS && flows.iter().all(|it| it * 3 * 10 <= KUBELETS * 13);
+    let none_has_more = |flows: [u64; 3]| flows.iter().all(|it| it * 3 * 10 <= KUBELETS * 13);
+    let is_even = |flows: [u64; 3]| flows.iter().sum::<u64>() == KUBELETS && none_has_more(flows);
     eventually(secs(120), "no backend has more than 1.3 times its share", || is_even(spread()));
     println!("kubelets: after a rolling restart {skewed:?} of them, {:?} after {:?}", spread(), restarted.elapsed());
     assert!(!is_even(skewed), "the restart made no skew, so this shows nothing: {skewed:?}");
@@ -197,7 +205,10 @@ fn after_a_rolling_restart_kubelets_are_spread_again_and_no_renewal_was_late() {
     for (kubelet, moved) in kubelets.iter().zip(moved) {
         kubelet.wait_renewals(moved, 1, secs(30));
     }
-    assert!(is_even(spread()), "it stays so: {:?}", spread());
+    // Slow start goes on, and moves with it: one that is on its way is at none.
+    let later = spread();
+    assert!(none_has_more(later), "it stays so: {later:?}");
+    eventually(LONG, "and each kubelet has its connection", || is_even(spread()));
     let gaps = kubelets.iter().map(|kubelet| kubelet.longest_gap(stand_in::Moment::default()));
     let longest = gaps.max().expect("there are kubelets");
     println!("kubelets: the longest gap between two renewals of 20, in {:?}, was {longest:?}", started.elapsed());

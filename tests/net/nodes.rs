@@ -141,7 +141,9 @@ fn a_node_whose_connection_is_at_a_peer_is_silent_at_neither_until_it_ends() {
     assert_eq!(state(owner, "worker-1"), "connected");
     assert!(standby.order(&["nodes"]).contains("worker-1  at lb-a"));
     for baton in [owner, standby] {
-        assert!(baton.metrics().contains("\nbaton_nodes_silent 0\n") && baton.events_of("nodes_silent").is_empty());
+        // There is no such metric while a peer is silent, for 0.25 s on a busy machine.
+        eventually(LONG, "no node is silent", || baton.metrics().contains("\nbaton_nodes_silent 0\n"));
+        assert!(baton.events_of("nodes_silent").is_empty());
     }
     drop(conn);
     for baton in [owner, standby] {
@@ -194,7 +196,8 @@ fn a_real_prometheus_names_the_node_that_has_no_connection() {
     let _prometheus = prometheus(&lab.lb, lab.directory(), &["127.0.0.1:9470".to_owned()]);
     let summaries = || -> Option<Vec<String>> {
         let answer = ask(&lab.lb, "alerts")?;
-        let alerts = answer["data"]["alerts"].as_array()?.iter();
+        // This one fires at once. Others are pending if a scrape takes long on a busy machine.
+        let alerts = answer["data"]["alerts"].as_array()?.iter().filter(|it| it["state"] == "firing");
         Some(alerts.filter_map(|it| Some(it["annotations"]["summary"].as_str()?.to_owned())).collect())
     };
     eventually(secs(30), "Prometheus has looked and found nothing", || summaries().is_some_and(|it| it.is_empty()));

@@ -397,7 +397,7 @@ fn an_upgrade_under_load_beside_an_apiserver_fails_no_connect() {
                 }
             });
         }
-        let _ending = Ending(&done);
+        let _ending = SetsAtEnd(&done);
         // The second process has fewer workers than sockets, the third more; the last one no longer has the second VIP.
         for (workers, listen) in [(1, 2), (3, 2)] {
             let listen: Vec<_> =
@@ -434,15 +434,6 @@ fn upgrade(baton: &Baton) -> Stranger {
     let documents = serde_json::Deserializer::from_str(&said).into_iter::<serde_json::Value>();
     let upgraded = documents.map(Result::unwrap).last().expect("what became of it");
     Stranger::new(upgraded["new_pid"].as_i64().expect("the new process's pid"))
-}
-
-/// Ends the threads of a test, also after a panic.
-struct Ending<'a>(&'a AtomicBool);
-
-impl Drop for Ending<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, SeqCst);
-    }
 }
 
 #[test]

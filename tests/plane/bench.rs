@@ -69,6 +69,16 @@ impl Bench {
         stream
     }
 
+    /// How a connection ends that is to be refused. The reset may come before connect(2) returns.
+    pub fn refusal(&self) -> std::io::ErrorKind {
+        let refused = TcpStream::connect(self.vip).and_then(|mut stream| {
+            stream.set_read_timeout(Some(DEADLINE))?;
+            let _ = stream.write_all(b"ping");
+            stream.read_exact(&mut [0; 4])
+        });
+        refused.expect_err("it is refused").kind()
+    }
+
     /// Goes over to `config` and waits until every worker has.
     pub fn reconfigure(&self, config: &Config) {
         let bindings = self.proxy.bind(config).unwrap();

@@ -17,6 +17,7 @@ use baton::model::ids::FlowId;
 use baton::ports::ended::EndedFlow;
 use baton::ports::orders::{EndOrder, Pace, Selector};
 use fastrand::Rng;
+use socket2::{Domain, Socket, Type};
 
 use crate::bench::*;
 
@@ -228,10 +229,18 @@ fn run_client(vip: SocketAddr, over: &AtomicBool, mut rng: Rng) -> Vec<Seen> {
     let mut seen = Vec::new();
     while !over.load(Relaxed) {
         let id = NEXT.fetch_add(1, Relaxed);
-        let stream = TcpStream::connect(vip).unwrap();
+        let socket = Socket::new(Domain::for_address(vip), Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::new(vip.ip(), 0).into()).unwrap();
+        let from = socket.local_addr().unwrap().as_socket().unwrap();
+        if let Err(error) = socket.connect(&vip.into()) {
+            // Baton refused it before connect(2) returned.
+            assert!(is_reset(&error), "{error}");
+            seen.push(Seen { from, id, end: End::Rst, sent: None, received: Digest::default() });
+            continue;
+        }
+        let stream = TcpStream::from(socket);
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
         stream.set_write_timeout(Some(DEADLINE)).unwrap();
-        let from = stream.local_addr().unwrap();
         let (end, sent, received) = converse(&stream, id, &mut rng);
         if end == End::Left {
             reset(stream);

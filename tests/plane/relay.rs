@@ -157,7 +157,7 @@ fn a_fin_that_came_with_the_proxy_header_is_not_missed() {
 #[test]
 fn an_idle_flow_is_reset_and_a_busy_one_is_not() {
     let bench = Bench::with(&[server("127.0.0.1", echo)], |frontend| {
-        frontend.idle_timeout = Some(Duration::from_millis(400));
+        frontend.idle_timeout = Some(Duration::from_secs(3));
     });
     let (mut busy, mut idle) = (bench.connect(), bench.connect());
     idle.set_nonblocking(true).unwrap();
@@ -191,12 +191,10 @@ fn a_refused_connect_goes_to_another_backend() {
 #[test]
 fn a_client_is_reset_at_once_when_no_backend_answers() {
     let bench = Bench::new(&[free_address(false)]);
-    let mut stream = bench.connect();
-    assert_eq!(stream.read(&mut [0; 8]).unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(bench.refusal(), std::io::ErrorKind::ConnectionReset);
     assert_eq!(bench.next_ended().reason, EndReason::ConnectFailed);
     bench.table.registry.backends()[0].set_preference(Preference::Never);
-    let mut stream = bench.connect();
-    assert_eq!(stream.read(&mut [0; 8]).unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(bench.refusal(), std::io::ErrorKind::ConnectionReset);
     assert_eq!(bench.next_ended().reason, EndReason::NoBackend);
 }
 

@@ -2,11 +2,12 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 
 use rustix::process::Signal;
 
 use super::backend::{self, ECHO, request};
-use super::instance::{DEADLINE, Instance, is_stopped, lives, signal, wait_for};
+use super::instance::{BINARY, DEADLINE, Instance, is_stopped, lives, signal, wait_for};
 
 /// The process that `pid` has started.
 fn child_of(pid: u32) -> u32 {
@@ -20,12 +21,14 @@ fn child_of(pid: u32) -> u32 {
     child.unwrap()
 }
 
-/// Begins an upgrade and stops the new process: the upgrade is under way until that goes on.
+/// Begins an upgrade to a process that stops before its first word: the upgrade is under way until it goes on.
 fn begin(instance: &Instance) -> (std::process::Child, u32) {
     let old = instance.pid().unwrap();
-    let asking = instance.start_command(&["--json", "upgrade"]);
+    let successor = instance.directory.path().join("successor");
+    std::fs::write(&successor, format!("#!/bin/sh\nkill -s STOP $$\nexec '{BINARY}' \"$@\"\n")).unwrap();
+    std::fs::set_permissions(&successor, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let asking = instance.start_command(&["--json", "upgrade", "--binary", successor.to_str().unwrap()]);
     let new = child_of(old);
-    signal(new, Signal::STOP);
     wait_for("it to stop", || {
         assert!(lives(new), "the new process has ended: {}", instance.log());
         is_stopped(new)

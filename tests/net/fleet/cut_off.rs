@@ -160,19 +160,30 @@ fn with_short_timers(config: Config) -> Config {
 
 /// Takes the link away for moments, within which probes begin and after which they end.
 fn blink(host: &Host, baton: &Baton, down: std::time::Duration) {
-    for _ in 0..3 {
+    // Two probes take 650 ms, and whatever is heard again is known to be 150 ms later. Whoever is in the dark for longer may eject.
+    const DARK_MAX: std::time::Duration = ms(500);
+    const BACKENDS: [&str; 2] = ["b1", "b2"];
+    let ejected = || BACKENDS.map(|backend| baton.states(backend).iter().filter(|to| *to == "ejected").count());
+    let mut moments = 0;
+    for _ in 0..20 {
+        let (before, dark) = (ejected(), Stopwatch::start());
         host.link_down();
         std::thread::sleep(down);
         host.link_up();
+        let dark = dark.elapsed();
         wait::throughout(ms(1200), "no flow is given up", || !baton.ended().contains_key("backend_ejected"));
+        if dark < DARK_MAX {
+            assert_eq!(ejected(), before, "what was asked in the dark is no evidence");
+            moments += 1;
+            if moments == 3 {
+                return;
+            }
+        } else {
+            // A busy machine kept the link away for longer.
+            BACKENDS.iter().for_each(|backend| _ = baton.wait_health(backend, "ready", LONG));
+        }
     }
-    for backend in ["b1", "b2"] {
-        let was = baton.states(backend);
-        assert!(
-            !was.contains(&"ejected".to_owned()),
-            "{backend} was {was:?}: what was asked in the dark is no evidence"
-        );
-    }
+    panic!("{moments} moments of twenty were short enough");
 }
 
 #[test]

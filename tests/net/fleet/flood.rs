@@ -181,7 +181,7 @@ fn during_a_flood_the_flows_of_a_host_that_dies_are_reset_and_unknown_packets_to
     newborn::route(&fleet, &lab.b3, 1);
     let mut conns = fleet.clients(100);
     fleet.wait_known(100, 0);
-    let dead = of_nobody(&fleet, 1).remove(0);
+    let mut dead = of_nobody(&fleet, 3);
     fleet.route(&[0]);
     during_flood(&fleet, &[Kind::at_service(Sources::Many)], |_| {
         eventually(LONG, "the flood is there", || packets(fleet.heir(), "asked") > 100.0);
@@ -190,9 +190,9 @@ fn during_a_flood_the_flows_of_a_host_that_dies_are_reset_and_unknown_packets_to
         println!("{} idle clients reset after {:?}", conns.len(), failover::all_reset(&mut conns));
         // No live peer can be asked.
         fleet.heir().wait_sees("lb-a", "liveness", "dead");
-        let after = reset_after(dead);
-        println!("a flow that nobody knows was reset after {after:?}");
-        assert!(after < secs(1), "{after:?}");
+        wait::meets(secs(1), "a flow that nobody knows was reset after", || {
+            reset_after(dead.pop().expect("one for each try"))
+        });
         fleet.wait_served();
     });
 }

@@ -80,8 +80,8 @@ fn two_instances_know_each_others_flows_within_moments() {
 fn an_instance_that_joins_is_told_what_there_was_before_it() {
     let Some(scene) = Scene::new("an_instance_that_joins_is_told_what_there_was_before_it", 3) else { return };
     let _servers = scene.serve();
-    let first = scene.launch(0, &scene.config(0).peers("sync_deadline", "1s"));
-    // There is no other instance: it is ready once the deadline has passed, and not before.
+    // There is no other instance: it is ready once the deadline has passed, and not before. That is time enough to see it wait.
+    let first = scene.launch(0, &scene.config(0).peers("sync_deadline", "5s"));
     eventually(LONG, "it says why it is not ready", || {
         first.baton.http("/readyz").is_some_and(|(status, why)| status == 503 && why.contains("lb-b, lb-c"))
     });
@@ -132,14 +132,18 @@ fn a_peer_that_is_killed_is_silent_in_moments_and_dead_soon() {
     let mut conn = scene.lab.client.connect(b.listens_at());
     conn.echo(1, 100);
     a.wait_sees("lb-b", "flows", 1);
+    let before = a.baton.events_of("peer_liveness").len();
     b.baton.process.kill();
     a.wait_sees("lb-b", "liveness", "dead");
     // Its flows are still known: a failover needs them.
     assert_eq!(a.sees("lb-b")["flows"], 1);
     assert!(a.baton.http("/readyz").is_some_and(|(status, _)| status == 200));
-    let mut states: Vec<_> = a.baton.events_of("peer_liveness").iter().map(|event| event["liveness"].clone()).collect();
+    let told = a.baton.events_of("peer_liveness");
+    let mut states: Vec<_> = told.iter().skip(before).map(|event| event["liveness"].clone()).collect();
     // For as long as its last beat beside the link counts, it could be the link alone that is lost.
     states.retain(|liveness| liveness != "unlinked");
+    // It may have been silent for a moment before, where the machine had no time for it.
+    states.dedup();
     assert_eq!(states, ["silent", "dead"]);
     let again = Baton::start_with(&b.host, &b.directory);
     again.wait_until_ready();
@@ -166,7 +170,9 @@ fn a_peer_that_stops_or_is_replaced_says_so() {
     a.wait_synced("lb-b");
     a.wait_sees("lb-b", "flows", 20);
     conns.iter_mut().for_each(|conn| conn.echo(2, 100));
-    let states: Vec<_> = a.baton.events_of("peer_liveness").iter().map(|event| event["liveness"].clone()).collect();
+    let mut states: Vec<_> = a.baton.events_of("peer_liveness").iter().map(|event| event["liveness"].clone()).collect();
+    // 0.25 s without a beat, before or after: the machine had no time for it. Dead or unlinked it never is.
+    states.retain(|liveness| liveness != "silent");
     assert_eq!(states, [serde_json::json!({ "left": "succeeded" })]);
 }
 

@@ -13,15 +13,6 @@ pub(super) fn all_linked(fleet: &Fleet) {
     }
 }
 
-/// Set even if a step fails, for else the load would go on for ever.
-struct EndsLoad<'a>(&'a AtomicBool);
-
-impl Drop for EndsLoad<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Takes `steps` while twenty flows are busy and a new one begins each round: none is lost, and no instance is taken for dead.
 pub(super) fn unnoticed(fleet: &Fleet, steps: impl FnOnce()) {
     let conns = fleet.clients(20);
@@ -38,7 +29,7 @@ pub(super) fn unnoticed(fleet: &Fleet, steps: impl FnOnce()) {
             println!("{seed} rounds of 20 flows and a new one");
             conns
         });
-        let ends_load = EndsLoad(&over);
+        let ends_load = SetsAtEnd(&over);
         steps();
         drop(ends_load);
         load.join().expect("no flow is lost and no connect fails")

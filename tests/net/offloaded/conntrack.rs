@@ -57,7 +57,8 @@ fn a_hundred_short_flows_leave_no_established_entries_in_conntrack() {
         eventually(LONG, "no flow is left", || baton.flow_count() == 0);
         assert_eq!(baton.ended().keys().collect::<Vec<_>>(), ["client_closed"]);
         baton.rests();
-        assert_eq!(established(), [""; 0]);
+        // A probe is in it for a moment; an entry of a flow would be for days.
+        eventually(LONG, "no flow is in it", || established().is_empty());
     }
 }
 
@@ -121,7 +122,8 @@ fn churn(flows: u64, live: u64) {
     assert!(offloaded > flows / 10, "{offloaded} of {flows} offloaded");
     assert_eq!(baton.metric("baton_conntrack_removals_total", &["outcome=\"failed\""]), 0.0);
     idle.iter_mut().for_each(|conn| conn.echo(2, 1000));
-    assert_eq!(tracked(&lab.lb, "ESTABLISHED", 6443), [""; 0]);
+    // A probe is in it for a moment; an entry of a flow would be for days.
+    eventually(LONG, "no flow is in it", || tracked(&lab.lb, "ESTABLISHED", 6443).is_empty());
     let shown = baton.metric("baton_conntrack_entries", &[]);
     assert!(
         shown <= (before + 2 * NOISE) as f64 && baton.metric("baton_conntrack_entries_max", &[]) > shown,

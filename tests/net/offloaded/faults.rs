@@ -14,6 +14,8 @@ fn offloaded(scene: &Scene, baton: &Baton, backend: &str) -> Conn {
     for round in 0..4 {
         conn.echo(round, 100);
     }
+    // Those that went to another backend are over.
+    eventually(LONG, "there is no other flow", || baton.flow_count() == 1);
     baton.wait_offloaded(1);
     conn
 }
@@ -111,7 +113,10 @@ fn row08_a_fifth_of_the_packets_lost_corrupts_nothing_and_ejects_nobody() {
     let lab = &scene.lab;
     let _servers = lab.echo_everywhere();
     let baton = lab.start(&scene.config());
-    let mut conns: Vec<_> = (0..6).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    // A byte that is lost six times comes after 12.6 s.
+    let mut conns: Vec<_> = (0..6).map(|_| lab.client.connect(lab.lb.v4(6443)).patient(4 * LONG)).collect();
+    // Each has its backend before anything is lost.
+    conns.iter().for_each(|conn| drop(baton.serving(conn)));
     for host in lab.backends() {
         host.drop_packets("input", "numgen random mod 100 < 20");
     }
@@ -311,7 +316,7 @@ fn an_offloaded_flow_that_is_idle_for_too_long_is_reset_and_one_that_is_not_live
     let Some(scene) = Scene::new("idle") else { return };
     let lab = &scene.lab;
     let _servers = lab.echo_everywhere();
-    let baton = lab.start(&scene.config().frontend("idle_timeout", "2s"));
+    let baton = lab.start(&scene.config().frontend("idle_timeout", "4s"));
     let mut idle = offloaded(&scene, &baton, "b1");
     let mut busy = lab.client.connect(lab.lb.v4(6443));
     let stop = std::sync::atomic::AtomicBool::new(false);

@@ -142,8 +142,10 @@ fn flows_to_a_backend_on_the_balancer_s_own_host_are_offloaded_and_outlive_a_kil
     (0..3).for_each(|_| talk(&mut locals));
     baton.wait_offloaded(5);
     assert!(is_on_lo(&scene));
-    let of_locals: Vec<_> = baton.flows().into_iter().filter(|flow| flow["state"] == "proxied").collect();
-    assert!(of_locals.len() == 4 && of_locals.iter().all(|flow| flow["stays"] == "local"), "{of_locals:?}");
+    eventually(LONG, "those of this host say why they stay", || {
+        let proxied: Vec<_> = baton.flows().into_iter().filter(|flow| flow["state"] == "proxied").collect();
+        proxied.len() == 4 && proxied.iter().all(|flow| flow["stays"] == "local")
+    });
     conns.iter_mut().for_each(|conn| conn.echo(9, 3_000_000));
     for _ in 0..2 {
         baton.process.kill();
@@ -158,12 +160,12 @@ fn flows_to_a_backend_on_the_balancer_s_own_host_are_offloaded_and_outlive_a_kil
         let client = conn.local().to_string();
         baton.flows().into_iter().find(|flow| flow["client"] == *client).unwrap()["id"].to_string()
     };
-    let open = local.open();
     let mut killed = conns.pop().unwrap();
     baton.order(&["kill", &id(&killed)]);
     assert_eq!(killed.end(LONG), End::Rst);
     drop(conns.pop());
-    eventually(LONG, "the backend hears of both", || local.open() == open - 2);
+    // Of its three one is left; a probe may be beside it for a moment.
+    eventually(LONG, "the backend hears of both", || local.open() == 1);
     drop(local);
     assert!(conns.drain(2..).all(|mut conn| matches!(conn.end(LONG), End::Fin | End::Rst)));
     talk(&mut conns);

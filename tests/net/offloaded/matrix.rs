@@ -27,7 +27,8 @@ fn row09_a_backend_that_does_not_read_stalls_its_client_and_the_balancer_holds_n
     );
     assert!(sent < 64 << 20, "{sent} bytes");
     assert!(rss < 4096, "{rss} KiB");
-    assert_eq!(queued, (0, 0));
+    // A probe's SYN may be in it for a moment.
+    eventually(LONG, "its kernel holds nothing", || lab.lb.tcp_queued() == (0, 0));
     stall.resume();
     conn.half_close();
     assert_eq!(conn.end(LONG), End::Fin);
@@ -72,11 +73,12 @@ fn row15_with_its_process_killed_flows_go_on_and_new_ones_are_refused_at_once() 
     let mut conns: Vec<_> = (0..10).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
     baton.wait_offloaded(10);
     baton.process.kill();
-    let watch = Stopwatch::start();
-    let refused = lab.client.try_connect(lab.lb.v4(6443), LONG).unwrap_err();
-    println!("row 15: a new flow was refused after {:?}", watch.elapsed());
-    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
-    assert!(watch.unstalled() < secs(1), "{:?}", watch.elapsed());
+    wait::meets(secs(1), "row 15: a new flow was refused after", || {
+        let watch = Stopwatch::start();
+        let refused = lab.client.try_connect(lab.lb.v4(6443), LONG).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+        watch.unstalled()
+    });
     for round in 0..20 {
         conns.iter_mut().enumerate().for_each(|(seed, conn)| conn.echo(seed as u64 + round, 20_000));
     }

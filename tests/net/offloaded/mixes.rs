@@ -140,7 +140,11 @@ fn mix(what: &str, load: Load, resent: Resent, stays: Option<&str>, prepare: imp
             }
         }
         Some(reason) => {
-            eventually(LONG, "they say why they stay", || baton.flows().iter().all(|flow| flow["stays"] == reason));
+            // One that is closing is listed until its client's last acknowledgement.
+            eventually(LONG, "they say why they stay", || {
+                let flows = baton.flows();
+                flows.len() as u64 == kept && flows.iter().all(|flow| flow["stays"] == reason)
+            });
         }
     }
     let ended = baton.ended();

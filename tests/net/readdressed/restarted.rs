@@ -35,7 +35,7 @@ fn flows_of_an_old_address_go_on_after_a_crash_although_the_new_one_is_dead_and_
     let Some(scene) = Scene::new("readdressed crash") else { return };
     let lab = &scene.lab;
     let _servers = lab.echo_everywhere();
-    let config = scene.config().only(&["b1", "b2"]).frontend("drain_timeout", "6s");
+    let config = scene.config().only(&["b1", "b2"]).frontend("drain_timeout", "12s");
     let changed = config.clone().of_backend("b1", "address", "10.77.0.99:6443");
     let mut baton = lab.start(&config);
     let mut conns = at_b1(lab, &baton, 3, true);

@@ -51,11 +51,11 @@ fn the_difference_names_keys_and_the_flows_that_end_and_changes_nothing() {
     assert_eq!((it.baton.reloads(), &*it.baton.health_state("b1")), (before, "ready"));
     leaving.echo(2, 1000);
 
-    it.reload(&new);
     let watch = Stopwatch::start();
+    it.reload(&new);
     assert_eq!(leaving.end(LONG), End::Rst);
     println!("announced within 2 s, and reset after {:?}", watch.elapsed());
-    assert!(watch.elapsed() > ms(1500), "{:?}", watch.elapsed());
+    assert!(watch.elapsed() > secs(2), "{:?}", watch.elapsed());
     it.baton.wait_ended("drain_deadline", 1);
     staying.echo(3, 1000);
     drop(staying);

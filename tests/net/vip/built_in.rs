@@ -83,28 +83,23 @@ fn both_had_it<T>(all: &[&Host], work: impl FnOnce() -> T) -> (Duration, T) {
         let looks = scope.spawn(|| {
             let (mut since, mut longest) = (None, Duration::ZERO);
             while !done.load(Relaxed) {
-                match all.iter().filter(|host| host.has_address(VIP)).count() {
-                    0 | 1 => since = None,
-                    _ => longest = longest.max(since.get_or_insert_with(Stopwatch::start).elapsed()),
+                // The first once more: a move between two reads is no time that both have it.
+                let both = all.iter().all(|host| host.has_address(VIP)) && all[0].has_address(VIP);
+                if both {
+                    longest = longest.max(since.get_or_insert_with(Stopwatch::start).elapsed());
+                } else {
+                    since = None;
                 }
                 std::thread::sleep(LOOK_EVERY);
             }
             longest
         });
         // Ends the checks also if `work` panics, because the scope waits for them.
-        let ends = Ends(&done);
+        let ends = SetsAtEnd(&done);
         let worked = work();
         drop(ends);
         (looks.join().unwrap(), worked)
     })
-}
-
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
 }
 
 pub fn vip_of(instance: &Instance) -> Value {
@@ -122,40 +117,45 @@ fn the_built_in_vip_leaves_a_host_whose_baton_is_killed_or_hung_or_that_is_cut_o
     let Some((scene, _servers, mut all)) = fleet("built-in vip", 2) else { return };
     served_after(&scene, &Stopwatch::start());
     let hosts = [scene.host(0).clone(), scene.host(1).clone()];
-    let mut moves = Vec::new();
     for fault in ["cut off", "killed", "hung", "cut off"] {
-        all.iter().for_each(|instance| instance.baton.wait_until_ready());
-        for (one, other) in [(0, 1), (1, 0)] {
-            all[one].wait_synced(all[other].name);
-        }
-        let had = owner(&all);
-        let gets = 1 - had;
-        let (both, took) = both_had_it(&[&hosts[0], &hosts[1]], || {
-            let watch = Stopwatch::start();
-            match fault {
-                "killed" => all[had].baton.process.kill(),
-                "hung" => all[had].baton.process.stop(),
-                _ => all[had].host.link_down(),
-            }
-            eventually(LONG, "the other has the VIP", || has_vip(&all[gets]));
-            served_after(&scene, &watch);
-            let took = watch.unstalled();
-            match fault {
-                "killed" => restart(&mut all[had]),
-                "hung" => all[had].baton.process.go_on(),
-                _ => all[had].host.link_up(),
-            }
-            // The host that is well again must not take the VIP back: that would reset clients without need.
-            eventually(LONG, "one has the VIP", || !has_vip(&all[had]) && has_vip(&all[gets]));
-            wait::throughout(secs(2), "the VIP stays", || has_vip(&all[gets]) && !has_vip(&all[had]));
-            took
-        });
-        assert!(both < LOOK_EVERY, "{fault}: two had it for {both:?}");
         let most = if fault == "cut off" { SERVED_AFTER_DEATH } else { SERVED_AFTER_LEASE };
-        assert!(took < most, "{fault}: served after {took:?}");
-        moves.push(format!("{fault} {} ms (both had it for {} ms)", took.as_millis(), both.as_millis()));
+        wait::meets(most, &format!("{fault}: both addresses are served again after"), || {
+            let (both, took) = leaves(&scene, &mut all, &hosts, fault);
+            println!("{fault}: both had it for {both:?}");
+            // Two owners are a figure that is not met.
+            if both < LOOK_EVERY { took } else { took.max(most) }
+        });
     }
-    println!("from the fault until both addresses are served again: {}", moves.join(", "));
+}
+
+/// The owner has this fault and gets well again. Returns for how long both had the VIP, and when it was served again.
+fn leaves(scene: &Scene, all: &mut [Instance], hosts: &[Host; 2], fault: &str) -> (Duration, Duration) {
+    all.iter().for_each(|instance| instance.baton.wait_until_ready());
+    for (one, other) in [(0, 1), (1, 0)] {
+        all[one].wait_synced(all[other].name);
+    }
+    let had = owner(all);
+    let gets = 1 - had;
+    both_had_it(&[&hosts[0], &hosts[1]], || {
+        let watch = Stopwatch::start();
+        match fault {
+            "killed" => all[had].baton.process.kill(),
+            "hung" => all[had].baton.process.stop(),
+            _ => all[had].host.link_down(),
+        }
+        eventually(LONG, "the other has the VIP", || has_vip(&all[gets]));
+        served_after(scene, &watch);
+        let took = watch.unstalled();
+        match fault {
+            "killed" => restart(&mut all[had]),
+            "hung" => all[had].baton.process.go_on(),
+            _ => all[had].host.link_up(),
+        }
+        // The host that is well again must not take the VIP back: that would reset clients without need.
+        eventually(LONG, "one has the VIP", || !has_vip(&all[had]) && has_vip(&all[gets]));
+        wait::throughout(secs(2), "the VIP stays", || has_vip(&all[gets]) && !has_vip(&all[had]));
+        took
+    })
 }
 
 /// The next process keeps the addresses, or gives them up if a peer is ready earlier.
@@ -234,7 +234,7 @@ fn a_built_in_vip_that_something_removes_is_added_again() {
     let instance = &all[owner(&all)];
     for address in [format!("{VIP}/32"), format!("{VIP6}/128")] {
         instance.host.run(&format!("ip address del {address} dev eth0"));
-        eventually(secs(2), "it is back", || instance.host.has_address(&address));
+        eventually(LONG, "it is back", || instance.host.has_address(&address));
     }
     assert!(!instance.baton.events_of("vip_restored").is_empty());
     wait::throughout(secs(3), "the lease is renewed", || has_vip(instance));
@@ -256,8 +256,9 @@ fn the_built_in_vip_stays_while_baton_is_upgraded_and_leaves_when_the_host_is_ev
     wait::throughout(secs(4), "it stays", || has_vip(&all[had]) && !has_vip(&all[other]));
     conn.echo(2, 1000);
     drop(conn);
-    let view = vip_of(&all[other]);
-    assert_eq!((&view["view"]["holder"], &view["view"]["part"]), (&all[had].name.into(), &"stands".into()), "{view}");
+    let holds = |view: &Value| view["view"]["holder"] == all[had].name;
+    let (view, _) = eventually_some(LONG, "it hears the holder", || Some(vip_of(&all[other])).filter(holds));
+    assert_eq!(view["view"]["part"], "stands", "{view}");
     for number in [other, heir] {
         all[had].wait_synced(all[number].name);
         all[number].wait_synced(all[had].name);
@@ -328,14 +329,20 @@ fn the_built_in_vip_follows_a_reload() {
     eventually(LONG, "the priority is another", || vip_of(&instance)["view"]["priority"] == 7);
     let hooked =
         |interface: &str| one().vip("interface", interface).vip("on_gain", hook("gained")).vip("on_loss", hook("lost"));
+    let [gained, lost] = [format!("gained gain {VIP}\n"), format!("lost loss {VIP}\n")];
+    // While a program runs, only the newest event waits for it.
+    let have_run = |text: &str| {
+        eventually(LONG, "the hooks have run", || std::fs::read_to_string(&said).unwrap_or_default() == text);
+    };
     follow(&hooked("eth1"));
     eventually(LONG, "it is on the other interface", || !on("eth0", VIP) && on("eth1", VIP));
+    have_run(&gained);
     follow(&hooked("eth0"));
     eventually(LONG, "it is back", || on("eth0", VIP) && !on("eth1", VIP));
+    have_run(&format!("{gained}{lost}{gained}"));
     follow(&hooked("eth0").vip("mode", "external"));
     eventually(LONG, "another program has it to move", || !on("eth0", VIP) && !on("eth1", VIP));
-    let expected = format!("gained gain {VIP}\nlost loss {VIP}\ngained gain {VIP}\nlost loss {VIP}\n");
-    eventually(LONG, "the hooks have run", || std::fs::read_to_string(&said).unwrap_or_default() == expected);
+    have_run(&format!("{gained}{lost}{gained}{lost}"));
 }
 
 #[test]

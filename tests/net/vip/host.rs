@@ -39,8 +39,8 @@ fn the_built_in_vip_with_another_mask_goes_from_a_host_that_stands_by() {
     let entries = [format!("{VIP}/24"), format!("{VIP6}/64")];
     for (number, entry) in entries.iter().enumerate() {
         all[other].host.run(&format!("ip address add {entry} dev eth0"));
-        eventually(secs(2), "Baton removes it", || !has_entry(&all[other], entry));
-        eventually(secs(2), "it is an event", || count() == number + 1);
+        eventually(LONG, "Baton removes it", || !has_entry(&all[other], entry));
+        eventually(LONG, "it is an event", || count() == number + 1);
         wait::throughout(secs(6), "it is one event, and the VIP stays", || count() == number + 1 && has_vip(&all[had]));
     }
     // Its own address is secondary to this one, and would go with it.
@@ -74,7 +74,7 @@ fn the_built_in_vip_with_another_mask_does_not_stay_on_a_holder_that_is_killed()
     let (had, other) = settled(&scene, &all);
     for entry in [format!("{VIP}/24"), format!("{VIP6}/64")] {
         all[had].host.run(&format!("ip address replace {entry} dev eth0"));
-        eventually(secs(3), "only Baton's own is left", || {
+        eventually(LONG, "only Baton's own is left", || {
             let own = [format!("{VIP}/32"), format!("{VIP6}/128")];
             !has_entry(&all[had], &entry) && own.iter().all(|own| has_entry(&all[had], own)) && is_leased(&all[had])
         });

@@ -65,17 +65,20 @@ fn asking_who_else_has_an_ipv6_address_harms_neither_its_moves_nor_its_clients()
     let _servers = [&lab.b1, &lab.b2, &lab.b3].map(|host| host.serve(Behaviour::Echo));
     let hosts = [&lab.lb, &lab.client2];
     // Labs go without the kernel's own search for duplicates; here it is what could be harmed.
-    hosts.iter().for_each(|host| host.sysctl("net/ipv6/conf/eth0/accept_dad", "1"));
+    hosts.iter().for_each(|host| {
+        host.sysctl("net/ipv6/conf/eth0/accept_dad", "1");
+        host.sysctl("net/ipv6/conf/eth0/dad_transmits", "3");
+    });
     let batons = hosts.map(|host| start(&lab, host));
     for round in 0..6 {
         let (from, to) = (hosts[(round + 1) % 2], hosts[round % 2]);
         if round > 0 {
             remove(from);
         }
-        // It lasts a second or two, and gives the address up at a word of another host.
-        to.run(&format!("ip address add {VIP6}/128 dev eth0"));
+        // It lasts three or four seconds, and gives the address up at a word of another host.
         let state = || to.run(&format!("ip -6 address show dev eth0 to {VIP6}"));
-        assert!(state().contains("tentative"), "{}", state());
+        let begun = to.run(&format!("ip address add {VIP6}/128 dev eth0; ip -6 address show dev eth0 to {VIP6}"));
+        assert!(begun.contains("tentative"), "{begun}");
         eventually(LONG, "it is taken", || !state().contains("tentative"));
         assert!(!state().contains("dadfailed"), "{}", state());
         // Nothing announces the move here.

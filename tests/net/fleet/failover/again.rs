@@ -72,6 +72,8 @@ fn clients_whose_connects_timed_out_while_their_host_was_cut_off_are_reset_by_th
     for host in [&lab.b1, &lab.b2] {
         host.drop_packets("input", "tcp dport 6443 tcp flags & (syn|ack) == syn");
     }
+    // The RST of one that times out before all of its packets are dropped.
+    owner.host.drop_packets("output", "tcp sport 6443 tcp flags & rst == rst");
     let mut conns: Vec<_> = (0..3).map(|_| lab.client.connect(fleet.vip)).collect();
     conns.iter_mut().for_each(|conn| conn.send(1, 100).unwrap());
     eventually(LONG, "all is acknowledged", || lab.client.tcp_queued().0 == 0);

@@ -86,34 +86,63 @@ fn when_only_one_of_two_hosts_hears_the_other_one_has_the_built_in_vip_and_no_cl
     for flows in [Flows::Kept, Flows::Offload] {
         let test = "when_only_one_of_two_hosts_hears_the_other";
         let Some(fleet) = Fleet::with_built_in_vip(test, flows) else { return };
-        let has_vip = |instance: &Instance| instance.host.run("ip -o address show dev eth0").contains(VIP);
         for is_holder_unheard in [true, false] {
-            let at = usize::from(has_vip(fleet.heir()));
-            let (holder, other) = (&fleet.all[at], &fleet.all[1 - at]);
-            let mut conns = fleet.clients(20);
-            (0..5).for_each(|round| conns.iter_mut().for_each(|conn| conn.echo(round, 200)));
-            other.wait_sees(holder.name, "flows", 20);
-            other.wait_sees(holder.name, "offloaded", if flows == Flows::Offload { 20 } else { 0 });
-            let (unheard, deaf) = if is_holder_unheard { (holder, other) } else { (other, holder) };
-            deaf.host.deafen(&unheard.host, true);
-            deaf.wait_sees(unheard.name, "liveness", "dead");
-            // A holder that nobody hears hears of the later claim of its successor.
-            eventually(LONG, "one has it", || has_vip(deaf) && !has_vip(unheard));
-            let mut reset = nobody_hangs(&fleet, &mut conns);
-            wait::throughout(secs(2), "it stays", || has_vip(deaf) && !has_vip(unheard));
-            reset += nobody_hangs(&fleet, &mut conns);
-            deaf.host.deafen(&unheard.host, false);
-            deaf.wait_synced(unheard.name);
-            unheard.wait_synced(deaf.name);
-            reset += nobody_hangs(&fleet, &mut conns);
-            wait::throughout(secs(1), "it stays", || has_vip(deaf) && !has_vip(unheard));
-            reset += nobody_hangs(&fleet, &mut conns);
-            println!("the holder is unheard: {is_holder_unheard}; {reset} of 20 were reset");
-            assert!(reset == 0 || is_holder_unheard && flows == Flows::Kept, "{reset} were reset");
-            drop(conns);
-            eventually(LONG, "they end", || fleet.all.iter().all(|it| it.baton.flow_count() == 0));
+            assert!((0..3).any(|_| one_way(&fleet, flows, is_holder_unheard)), "the holder was silent in three rounds");
         }
     }
+}
+
+/// Lets only one of the two hear the other for a while. Returns false if the holder was silent meanwhile, since the machine had no time for
+/// it: then the other one may take the VIP, for its question to the holder does not arrive.
+#[track_caller]
+fn one_way(fleet: &Fleet, flows: Flows, is_holder_unheard: bool) -> bool {
+    let has_vip = |instance: &Instance| instance.host.run("ip -o address show dev eth0").contains(VIP);
+    eventually(LONG, "one has it", || has_vip(fleet.owner()) != has_vip(fleet.heir()));
+    let at = usize::from(has_vip(fleet.heir()));
+    let (holder, other) = (&fleet.all[at], &fleet.all[1 - at]);
+    let mut conns = fleet.clients(20);
+    (0..5).for_each(|round| conns.iter_mut().for_each(|conn| conn.echo(round, 200)));
+    other.wait_sees(holder.name, "flows", 20);
+    other.wait_sees(holder.name, "offloaded", if flows == Flows::Offload { 20 } else { 0 });
+    let (unheard, deaf) = if is_holder_unheard { (holder, other) } else { (other, holder) };
+    deaf.host.deafen(&unheard.host, true);
+    deaf.wait_sees(unheard.name, "liveness", "dead");
+    // A holder that nobody hears hears of the later claim of its successor.
+    eventually(LONG, "one has it", || has_vip(deaf) && !has_vip(unheard));
+    unheard.wait_sees(deaf.name, "liveness", "unlinked");
+    let silences = || {
+        let is_of_deaf =
+            |it: &Value| it["peer"] == deaf.name && (it["liveness"] == "silent" || it["liveness"] == "dead");
+        unheard.baton.events_of("peer_liveness").iter().filter(|it| is_of_deaf(it)).count()
+    };
+    let before = silences();
+    let stays = |time| {
+        let watch = Stopwatch::start();
+        while watch.elapsed() < time && silences() == before {
+            let is_there = has_vip(deaf) && !has_vip(unheard);
+            assert!(
+                is_there || silences() > before,
+                "it stays only for {:?}, though its holder is heard",
+                watch.elapsed()
+            );
+            std::thread::sleep(ms(4));
+        }
+    };
+    let mut reset = nobody_hangs(fleet, &mut conns);
+    stays(secs(2));
+    reset += nobody_hangs(fleet, &mut conns);
+    deaf.host.deafen(&unheard.host, false);
+    deaf.wait_synced(unheard.name);
+    unheard.wait_synced(deaf.name);
+    reset += nobody_hangs(fleet, &mut conns);
+    stays(secs(1));
+    reset += nobody_hangs(fleet, &mut conns);
+    let was_heard = silences() == before;
+    println!("the holder is unheard: {is_holder_unheard}; heard on and on: {was_heard}; {reset} of 20 were reset");
+    assert!(!was_heard || reset == 0 || is_holder_unheard && flows == Flows::Kept, "{reset} were reset");
+    drop(conns);
+    eventually(LONG, "they end", || fleet.all.iter().all(|it| it.baton.flow_count() == 0));
+    was_heard
 }
 
 /// Each flow goes on, or is reset at once and leaves the list; returns how many were reset. A new client is served.

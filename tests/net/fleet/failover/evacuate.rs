@@ -195,11 +195,11 @@ fn flows_that_are_left_at_the_deadline_are_reset_and_the_command_says_so() {
     let (mut idle, mut staying) = idle_clients(&fleet);
     let watch = Stopwatch::start();
     std::thread::scope(|scope| {
-        let evacuation = scope.spawn(|| fleet.owner().baton.cli(&["evacuate", "--deadline", "4s", "--json"]));
+        let evacuation = scope.spawn(|| fleet.owner().baton.cli(&["evacuate", "--deadline", "8s", "--json"]));
         fleet.move_when_not_ready();
         staying.iter_mut().for_each(|conn| conn.echo(3, 5000));
         all_reset(&mut staying);
-        assert!(watch.elapsed() > secs(4), "nobody is reset before");
+        assert!(watch.elapsed() > secs(8), "nobody is reset before");
         let output = evacuation.join().unwrap();
         let report = Instance::report(&output);
         assert_eq!(output.status.code(), Some(1), "{report}");

@@ -125,21 +125,16 @@ impl Load {
         (0..threads).map(connect).collect()
     }
 
-    /// So many more of each have gone well.
+    /// So many more of each have gone well; neither stands still meanwhile.
     #[track_caller]
     pub fn goes_on(&self, connects: u64, round_trips: u64) {
-        let before = (self.connects.load(Relaxed), self.round_trips.load(Relaxed));
-        eventually(LONG, "clients go on", || {
-            self.connects.load(Relaxed) >= before.0 + connects
-                && self.round_trips.load(Relaxed) >= before.1 + round_trips
-        });
+        each_grows("clients go on", [(&self.connects, connects), (&self.round_trips, round_trips)]);
     }
 
     /// So many more bytes have come back on streams.
     #[track_caller]
     pub fn streams_on(&self, bytes: u64) {
-        let before = self.bulk_bytes.load(Relaxed);
-        eventually(LONG, "streams go on", || self.bulk_bytes.load(Relaxed) >= before + bytes);
+        each_grows("streams go on", [(&self.bulk_bytes, bytes)]);
     }
 
     /// So many streams are amid a burst.
@@ -152,6 +147,22 @@ impl Load {
     pub fn longest(&self) -> (Duration, Duration) {
         let take = |longest: &AtomicU64| Duration::from_nanos(longest.swap(0, Relaxed));
         (take(&self.pause_ns), take(&self.burst_ns))
+    }
+}
+
+/// Waits until each counter has grown by so much, however long a busy machine takes for that, as long as none stands still before.
+#[track_caller]
+fn each_grows<const N: usize>(what: &str, counters: [(&AtomicU64, u64); N]) {
+    let goals = counters.map(|(counter, more)| (counter, counter.load(Relaxed) + more));
+    let is_done = || goals.iter().all(|(counter, goal)| counter.load(Relaxed) >= *goal);
+    while !is_done() {
+        let before = goals.map(|(counter, _)| counter.load(Relaxed));
+        eventually(LONG, what, || {
+            goals.iter().zip(before).all(|((counter, goal), before)| {
+                let now = counter.load(Relaxed);
+                now > before || now >= *goal
+            })
+        });
     }
 }
 

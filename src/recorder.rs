@@ -196,7 +196,9 @@ impl Recorder {
             self.parts.census.set_fault(None);
             self.parts.journal.unrecorded.turn(self.settings.size_mb > 0);
         }
-        self.history.set_opening(entry::opening(&now), true);
+        let opening = entry::opening(&now);
+        self.history.set_opening(opening.clone(), true);
+        self.flows.set_opening(opening, true);
     }
 }
 
@@ -210,23 +212,20 @@ fn open(config: &Config) -> (RecordFiles, RecordFiles) {
 }
 
 /// The samples since `from_ms`, milliseconds since 1970, with the processes that took them: from the newest files, as
-/// [`read_times`] chooses them. A file that cannot be read is passed over: these are for charts, which show a gap there.
+/// [`read_times`] chooses them. What cannot be read is passed over: these are for charts, which show a gap there.
 pub(crate) fn samples_since(directory: &Path, from_ms: u64) -> Recording {
     let is_sample = |what: &Recorded| matches!(what, Recorded::Sample(sample) if sample.at_unix_ms >= from_ms);
-    let read = reader::read_series(directory, Some(HISTORY), &(from_ms..=u64::MAX), is_sample, |fault| {
-        tracing::debug!(%fault, "the charts have a gap here");
-        Ok(())
-    });
-    read.unwrap_or_default()
+    let read = reader::read_series(directory, Some(HISTORY), &(from_ms..=u64::MAX), is_sample);
+    read.inspect_err(|fault| tracing::debug!(%fault, "the charts have a gap here")).unwrap_or_default()
 }
 
 const HISTORY: &str = "history";
 const FLOWS: &str = "flows";
 
-/// `3 records`, for people.
+/// What of the files was not read, for people: `3 torn bytes; cannot read flows-…: this is no file of a recorder`.
 pub(crate) fn in_words(recording: &Recording) -> Option<String> {
-    let faults = [(recording.skipped_bytes, "torn byte"), (recording.unknown, "record of another version")];
-    let said: Vec<_> =
-        faults.iter().filter(|(count, _)| *count > 0).map(|(count, what)| plural(*count, what)).collect();
-    (!said.is_empty()).then(|| said.join(", "))
+    let faults = [(recording.skipped_bytes, "torn byte"), (recording.unknown, "unknown record")];
+    let counted = faults.iter().filter(|(count, _)| *count > 0).map(|(count, what)| plural(*count, what));
+    let said: Vec<_> = counted.chain(recording.unreadable.iter().map(ToString::to_string)).collect();
+    (!said.is_empty()).then(|| said.join("; "))
 }

@@ -84,7 +84,9 @@ struct BundleWriter {
 
 impl BundleWriter {
     fn fill(&mut self, host: &str, named: Option<PathBuf>, config: Option<&Path>) -> io::Result<()> {
-        let socket = named.clone().map_or_else(|| socket::find(config), Ok);
+        let socket = named.map_or_else(|| socket::find(config), Ok);
+        // Whatever the file says by now: the instance knows where it records.
+        let named = socket.as_ref().ok().cloned();
         let status =
             socket.and_then(|socket| Ok(socket::connect(&socket)?.ask::<serde_json::Value>(&Command::Status {})?));
         // The file of the running process, which may be another than the default.
@@ -155,10 +157,21 @@ fn remove_secrets(table: &mut Table) {
                 items.iter_mut().skip(1).for_each(|item| *item = REMOVED.into());
             }
             Value::Array(items) => items.iter_mut().filter_map(Value::as_table_mut).for_each(remove_secrets),
-            Value::String(text) if is_secret => *text = REMOVED.to_owned(),
+            Value::String(text) if is_secret || is_pasted_key(key, text) => *text = REMOVED.to_owned(),
+            // An apiserver takes a token there, too.
+            Value::String(text) if key == "path" => {
+                if let Some((path, _)) = text.split_once('?') {
+                    *text = format!("{path}?{REMOVED}");
+                }
+            }
             _ => {}
         }
     }
+}
+
+/// Whether somebody has written a key where the name of its file belongs: hexadecimal digits, as `baton genkey` prints them.
+fn is_pasted_key(key: &str, text: &str) -> bool {
+    key.ends_with("_file") && text.len() >= 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 const REMOVED: &str = "(removed)";
@@ -176,6 +189,9 @@ mod tests {
         for kept in ["key_file = \"peers.key\"", "\"/bin/tell\"", "token_file = \"/t\"", "name = \"f\""] {
             assert!(said.contains(kept), "{kept}: {said}");
         }
+        let pasted = format!("key_file = \"{}\"\n[health]\npath = \"/readyz?token=swordfish\"\n", "5a".repeat(32));
+        let said = without_secrets(pasted.as_bytes()).unwrap();
+        assert!(!said.contains("5a5a") && said.contains("\"/readyz?(removed)\""), "{said}");
         let fault = without_secrets(b"key = \"swordfish").unwrap_err();
         assert!(!fault.contains("swordfish"), "{fault}");
     }

@@ -125,9 +125,7 @@ fn list_recorded(
             source.covers_in_words(&found)
         );
     }
-    if let Some(faults) = crate::recorder::in_words(&found) {
-        eprintln!("baton: the recorder's files also have {faults}");
-    }
+    recording::say_faults(&found);
     Ok(ExitCode::SUCCESS)
 }
 

@@ -72,6 +72,7 @@ pub(super) fn run(
         Err(error) if arguments.from.is_named() => return Err(error),
         Err(error) => (Recording::default(), Err(error)),
     };
+    recording::say_faults(&recording);
     let story = Story::new(&recording);
     // Of a peer of the running instance more than its events is known.
     let of_peer = |name: &str| {
@@ -83,7 +84,12 @@ pub(super) fn run(
         Subject::Instance(name) => of_peer(name),
         subject => story.tell(subject).map(|it| beside_peer(arguments, it, &story)),
     };
-    let explained = recorded.or_else(|| living(arguments, named.as_deref(), config).map(|it| (it, Figures::default())));
+    // First what lives: processes before this one may have had a flow of the same number.
+    let living = living(arguments, named.as_deref(), config);
+    let explained = match (living, recorded) {
+        (Some(living), recorded) => Some((beside_ended(living, recorded.is_some()), Figures::default())),
+        (None, recorded) => recorded,
+    };
     let explained = explained.or_else(|| match &arguments.subject {
         Subject::Number(number) => story.tell(&Subject::Event(*number)).map(|it| of_event(*number, it)),
         Subject::Backend(name) => of_peer(name),
@@ -104,6 +110,17 @@ pub(super) fn run(
 fn of_event(number: u64, (mut sentences, figures): (Vec<String>, Figures)) -> (Vec<String>, Figures) {
     sentences[0] = format!("Event {number}: {}", sentences[0]);
     (sentences, figures)
+}
+
+/// Says that the record has the end of another flow with this number.
+fn beside_ended(mut living: Vec<String>, another_has_ended: bool) -> Vec<String> {
+    if another_has_ended {
+        living.push(
+            "An earlier process had a flow with this number, which has ended: --until TIME explains that one."
+                .to_owned(),
+        );
+    }
+    living
 }
 
 /// Says that a backend has the name of a peer.

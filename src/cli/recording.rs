@@ -122,6 +122,13 @@ impl RecordingSource {
     }
 }
 
+/// Says on standard error what of the files was not read.
+pub(super) fn say_faults(recording: &Recording) {
+    if let Some(faults) = recorder::in_words(recording) {
+        eprintln!("baton: the recorder's files also have this: {faults}");
+    }
+}
+
 fn of_bundle(path: &Path) -> Result<Vec<(String, Vec<u8>)>, CliError> {
     let read = || {
         let mut files = Vec::new();

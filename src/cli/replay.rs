@@ -84,6 +84,7 @@ pub(super) fn run(
     let until_ms = from_ms.saturating_add(length_ms);
     let before_ms = if arguments.page.is_some() { page::BACK_MS } else { EVENTS_BEFORE_MS };
     let recording = source.read_past(from_ms.saturating_sub(before_ms), until_ms)?;
+    recording::say_faults(&recording);
     // A page has the time before, and nothing after it.
     let (first_ms, last_ms) = match arguments.page {
         Some(_) => (from_ms.saturating_sub(before_ms), from_ms),

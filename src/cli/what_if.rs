@@ -65,7 +65,8 @@ fn in_words(report: &WhatIfReport, output: &Output) -> String {
         true => plural(report.flows, "flow"),
         false => format!("{} of {}", count(report.of_subject), plural(report.flows, "flow")),
     };
-    let mut text = format!("{} has {of}{clients}.\n", output.bold(&report.subject));
+    let has = if report.subject.ends_with(" backends") { "have" } else { "has" };
+    let mut text = format!("{} {has} {of}{clients}.\n", output.bold(&report.subject));
     let mut grid = Grid::new(&[
         ("IF", Left),
         ("KEPT", Right),

@@ -112,6 +112,7 @@ fn ended(
     let source = recording::find(&arguments.from, named, config)?;
     let from_ms = arguments.at.map_or(0, |at| at.saturating_sub(SLACK_MS));
     let recording = source.read(from_ms..=u64::MAX)?;
+    recording::say_faults(&recording);
     let covers = format!("; {}", source.covers_in_words(&recording));
     let behind = recording.records.iter().filter_map(|record| match &record.what {
         Recorded::Event(event) => of_event(&event.what, event.at_unix_ms, arguments.address),

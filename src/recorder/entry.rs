@@ -1,14 +1,18 @@
 //! The bodies of records. What is many (ended flows, samples) is packed; the rest is JSON, which later versions read too.
 
+use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::config::{Config, ProbeKind, reset_after_silence};
 use crate::model::end_reason::EndReason;
 use crate::model::histogram::LatencySnapshot;
+use crate::model::humane::printable;
 use crate::model::ids::FlowId;
 use crate::model::recorder_file::append;
 use crate::table::backend::Registry;
@@ -191,11 +195,11 @@ pub(super) fn opening(config: &Config) -> Vec<u8> {
     bytes
 }
 
-/// `None`: another version has written it.
+/// `None`: another version has written it. What text steers a terminal is written out: a bundle may come from anybody.
 pub(super) fn parse(kind: u8, body: &[u8]) -> Option<Recorded> {
     match kind {
-        OWNER => serde_json::from_slice(body).ok().map(Recorded::Owner),
-        EVENT => serde_json::from_slice(body).ok().map(Recorded::Event),
+        OWNER => from_json(body).map(Recorded::Owner),
+        EVENT => from_json(body).map(Recorded::Event),
         FLOW => ended(body).map(Recorded::Event),
         SAMPLE => sample(body).map(Recorded::Sample),
         _ => None,
@@ -204,8 +208,37 @@ pub(super) fn parse(kind: u8, body: &[u8]) -> Option<Recorded> {
 
 fn sample(body: &[u8]) -> Option<RecordedSample> {
     let (sample, more) = postcard::take_from_bytes::<RecordedSample>(body).ok()?;
-    let increase = if more.is_empty() { SampleIncrease::default() } else { postcard::from_bytes(more).ok()? };
+    let mut increase = if more.is_empty() { SampleIncrease::default() } else { postcard::from_bytes(more).ok()? };
+    let mut sample = sample;
+    sample.frontends.iter_mut().for_each(|it| write_out(&mut it.name));
+    sample.backends.iter_mut().flat_map(|it| [&mut it.frontend, &mut it.name, &mut it.state]).for_each(write_out);
+    increase.ended.iter_mut().for_each(|(reason, _)| write_out(reason));
     Some(RecordedSample { increase, ..sample })
+}
+
+fn from_json<T: DeserializeOwned>(body: &[u8]) -> Option<T> {
+    let mut value = serde_json::from_slice(body).ok()?;
+    write_out_all(&mut value);
+    serde_json::from_value(value).ok()
+}
+
+fn write_out_all(value: &mut Value) {
+    match value {
+        Value::String(text) => write_out(text),
+        Value::Array(items) => items.iter_mut().for_each(write_out_all),
+        Value::Object(fields) => fields.values_mut().for_each(write_out_all),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+fn write_out(text: &mut String) {
+    if let Cow::Owned(printable) = printable(text) {
+        *text = printable;
+    }
+}
+
+fn owned(text: Option<&str>) -> Option<String> {
+    text.map(|text| printable(text).into_owned())
 }
 
 fn ended(body: &[u8]) -> Option<Event> {
@@ -213,18 +246,18 @@ fn ended(body: &[u8]) -> Option<Event> {
     let more = if more.is_empty() { EndedMore::default() } else { postcard::from_bytes(more).ok()? };
     let what = What::FlowEnded {
         flow: record.flow,
-        frontend: record.frontend.to_owned(),
-        backend: record.backend.map(str::to_owned),
+        frontend: printable(record.frontend).into_owned(),
+        backend: owned(record.backend),
         backend_address: record.backend_address,
         source: more.source,
         client: record.client,
-        node: more.node.map(str::to_owned),
+        node: owned(more.node),
         reason: *EndReason::ALL.iter().find(|reason| reason.label() == record.reason)?,
         duration_ms: record.duration_ms,
         connect_us: record.connect_us,
         bytes_to_backend: record.bytes_to_backend,
         bytes_to_client: record.bytes_to_client,
-        error: record.error.map(str::to_owned),
+        error: owned(record.error),
     };
     Some(Event { number: record.number, at_unix_ms: record.at_unix_ms, what })
 }
@@ -342,6 +375,7 @@ impl SampledTotals {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::recorder_file::{RecordsIn, header};
     use crate::recorder::tests::ended as ended_flow;
 
     /// Regression: a host that was upgraded, and one that went back, read the other version's files.
@@ -373,5 +407,57 @@ mod tests {
         assert!(postcard::from_bytes::<EndedRecord<'_>>(&now).is_ok(), "an earlier version reads it");
         let Some(Recorded::Event(read)) = parse(FLOW, &now) else { panic!("not read") };
         assert!(matches!(&read.what, What::FlowEnded { node: Some(node), .. } if node == "worker-7"), "{read:?}");
+    }
+
+    /// Regression: a bundle of a stranger's steered the terminal of whoever looked into it.
+    #[test]
+    fn what_steers_a_terminal_is_written_out_in_each_record() {
+        const STEERS: &str = "\u{1b}[31m\u{7}\r";
+        let is_harmless = |recorded: Recorded| {
+            // A text with a backslash has two of them here, a control character one.
+            let shown = format!("{recorded:?}");
+            let [all, written_out] = ["u{1b}", "\\\\u{1b}"].map(|code| shown.matches(code).count());
+            assert!(all > 0 && all == written_out, "{shown}");
+        };
+        let What::FlowEnded { flow, frontend, client, reason, .. } = ended_flow(9) else { unreachable!() };
+        let steering = |text: &str| Some(format!("{text}{STEERS}"));
+        let (backend, node, error) = (steering("cp1"), steering("worker-7"), steering("gone"));
+        let what = What::FlowEnded {
+            flow,
+            frontend: frontend + STEERS,
+            backend,
+            backend_address: None,
+            source: None,
+            client,
+            node,
+            reason,
+            duration_ms: 5,
+            connect_us: 0,
+            bytes_to_backend: 0,
+            bytes_to_client: 0,
+            error,
+        };
+        let order = What::OrderReceived { uid: 0, pid: 1, order: STEERS.to_owned() };
+        for what in [what, order] {
+            let mut file = Vec::new();
+            assert!(append_event(&mut file, &Event { number: 7, at_unix_ms: 8, what }));
+            let file = [header(), file].concat();
+            let (kind, body) = RecordsIn::new(&file).unwrap().next().unwrap();
+            is_harmless(parse(kind, body).expect("it is read"));
+        }
+        let backend = BackendSample {
+            frontend: STEERS.to_owned(),
+            name: STEERS.to_owned(),
+            state: STEERS.to_owned(),
+            flows: 0,
+            connected_total: 0,
+            failed_total: 0,
+            last_probe_us: 0,
+        };
+        let mut file = Vec::new();
+        append_sample(&mut file, &RecordedSample { backends: vec![backend], ..RecordedSample::default() });
+        let file = [header(), file].concat();
+        let (kind, body) = RecordsIn::new(&file).unwrap().next().unwrap();
+        is_harmless(parse(kind, body).expect("it is read"));
     }
 }

@@ -39,6 +39,8 @@ pub(crate) struct Recording {
     pub skipped_bytes: u64,
     /// Whole records that this version cannot read.
     pub unknown: u64,
+    /// Files of which nothing can be read: a power cut has torn their beginning, or another version wrote them.
+    pub unreadable: Vec<ReadFault>,
 }
 
 /// A record, and who wrote it: an index into `owners`.
@@ -82,32 +84,31 @@ pub(crate) fn read_files(
 ) -> Result<Recording, ReadFault> {
     let mut recording = Recording::default();
     for (file, content) in files {
-        recording.add_file(file, &content, &wanted)?;
+        recording.add_file(file, &content, &wanted).or_else(|fault| recording.pass_over(fault))?;
     }
     recording.sort();
-    Ok(recording)
+    recording.if_any()
 }
 
 /// Reads what was recorded within `times`, ms since 1970, and is `wanted`: only from those files in `directory` that reach into
 /// them, from the newest on, and one after the other.
 ///
 /// # Errors
-/// As [`contents`] and [`read_files`], for the files that are read.
+/// As [`contents`] and [`read_files`], for the files that are read: one that cannot be read is passed over if there are others.
 pub(crate) fn read_times(
     directory: &Path,
     times: &RangeInclusive<u64>,
     wanted: impl Fn(&Recorded) -> bool,
 ) -> Result<Recording, ReadFault> {
-    read_series(directory, None, times, wanted, Err)
+    read_series(directory, None, times, wanted)?.if_any()
 }
 
-/// [`read_times`] of one series, or of all. `or_else`: whether to go on after a file that cannot be read.
+/// [`read_times`] of one series, or of all, also if no file can be read.
 pub(super) fn read_series(
     directory: &Path,
     series: Option<&str>,
     times: &RangeInclusive<u64>,
     wanted: impl Fn(&Recorded) -> bool,
-    mut or_else: impl FnMut(ReadFault) -> Result<(), ReadFault>,
 ) -> Result<Recording, ReadFault> {
     let mut recording = Recording::default();
     for path in listed(directory, series)?.iter().rev() {
@@ -117,11 +118,9 @@ pub(super) fn read_series(
             [begun_ms, written_ms].into_iter().flatten().for_each(|at_unix_ms| recording.cover(at_unix_ms));
             continue;
         }
-        let read = content(path).and_then(|read| match read {
-            Some((name, content)) => recording.add_file(name, &content, &wanted),
-            None => Ok(()),
-        });
-        read.or_else(&mut or_else)?;
+        if let Some((name, content)) = content(path)? {
+            recording.add_file(name, &content, &wanted).or_else(|fault| recording.pass_over(fault))?;
+        }
     }
     recording.sort();
     Ok(recording)
@@ -144,6 +143,23 @@ fn reaches_into(begun_ms: Option<u64>, written_ms: Option<u64>, times: &RangeInc
 }
 
 impl Recording {
+    /// Notes a file of which nothing can be read.
+    fn pass_over(&mut self, fault: ReadFault) -> Result<(), ReadFault> {
+        match fault {
+            ReadFault::Content { .. } => self.unreadable.push(fault),
+            other => return Err(other),
+        }
+        Ok(())
+    }
+
+    /// The first fault, if no file could be read.
+    fn if_any(mut self) -> Result<Self, ReadFault> {
+        match self.covers {
+            None if !self.unreadable.is_empty() => Err(self.unreadable.swap_remove(0)),
+            _ => Ok(self),
+        }
+    }
+
     fn sort(&mut self) {
         // Stable: records of one moment keep the order of their file.
         self.records.sort_by_key(|record| (record.at_unix_ms, record.number()));

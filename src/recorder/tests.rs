@@ -139,16 +139,34 @@ fn read_s(directory: &Path, times_s: std::ops::RangeInclusive<u64>) -> Result<Ve
 #[test]
 fn only_the_files_that_reach_into_the_time_that_is_asked_for_are_read() {
     let folder = tempfile::tempdir().unwrap();
-    // To read one of these is an error.
+    // To read one of these is noted.
     file_of(folder.path(), 1, 1_000, 2_000, &[]);
     file_of(folder.path(), 1, 90_000, 91_000, &[]);
     file_of(folder.path(), 1, 2_000, 3_000, &[2_000, 3_000]);
     file_of(folder.path(), 1, 3_000, 5_000, &[3_001, 4_999]);
     assert_eq!(read_s(folder.path(), 3_000..=4_000).unwrap(), [3_000, 3_001]);
     assert_eq!(read_s(folder.path(), 4_000..=80_000).unwrap(), [4_999]);
-    assert!(read_s(folder.path(), 1_500..=4_000).is_err() && read_s(folder.path(), 4_000..=95_000).is_err());
+    let noted = |times| read_times(folder.path(), &times, |_| true).unwrap().unreadable.len();
+    assert_eq!((noted(1_500_000..=4_000_000), noted(4_000_000..=95_000_000)), (1, 1));
+    assert_eq!(noted(3_000_000..=80_000_000), 0);
     let covers = read_times(folder.path(), &(4_000_000..=5_000_000), |_| true).unwrap().covers.unwrap();
     assert_eq!(covers, 1_000_000..=91_000_000, "also of what is not read");
+}
+
+/// Regression: one file whose beginning a power cut had filled with zeros hid what all others had.
+#[test]
+fn a_file_of_which_nothing_can_be_read_is_passed_over_and_named() {
+    let folder = tempfile::tempdir().unwrap();
+    file_of(folder.path(), 1, 2_000, 3_000, &[2_000, 3_000]);
+    fs::write(folder.path().join("flows-0000002500000-1.rec"), [0; 4096]).unwrap();
+    assert_eq!(read_s(folder.path(), 1_000..=4_000).unwrap(), [2_000, 3_000]);
+    let recording = read(folder.path(), 0..=u64::MAX).unwrap();
+    assert_eq!(recording.records.len(), 4, "with two samples");
+    let said = in_words(&recording).unwrap();
+    assert_eq!(said, "cannot read flows-0000002500000-1.rec: this is no file of a recorder");
+    // Where there is no other, that is the answer.
+    fs::remove_file(folder.path().join("history-0000002000000-1.rec")).unwrap();
+    assert!(matches!(read(folder.path(), 0..=u64::MAX), Err(ReadFault::Content { .. })));
 }
 
 /// The files' names alone are in another order.

@@ -112,7 +112,7 @@ impl WhatIfLook<'_> {
             WhatIfCase { fault: fault.label().to_owned(), fates, resets_over_ms, gap }
         });
         let mut notes = Vec::new();
-        if !spare.is_empty() {
+        if !spare.is_empty() && !of_it.is_empty() {
             let names: Vec<_> = spare.iter().map(|it| it.label().into_owned()).collect();
             let draining = if spare[0].health().health_state == HealthState::Ready { "" } else { ", which only drain" };
             notes.push(format!("Clients that are reset connect again to {}{draining}.", names.join(", ")));
@@ -143,9 +143,17 @@ impl WhatIfLook<'_> {
             };
             let by_frontend: Vec<_> = self.config.frontends.iter().map(|it| of_one(&it.name)).collect();
             let again: u64 = by_frontend.iter().map(|flows| restarted_in_turn(flows).1).sum();
-            let gap = match by_frontend.iter().any(|flows| flows.len() < 2) {
-                true => ExpectedGap::Unknown("a frontend has one backend only: its restart decides".to_owned()),
-                false => self.gap(BudgetFault::ApiserverKilled, None),
+            let is_ready = |it: &&Arc<BackendEntry>| !it.is_former() && it.health().health_state == HealthState::Ready;
+            let ready =
+                |frontend: &str| backends.iter().filter(|it| *it.frontend.name == *frontend).filter(is_ready).count();
+            // While one restarts, its clients need another.
+            let alone = self.config.frontends.iter().find(|it| ready(&it.name) < 2);
+            let gap = match alone {
+                Some(frontend) => ExpectedGap::Unknown(match ready(&frontend.name) {
+                    0 => format!("no backend of {} is ready now", frontend.name),
+                    _ => format!("one backend of {} alone is ready now: its restart decides", frontend.name),
+                }),
+                None => self.gap(BudgetFault::ApiserverKilled, None),
             };
             cases.push(WhatIfCase { fault: "one after another".to_owned(), fates, resets_over_ms: 0, gap });
             if again > 0 {

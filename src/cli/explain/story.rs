@@ -1,5 +1,7 @@
 //! The sentences of an explanation: what happened, what decided it, what it did to clients, and how it ended.
 
+mod causes;
+mod effects;
 #[cfg(test)]
 pub(super) mod testing;
 #[cfg(test)]
@@ -15,9 +17,9 @@ use crate::model::health::{Cause, HealthState};
 use crate::model::humane::{bytes, date_and_time, duration_ms, plural};
 use crate::model::ids::FlowId;
 use crate::model::names::named;
-use crate::model::weight::Weight;
 use crate::recorder::{FrontendSettings, Recorded, RecordedSample, Recording, TimedRecord};
 use crate::table::journal::{Event, What};
+use effects::{by_reason, ended};
 
 /// An order, or a reload, that came this long before an event may be its cause.
 const BEFORE_MS: u64 = 5_000;
@@ -74,24 +76,15 @@ impl<'r> Story<'r> {
         }
     }
 
-    /// The last bad event, unless it is much older than the last that may be a fault: what follows a fault is none of its own.
-    fn last_fault(&self) -> Option<usize> {
-        let last =
-            |is_fault: fn(Weight) -> bool| self.events.iter().rposition(|(event, _)| is_fault(event.what.weight()));
-        let any = last(|weight| matches!(weight, Weight::Bad | Weight::Notice))?;
-        let bad = last(|weight| weight == Weight::Bad);
-        bad.filter(|bad| self.events[*bad].0.at_unix_ms + LATELY_MS >= self.events[any].0.at_unix_ms).or(Some(any))
-    }
-
     /// The last event with this number: each process numbers its events anew.
     fn event(&self, number: u64) -> Option<Explained> {
         let is_it = |(event, _): &&(&Event, usize)| event.number == number;
         let (mut sentences, figures) = self.of_event(self.events.iter().rposition(|it| is_it(&it))?)?;
         let earlier = self.events.iter().filter(is_it).count() - 1;
         if earlier > 0 {
-            let has = if earlier == 1 { "process has" } else { "processes have" };
+            let (has, its) = if earlier == 1 { ("process has", "its") } else { ("processes have", "their") };
             sentences.push(format!(
-                "{earlier} earlier {has} an event {number} of its own: --until TIME explains one of those."
+                "{earlier} earlier {has} an event {number} of {its} own: --until TIME explains one of those."
             ));
         }
         Some((sentences, figures))
@@ -143,8 +136,11 @@ impl<'r> Story<'r> {
     fn plain(&self, at: usize) -> Option<Explained> {
         let (event, _) = self.events[at];
         let mut sentences = vec![format!("At {} {}.", moment(event.at_unix_ms), event.what.sentence())];
-        if let Some(order) = self.order_before(at) {
-            sentences.push(order);
+        match &event.what {
+            // No order to the process before it begins another one.
+            What::Started { .. } => sentences.extend(self.death_before(at)),
+            What::NodesSilent { for_ms, .. } => sentences.extend(self.fault_before(at, for_ms + AFTER_MS)),
+            _ => sentences.extend(self.order_before(at)),
         }
         let mut figures = Figures { at_unix_ms: event.at_unix_ms, ..Figures::default() };
         let is_effect = |other: &Event| matches!(other.what, What::FlowEnded { reason, .. } if !matches!(reason, EndReason::ClientClosed | EndReason::BackendClosed));
@@ -174,8 +170,12 @@ impl<'r> Story<'r> {
         let mut sentences = vec![format!("At {} {}.", moment(event.at_unix_ms), event.what.sentence())];
         let settings = self.recording.owners[owner].frontends.iter().find(|it| it.name == *frontend);
         let ordered = matches!(cause, Cause::OrderedDrain | Cause::OrderedEject | Cause::Removed | Cause::Readdressed);
+        // An order that ends one is obeyed at once.
+        let undrained = *to == HealthState::Ready && matches!(from, HealthState::Draining | HealthState::Ejected);
+        let undrained = undrained.then(|| self.order_of(at, "undrain", backend)).flatten();
         match (settings, ordered) {
             (_, true) => sentences.extend(self.order_before(at)),
+            (_, false) if undrained.is_some() => sentences.extend(undrained),
             (_, false) if from == to || self.is_first(at, frontend, backend) => {
                 sentences.push("This was its first probe, which decides alone.".to_owned());
             }
@@ -191,14 +191,13 @@ impl<'r> Story<'r> {
         let until = over.map_or(u64::MAX, |over| over.at_unix_ms);
         sentences.push(self.share_before(frontend, backend, event.at_unix_ms));
         self.effect(frontend, backend, event.at_unix_ms..=until, owner, &mut figures, &mut sentences);
-        if let (HealthState::Ejected, false, Some(settings)) = (*to, ordered, settings)
-            && (figures.flows_ordered > 0 || !figures.flows_ended.is_empty())
-        {
-            let without = self.without_backend(at, frontend);
+        let without = self.without_backend(at, frontend);
+        let is_felt = figures.flows_ordered > 0 || !figures.flows_ended.is_empty() || without != OtherBackend::Ready;
+        if let (HealthState::Ejected, false, Some(settings), true) = (*to, ordered, settings, is_felt) {
             let sentence;
             (sentence, figures.longest_gap_ms) =
                 longest_gap(settings, self.recording.owners[owner].lease_renew_ms, without);
-            sentences.push(sentence);
+            sentences.push(sentence + &self.refused_meanwhile(at, frontend, without));
         }
         sentences.push(match over {
             Some(over) => {
@@ -214,62 +213,6 @@ impl<'r> Story<'r> {
         });
         sentences.retain(|sentence| !sentence.is_empty());
         Some((sentences, figures))
-    }
-
-    /// What a loss did to the backend's flows.
-    fn effect(
-        &self,
-        frontend: &str,
-        backend: &str,
-        times: std::ops::RangeInclusive<u64>,
-        owner: usize,
-        figures: &mut Figures,
-        sentences: &mut Vec<String>,
-    ) {
-        for (event, _) in self.events.iter().filter(|(event, _)| times.contains(&event.at_unix_ms)) {
-            if let What::FlowsOrdered { frontend: f, backend: b, flows, .. } = &event.what
-                && f == frontend
-                && b == backend
-            {
-                figures.flows_ordered += *flows as u64;
-            }
-        }
-        let is_effect = |event: &Event| match &event.what {
-            What::FlowEnded { frontend: f, backend: Some(b), reason, .. } => {
-                f == frontend
-                    && b == backend
-                    && matches!(
-                        reason,
-                        EndReason::BackendEjected | EndReason::EjectedByOperator | EndReason::DrainDeadline
-                    )
-            }
-            _ => false,
-        };
-        // Those that it has ordered end a little later, and their backend may be back by then.
-        let later = self.recording.owners[owner].reset_within_ms + AFTER_MS;
-        let again = self.events.iter().map(|(event, _)| *event).find(|event| {
-            event.at_unix_ms > *times.end()
-                && matches!(&event.what, What::BackendChanged { frontend: f, backend: b, to, .. } if (&**f, &**b) == (frontend, backend) && *to != HealthState::Ready)
-        });
-        let until = times.end().saturating_add(later).min(again.map_or(u64::MAX, |event| event.at_unix_ms - 1));
-        self.count_ends(*times.start()..=until, is_effect, figures);
-        if figures.flows_ended.is_empty() {
-            sentences.push(match figures.flows_ordered {
-                0 => "Baton reset none of its flows.".to_owned(),
-                flows => format!("Baton ordered {} to end; the record has none of these ends.", plural(flows, "flow")),
-            });
-            return;
-        }
-        let pace = match self.recording.owners[owner].reset_within_ms {
-            0 => String::new(),
-            ms => format!("; reset_within = {} spreads such resets", duration_ms(ms)),
-        };
-        sentences.push(format!(
-            "Of its flows {} ({}), the last of them {} after this{pace}.",
-            ended(figures),
-            by_reason(figures),
-            duration_ms(figures.ended_within_ms)
-        ));
     }
 
     /// A flow that has ended.
@@ -388,18 +331,6 @@ impl<'r> Story<'r> {
         OtherBackend::Ready
     }
 
-    /// The order or the reload shortly before an event.
-    fn order_before(&self, at: usize) -> Option<String> {
-        let (event, _) = self.events[at];
-        let recent = self.events[..at].iter().rev().map(|(event, _)| *event);
-        let recent = recent.take_while(|before| before.at_unix_ms + BEFORE_MS >= event.at_unix_ms);
-        let order = recent
-            .into_iter()
-            .find(|before| matches!(before.what, What::OrderReceived { .. } | What::Reloaded { .. }))?;
-        let earlier = duration_ms(event.at_unix_ms - order.at_unix_ms);
-        Some(format!("{earlier} earlier, at {}, {}.", moment(order.at_unix_ms), order.what.sentence()))
-    }
-
     fn sample_before(&self, at_unix_ms: u64) -> Option<&'r RecordedSample> {
         self.recording.records.iter().rev().find_map(|record| match &record.what {
             Recorded::Sample(sample) if sample.at_unix_ms <= at_unix_ms => Some(sample),
@@ -413,21 +344,6 @@ impl<'r> Story<'r> {
         let (its, all) = share(sample, frontend, backend);
         let earlier = duration_ms(at_unix_ms - sample.at_unix_ms);
         format!("{earlier} before, it had {} of the frontend's {}.", plural(its, "flow"), all)
-    }
-
-    fn count_ends(
-        &self,
-        times: std::ops::RangeInclusive<u64>,
-        is_effect: impl Fn(&Event) -> bool,
-        figures: &mut Figures,
-    ) {
-        for (event, _) in self.events.iter().filter(|(event, _)| times.contains(&event.at_unix_ms) && is_effect(event))
-        {
-            if let What::FlowEnded { reason, .. } = &event.what {
-                *figures.flows_ended.entry(reason.label()).or_default() += 1;
-                figures.ended_within_ms = event.at_unix_ms - times.start();
-            }
-        }
     }
 
     /// The end of the record.
@@ -547,15 +463,6 @@ pub(super) fn peer_of(event: &Event) -> Option<&str> {
 
 fn is_named(name: &str, frontend: &str, backend: &str) -> bool {
     name == backend || name.split_once('/').is_some_and(|(of, its)| of == frontend && its == backend)
-}
-
-fn ended(figures: &Figures) -> String {
-    format!("{} ended", plural(figures.flows_ended.values().sum(), "flow"))
-}
-
-/// `backend_ejected 30, client_reset 2`.
-fn by_reason(figures: &Figures) -> String {
-    figures.flows_ended.iter().map(|(reason, flows)| format!("{reason} {flows}")).collect::<Vec<_>>().join(", ")
 }
 
 /// `2026-11-25 03:12:07.412Z`.

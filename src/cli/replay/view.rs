@@ -89,6 +89,10 @@ fn head(moment: &ReplayMoment) -> Vec<Line<'static>> {
 /// The flows as bars, the events beneath as marks, and the moment.
 fn draw_scale(frame: &mut Frame<'_>, [at_chart, at_marks, at_scale]: [Rect; 3], player: &Player) {
     let columns = usize::from(at_chart.width);
+    if columns == 0 {
+        // A serial console that does not know its width.
+        return;
+    }
     let (from_ms, until_ms) = (player.from_ms, player.until_ms);
     let column = |at_ms: u64| -> usize {
         let part = at_ms.saturating_sub(from_ms) as f64 / (until_ms - from_ms).max(1) as f64;

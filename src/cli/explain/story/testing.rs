@@ -1,6 +1,8 @@
 //! A recording of chosen events.
 
-use crate::recorder::{BackendSample, FileOwner, FrontendSettings, Recorded, RecordedSample, Recording, TimedRecord};
+use crate::recorder::{
+    BackendSample, FileOwner, FrontendSample, FrontendSettings, Recorded, RecordedSample, Recording, TimedRecord,
+};
 use crate::table::journal::{Event, What};
 
 /// 2026-11-25 03:12:07.412Z.
@@ -37,7 +39,7 @@ pub(crate) fn recording(events: Vec<(u64, What)>) -> Recording {
     };
     let sample = RecordedSample {
         at_unix_ms: AT_MS - 400,
-        frontends: Vec::new(),
+        frontends: vec![FrontendSample { name: "apiserver".to_owned(), flows: 90, accepted_total: 0, ended_total: 0 }],
         backends: vec![backend("cp1", 60), backend("cp2", 30)],
         ..RecordedSample::default()
     };

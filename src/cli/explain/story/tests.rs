@@ -223,3 +223,88 @@ fn what_was_not_recorded_is_not_made_up() {
     let quiet = self::recording(vec![(0, changed(HealthState::Ready, HealthState::Ready, Cause::Passed))]);
     assert_eq!(told(&quiet, Subject::Last), None);
 }
+
+/// Regression: the last fault was a refused reload of long ago, and the start was put down to an order that came before.
+#[test]
+fn a_process_that_ended_without_a_stop_is_the_last_fault_and_one_that_stopped_or_was_upgraded_is_none() {
+    let start = |at| (at, What::Started { version: "1".to_owned() });
+    let order = || (900, What::OrderReceived { uid: 0, pid: 42, order: "drain nope".to_owned() });
+    let refused = (100, What::ReloadRefused { errors: vec!["x".to_owned()] });
+    let last = |events| told(&recording(events), Subject::Last);
+    let died = last(vec![start(0), refused.clone(), order(), start(3100)]).unwrap();
+    assert!(died[0].ends_with("Baton 1 starts."), "{died:?}");
+    assert_eq!(
+        died[1],
+        "The process before it ended without a stop, as by a crash or a kill: its last record is 2.2 s older, when it had 90 flows."
+    );
+    assert!(!died.iter().any(|it| it.contains("drain nope")), "{died:?}");
+    let stopped = (2000, What::Stopping { flows: 0, timeout_ms: 1 });
+    let said = last(vec![start(0), refused.clone(), stopped, start(3100)]).unwrap();
+    assert!(said[0].contains("refused the new configuration"), "{said:?}");
+    let upgraded = (3200, What::UpgradeImported { from_pid: 1, flows: 2 });
+    let said = last(vec![start(0), refused, start(3100), upgraded]).unwrap();
+    assert!(!said[0].contains("starts"), "{said:?}");
+}
+
+#[test]
+fn a_reload_that_was_refused_is_no_fault_once_another_is_applied_and_silent_nodes_are_one() {
+    let refused = (0, What::ReloadRefused { errors: vec!["x".to_owned()] });
+    let applied = (10, What::Reloaded { changes: Vec::new() });
+    assert_eq!(told(&recording(vec![refused.clone(), applied]), Subject::Last), None);
+    let lost = (20_000, changed(HealthState::Ready, HealthState::Ejected, Cause::Refused));
+    let why = crate::model::nodes::SilenceKind::NoConnection;
+    let silent = (45_000, What::NodesSilent { nodes: vec!["worker-1".to_owned()], more: 0, why, for_ms: 22_000 });
+    let said = told(&recording(vec![refused, lost, silent]), Subject::Last).unwrap();
+    assert!(said[0].contains("worker-1") && said[1].starts_with("25 s earlier, at "), "{said:?}");
+    assert!(said[1].contains("cp2: ready → ejected"), "{said:?}");
+}
+
+/// Regression: "Baton reset none of its flows" was all that was said of an outage of 27 s.
+#[test]
+fn an_outage_is_told_with_the_flows_that_the_backend_ended_and_the_connections_that_nobody_took() {
+    use HealthState::{Ejected, Ready};
+    let refusal = |at| {
+        let mut what = ended(at, EndReason::NoBackend);
+        if let What::FlowEnded { backend, .. } = &mut what {
+            *backend = None;
+        }
+        (at, what)
+    };
+    let events = vec![
+        (500, other(Ready, Ejected)),
+        (800, ended(1, EndReason::BackendClosed)),
+        (1000, changed(Ready, Ejected, Cause::Refused)),
+        refusal(1500),
+        refusal(14_000),
+        (15_000, other(Ejected, Ready)),
+        refusal(16_000),
+    ];
+    let said = told(&recording(events), Subject::Backend("cp2".to_owned())).unwrap();
+    assert!(said.len() <= 6, "{said:?}");
+    let said = said.join("\n");
+    assert!(
+        said.contains("Baton reset none of its flows. In the 2.2 s before, it ended 1 flow itself (backend_closed 1)."),
+        "{said}"
+    );
+    assert!(said.contains("was ready until 14 s after this"), "{said}");
+    assert!(said.contains("Meanwhile Baton reset 2 new connections (no_backend 2)."), "{said}");
+}
+
+#[test]
+fn what_decided_is_named_where_it_was_not_fall() {
+    use HealthState::{Draining, Ready};
+    let order = (0, What::OrderReceived { uid: 0, pid: 42, order: "undrain apiserver/cp2".to_owned() });
+    let back = (1, changed(Draining, Ready, Cause::Passed));
+    let said = told(&recording(vec![order, back]), Subject::Event(1)).unwrap().join("\n");
+    assert!(
+        said.contains("1 ms earlier") && said.contains("undrain apiserver/cp2") && !said.contains("rise"),
+        "{said}"
+    );
+    let drained = vec![(0, changed(Ready, Draining, Cause::OrderedDrain)), (3000, ended(1, EndReason::DrainDeadline))];
+    let said = told(&recording(drained), Subject::Event(0)).unwrap().join("\n");
+    assert!(said.contains("; drain_timeout = 2 m 30 s decided when"), "{said}");
+    let mut patient = hung();
+    patient.owners[0].frontends[0].reset_fall = 6;
+    let said = told(&patient, Subject::Last).unwrap().join("\n");
+    assert!(said.contains("; reset_fall = 6 decided when; reset_within"), "{said}");
+}

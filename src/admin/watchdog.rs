@@ -52,11 +52,26 @@ pub(crate) async fn run(workers: Part<[WorkerState]>, journal: Part<Journal>) {
         if let Some(worker) = watchdog.look(&workers, &journal, now_ns()) {
             let stuck = stuck_for(&workers[worker], now_ns()).unwrap_or_default();
             let stuck = duration_ms(stuck.as_millis() as u64);
+            let thread = workers[worker].thread().and_then(doing).unwrap_or_default();
             essential::abort(&format!(
-                "worker {worker} has been stuck for {stuck}, and its clients would wait in vain"
+                "worker {worker} has been stuck for {stuck}, and its clients would wait in vain{thread}"
             ));
         }
     }
+}
+
+/// What a thread of this process does, by proc_pid_stat(5): whether it runs or waits, for how long it has had a processor, and in which
+/// system call it is, where this user may read that.
+fn doing(thread: i32) -> Option<String> {
+    let read = |file: &str| std::fs::read_to_string(format!("/proc/self/task/{thread}/{file}")).ok();
+    let stat = read("stat")?;
+    // Its name stands before, and may have spaces.
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    let state = fields.next()?;
+    let (user, system) = (fields.nth(10)?, fields.next()?);
+    let call = read("syscall").and_then(|said| Some(format!(", in system call {}", said.split_whitespace().next()?)));
+    let call = call.unwrap_or_default();
+    Some(format!(" (its thread is in state {state} after {user} and {system} ticks in user and kernel mode{call})"))
 }
 
 /// Keeps for how many looks in a row each worker has hung, so that each fault is reported once.
@@ -143,6 +158,13 @@ mod tests {
         let ended = looks.map(&mut look).position(|worker| worker == Some(1)).expect("it is ended");
         let after = Duration::from_millis(250) * ended as u32;
         assert!((Duration::from_secs(4)..Duration::from_secs(6)).contains(&after), "{after:?}");
+    }
+
+    #[test]
+    fn what_a_thread_does_is_read_from_the_kernel() {
+        let own = doing(rustix::thread::gettid().as_raw_pid()).expect("it lives");
+        assert!(own.starts_with(" (its thread is in state R after "), "{own}");
+        assert_eq!(doing(i32::MAX), None);
     }
 
     #[test]

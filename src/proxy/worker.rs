@@ -79,6 +79,7 @@ impl Worker {
     pub(super) fn run(&mut self) {
         let workers = self.cx.table.workers.clone();
         let state = &workers[self.cx.number];
+        state.mark_thread();
         state.mark_alive(true);
         for panics in 1.. {
             match catch_unwind(AssertUnwindSafe(|| self.serve(state))) {

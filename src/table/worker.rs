@@ -1,6 +1,6 @@
 //! The state that one worker thread publishes.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 
 use super::count::{Count, Tally};
 use crate::model::histogram::LatencyHistogram;
@@ -13,6 +13,8 @@ pub struct WorkerState {
     busy_since_ns: AtomicU64,
     /// Set once the thread serves, cleared when it has returned.
     alive: AtomicBool,
+    /// The thread's number in the kernel, as in /proc/self/task; 0: it has not begun.
+    thread: AtomicI32,
     /// Version of the data plane's settings that the worker applies.
     pub plane_version: AtomicU64,
     /// Accepting is paused for want of file descriptors.
@@ -38,6 +40,7 @@ impl WorkerState {
             ended_unlogged,
             busy_since_ns: _,
             alive: _,
+            thread: _,
             plane_version: _,
             accept_paused: _,
             accepted: _,
@@ -57,6 +60,16 @@ impl WorkerState {
 
     pub fn mark_alive(&self, alive: bool) {
         self.alive.store(alive, Relaxed);
+    }
+
+    /// Notes the thread that calls.
+    pub(crate) fn mark_thread(&self) {
+        self.thread.store(rustix::thread::gettid().as_raw_pid(), Relaxed);
+    }
+
+    /// The number of its thread in the kernel.
+    pub(crate) fn thread(&self) -> Option<i32> {
+        Some(self.thread.load(Relaxed)).filter(|thread| *thread != 0)
     }
 
     pub(crate) fn is_alive(&self) -> bool {

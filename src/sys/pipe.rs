@@ -43,11 +43,12 @@ impl Pipe {
         Ok(taken)
     }
 
-    /// Gives `socket` as many bytes as it accepts.
+    /// Gives `socket` as many bytes as it accepts, one at least: whoever asks again and again until it accepts no more would else never
+    /// return. Call it only while the pipe holds bytes.
     pub(crate) fn drain_to(&mut self, socket: impl AsFd) -> io::Result<usize> {
         let given = retry_on_intr(|| splice(&self.read_end, None, &socket, None, self.held, flags()))?;
         self.held -= given;
-        Ok(given)
+        if given == 0 { Err(io::ErrorKind::WriteZero.into()) } else { Ok(given) }
     }
 
     /// Takes out all bytes.

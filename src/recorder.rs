@@ -197,8 +197,8 @@ impl Recorder {
             self.parts.journal.unrecorded.turn(self.settings.size_mb > 0);
         }
         let opening = entry::opening(&now);
-        self.history.set_opening(opening.clone(), true);
-        self.flows.set_opening(opening, true);
+        self.history.set_opening(opening.clone());
+        self.flows.set_opening(opening);
     }
 }
 
@@ -216,7 +216,9 @@ fn open(config: &Config) -> (RecordFiles, RecordFiles) {
 pub(crate) fn samples_since(directory: &Path, from_ms: u64) -> Recording {
     let is_sample = |what: &Recorded| matches!(what, Recorded::Sample(sample) if sample.at_unix_ms >= from_ms);
     let read = reader::read_series(directory, Some(HISTORY), &(from_ms..=u64::MAX), is_sample);
-    read.inspect_err(|fault| tracing::debug!(%fault, "the charts have a gap here")).unwrap_or_default()
+    let read = read.unwrap_or_default();
+    read.unreadable.iter().for_each(|fault| tracing::debug!(%fault, "the charts have a gap here"));
+    read
 }
 
 const HISTORY: &str = "history";

@@ -20,6 +20,9 @@ const ADVERTISEMENT: u8 = 136;
 const OVERRIDE: u8 = 0x20;
 const TARGET_ADDRESS: u8 = 2;
 
+/// Times in ns after an address has come at which it is announced: neighbours may lose an announcement, and then send to its former host.
+pub(crate) const ANNOUNCE_AFTER_NS: [u64; 4] = [0, 200_000_000, 1_000_000_000, 3_000_000_000];
+
 /// The frames that announce `ip` at `mac`. ARP in both forms, because some hosts accept only one of them.
 pub fn announcement(ip: IpAddr, mac: Mac) -> Vec<Vec<u8>> {
     match ip {

@@ -207,9 +207,8 @@ pub(super) fn parse(kind: u8, body: &[u8]) -> Option<Recorded> {
 }
 
 fn sample(body: &[u8]) -> Option<RecordedSample> {
-    let (sample, more) = postcard::take_from_bytes::<RecordedSample>(body).ok()?;
+    let (mut sample, more) = postcard::take_from_bytes::<RecordedSample>(body).ok()?;
     let mut increase = if more.is_empty() { SampleIncrease::default() } else { postcard::from_bytes(more).ok()? };
-    let mut sample = sample;
     sample.frontends.iter_mut().for_each(|it| write_out(&mut it.name));
     sample.backends.iter_mut().flat_map(|it| [&mut it.frontend, &mut it.name, &mut it.state]).for_each(write_out);
     increase.ended.iter_mut().for_each(|(reason, _)| write_out(reason));
@@ -419,26 +418,12 @@ mod tests {
             let [all, written_out] = ["u{1b}", "\\\\u{1b}"].map(|code| shown.matches(code).count());
             assert!(all > 0 && all == written_out, "{shown}");
         };
-        let What::FlowEnded { flow, frontend, client, reason, .. } = ended_flow(9) else { unreachable!() };
-        let steering = |text: &str| Some(format!("{text}{STEERS}"));
-        let (backend, node, error) = (steering("cp1"), steering("worker-7"), steering("gone"));
-        let what = What::FlowEnded {
-            flow,
-            frontend: frontend + STEERS,
-            backend,
-            backend_address: None,
-            source: None,
-            client,
-            node,
-            reason,
-            duration_ms: 5,
-            connect_us: 0,
-            bytes_to_backend: 0,
-            bytes_to_client: 0,
-            error,
-        };
+        let mut flow = ended_flow(9);
+        let What::FlowEnded { frontend, backend, node, error, .. } = &mut flow else { unreachable!() };
+        *frontend += STEERS;
+        [backend, node, error].into_iter().flatten().for_each(|text| *text += STEERS);
         let order = What::OrderReceived { uid: 0, pid: 1, order: STEERS.to_owned() };
-        for what in [what, order] {
+        for what in [flow, order] {
             let mut file = Vec::new();
             assert!(append_event(&mut file, &Event { number: 7, at_unix_ms: 8, what }));
             let file = [header(), file].concat();

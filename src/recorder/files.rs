@@ -38,9 +38,9 @@ impl RecordFiles {
         Self { directory: directory.to_owned(), name, bytes_max, opening, current: None }
     }
 
-    /// Sets the records at the beginning of each file; `at_once`: a file with other ones is continued in a new file.
-    pub(super) fn set_opening(&mut self, opening: Vec<u8>, at_once: bool) {
-        if at_once && opening != self.opening {
+    /// Sets the records at the beginning of each file. A file with other ones is continued in a new file.
+    pub(super) fn set_opening(&mut self, opening: Vec<u8>) {
+        if opening != self.opening {
             self.current = None;
         }
         self.opening = opening;

@@ -39,7 +39,7 @@ pub(crate) struct Recording {
     pub skipped_bytes: u64,
     /// Whole records that this version cannot read.
     pub unknown: u64,
-    /// Files of which nothing can be read: a power cut has torn their beginning, or another version wrote them.
+    /// Files of which nothing can be read: a power cut has torn their beginning, another version wrote them, or this user may not.
     pub unreadable: Vec<ReadFault>,
 }
 
@@ -84,7 +84,8 @@ pub(crate) fn read_files(
 ) -> Result<Recording, ReadFault> {
     let mut recording = Recording::default();
     for (file, content) in files {
-        recording.add_file(file, &content, &wanted).or_else(|fault| recording.pass_over(fault))?;
+        let read = recording.add_file(file, &content, &wanted);
+        recording.unreadable.extend(read.err());
     }
     recording.sort();
     recording.if_any()
@@ -118,9 +119,11 @@ pub(super) fn read_series(
             [begun_ms, written_ms].into_iter().flatten().for_each(|at_unix_ms| recording.cover(at_unix_ms));
             continue;
         }
-        if let Some((name, content)) = content(path)? {
-            recording.add_file(name, &content, &wanted).or_else(|fault| recording.pass_over(fault))?;
-        }
+        let read = content(path).and_then(|read| match read {
+            Some((name, content)) => recording.add_file(name, &content, &wanted),
+            None => Ok(()),
+        });
+        recording.unreadable.extend(read.err());
     }
     recording.sort();
     Ok(recording)
@@ -143,15 +146,6 @@ fn reaches_into(begun_ms: Option<u64>, written_ms: Option<u64>, times: &RangeInc
 }
 
 impl Recording {
-    /// Notes a file of which nothing can be read.
-    fn pass_over(&mut self, fault: ReadFault) -> Result<(), ReadFault> {
-        match fault {
-            ReadFault::Content { .. } => self.unreadable.push(fault),
-            other => return Err(other),
-        }
-        Ok(())
-    }
-
     /// The first fault, if no file could be read.
     fn if_any(mut self) -> Result<Self, ReadFault> {
         match self.covers {

@@ -255,6 +255,11 @@ impl Host {
         !self.run(&format!("ip -o address show dev eth0 to {address}")).is_empty()
     }
 
+    /// Whether `address` is on `lo`, as Baton keeps a VIP whose flows have not ended.
+    pub fn has_on_lo(&self, address: &str) -> bool {
+        !self.run(&format!("ip -o address show dev lo to {address}")).is_empty()
+    }
+
     /// A counter of its kernel: `name` of `group` (`Tcp:`) in `file` of /proc/net (`snmp`, `netstat`).
     #[track_caller]
     pub fn counter(&self, file: &str, group: &str, name: &str) -> u64 {

@@ -161,13 +161,7 @@ fn row04_clients_of_a_silently_dead_host_see_rst_within_the_budget() {
     let Some(lab) = Lab::new("row04") else { return };
     let _servers = lab.echo_everywhere();
     let baton = lab.start(&lab.config());
-    // One after the other: workers that choose at once do not see each other's choice.
-    let connect = |seed| {
-        let mut conn = lab.client.connect(lab.lb.v4(6443));
-        conn.echo(seed, 10_000);
-        conn
-    };
-    let conns: Vec<_> = (0..60).map(connect).collect();
+    let conns = served_in_turn(&lab, 60, 10_000);
     let (mut dead, mut alive) = (Vec::new(), Vec::new());
     for conn in conns {
         let of = if baton.serving(&conn) == "b1" { &mut dead } else { &mut alive };
@@ -475,6 +469,16 @@ fn row31_a_backend_that_returns_starts_slowly_and_the_skew_can_be_seen() {
     baton.rests();
 }
 
+/// So many clients, each of which has been served before the next one begins: workers that choose at once do not see each other's choice.
+fn served_in_turn(lab: &Lab, clients: u64, bytes: u64) -> Vec<Conn> {
+    let served = |seed| {
+        let mut conn = lab.client.connect(lab.lb.v4(6443));
+        conn.echo(seed, bytes);
+        conn
+    };
+    (0..clients).map(served).collect()
+}
+
 /// Ten flows on b1 and b2, then b1 goes, and ten more begin on b2. Then b1 is back. `moves` is called with b1 ready, while
 /// each client that hears FIN connects again.
 fn b1_goes_and_returns(name: &str, when: &str, moves: impl FnOnce(&Baton) + Send) {
@@ -483,13 +487,7 @@ fn b1_goes_and_returns(name: &str, when: &str, moves: impl FnOnce(&Baton) + Send
     let _b2 = lab.b2.serve(Behaviour::Echo);
     let baton = lab.start(&lab.config().only(&["b1", "b2"]).rebalance("when", when));
     let connect = || lab.client.connect(lab.lb.v4(6443));
-    // One after the other: workers that choose at once do not see each other's choice.
-    let served = |seed| {
-        let mut conn = connect();
-        conn.echo(seed, 100);
-        conn
-    };
-    let before: Vec<_> = (0..10).map(served).collect();
+    let before = served_in_turn(&lab, 10, 100);
     eventually(LONG, "five flows on b1", || baton.flows_of("b1") == 5);
     drop(b1);
     baton.wait_health("b1", "ejected", LONG);

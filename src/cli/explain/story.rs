@@ -168,11 +168,13 @@ impl<'r> Story<'r> {
         let What::BackendChanged { frontend, backend, from, to, cause } = &event.what else { return None };
         let mut figures = Figures { at_unix_ms: event.at_unix_ms, ..Figures::default() };
         let mut sentences = vec![format!("At {} {}.", moment(event.at_unix_ms), event.what.sentence())];
-        let settings = self.recording.owners[owner].frontends.iter().find(|it| it.name == *frontend);
+        let settings = self.settings(owner, frontend);
         let ordered = matches!(cause, Cause::OrderedDrain | Cause::OrderedEject | Cause::Removed | Cause::Readdressed);
         // An order that ends one is obeyed at once.
-        let undrained = *to == HealthState::Ready && matches!(from, HealthState::Draining | HealthState::Ejected);
-        let undrained = undrained.then(|| self.order_of(at, "undrain", backend)).flatten();
+        let undrained = match (from, to) {
+            (HealthState::Draining | HealthState::Ejected, HealthState::Ready) => self.order_of(at, "undrain", backend),
+            _ => None,
+        };
         match (settings, ordered) {
             (_, true) => sentences.extend(self.order_before(at)),
             (_, false) if undrained.is_some() => sentences.extend(undrained),
@@ -191,13 +193,14 @@ impl<'r> Story<'r> {
         let until = over.map_or(u64::MAX, |over| over.at_unix_ms);
         sentences.push(self.share_before(frontend, backend, event.at_unix_ms));
         self.effect(frontend, backend, event.at_unix_ms..=until, owner, &mut figures, &mut sentences);
-        let without = self.without_backend(at, frontend);
-        let is_felt = figures.flows_ordered > 0 || !figures.flows_ended.is_empty() || without != OtherBackend::Ready;
-        if let (HealthState::Ejected, false, Some(settings), true) = (*to, ordered, settings, is_felt) {
-            let sentence;
-            (sentence, figures.longest_gap_ms) =
-                longest_gap(settings, self.recording.owners[owner].lease_renew_ms, without);
-            sentences.push(sentence + &self.refused_meanwhile(at, frontend, without));
+        if let (HealthState::Ejected, false, Some(settings)) = (*to, ordered, settings) {
+            let without = self.without_backend(at, frontend);
+            if figures.flows_ordered > 0 || !figures.flows_ended.is_empty() || without != OtherBackend::Ready {
+                let sentence;
+                (sentence, figures.longest_gap_ms) =
+                    longest_gap(settings, self.recording.owners[owner].lease_renew_ms, without);
+                sentences.push(sentence + &self.refused_meanwhile(at, frontend, without));
+            }
         }
         sentences.push(match over {
             Some(over) => {
@@ -213,6 +216,11 @@ impl<'r> Story<'r> {
         });
         sentences.retain(|sentence| !sentence.is_empty());
         Some((sentences, figures))
+    }
+
+    /// A frontend's settings, as the process had them.
+    fn settings(&self, owner: usize, frontend: &str) -> Option<&'r FrontendSettings> {
+        self.recording.owners[owner].frontends.iter().find(|it| it.name == frontend)
     }
 
     /// A flow that has ended.
@@ -257,7 +265,7 @@ impl<'r> Story<'r> {
                 bytes(*bytes_to_client as f64)
             ),
         ];
-        let settings = self.recording.owners[owner].frontends.iter().find(|it| it.name == *frontend);
+        let settings = self.settings(owner, frontend);
         sentences.extend(settings.and_then(|settings| limit(settings, *reason)));
         if matches!(reason, EndReason::Killed) {
             sentences.extend(self.order_before(at));

@@ -6,20 +6,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use super::addresses::Addresses;
 use crate::essential;
 use crate::model::fleet::UnknownPacket;
 use crate::model::fleet::failover::Challenge;
-use crate::model::neighbour::announcement;
+use crate::model::neighbour::{ANNOUNCE_AFTER_NS, announcement};
 use crate::model::segment::Segment;
 use crate::sys::frame::FrameSender;
 use crate::sys::raw::RawSender;
 use crate::table::Part;
 use crate::table::fleet::FleetCensus;
 
-/// When an address is announced once more, from the announcement before: neighbours may lose one, and then send to its former host.
-const ANNOUNCE_AGAIN: [Duration; 3] = [Duration::from_millis(200), Duration::from_millis(800), Duration::from_secs(2)];
 /// The pace: segments leave in steps of this length, or one at a time if that is slower.
 const STEP: Duration = Duration::from_millis(2);
 
@@ -61,9 +60,10 @@ impl Wire {
     pub(super) fn announce(&self, ip: IpAddr) {
         let Some(frames) = self.frames.clone() else { return };
         announce(&frames, ip);
+        let began = Instant::now();
         tokio::spawn(essential::task("announcements", async move {
-            for pause in ANNOUNCE_AGAIN {
-                tokio::time::sleep(pause).await;
+            for after_ns in &ANNOUNCE_AFTER_NS[1..] {
+                tokio::time::sleep_until(began + Duration::from_nanos(*after_ns)).await;
                 announce(&frames, ip);
             }
         }));

@@ -31,6 +31,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::InstanceName;
 use crate::addr::Mac;
 use crate::model::damping::{DampingPolicy, Penalty};
+use crate::model::neighbour::ANNOUNCE_AFTER_NS;
 
 use deafness::Deafness;
 use defence::Defence;
@@ -87,8 +88,6 @@ const HEARD_NS: u64 = 3_000_000_000;
 const FAILED_NS: u64 = 5_000_000_000;
 /// Interval between two counts of the holder's flows to this host: each new number goes to the peers at once.
 const COUNT_EVERY_NS: u64 = 1_000_000_000;
-/// Times after the gain at which the instance announces the addresses to all neighbours.
-const ANNOUNCE_NS: [u64; 4] = [0, 200_000_000, 1_000_000_000, 3_000_000_000];
 const DAMPING: DampingPolicy = DampingPolicy { half_life_ns: 60_000_000_000, suppress: 3.0, reuse: 1.0 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -313,7 +312,7 @@ impl VipMachine {
         if is_alone_again || self.defence.is_over(now_ns) {
             (*announce_from_ns, *announced) = (now_ns, 0);
         }
-        while ANNOUNCE_NS.get(*announced).is_some_and(|after_ns| now_ns >= *announce_from_ns + after_ns) {
+        while ANNOUNCE_AFTER_NS.get(*announced).is_some_and(|after_ns| now_ns >= *announce_from_ns + after_ns) {
             *announced += 1;
             self.orders.push_back(VipOrder::Announce);
         }

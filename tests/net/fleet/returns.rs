@@ -44,8 +44,7 @@ fn returns(way: Way) {
     else {
         return;
     };
-    // Seconds, so that a keepalived that a busy machine keeps waiting loses no VIP before its time.
-    let _keepalived = fleet.kept_alive_by(100, "0.5");
+    let _keepalived = fleet.kept_alive_slowly();
     let mut conns: Vec<_> = (0..FLOWS).map(|number| connect(&fleet, PORTS + number)).collect();
     for round in 0..5 {
         conns.iter_mut().for_each(|conn| conn.echo(round, 200));

@@ -36,8 +36,7 @@ struct Pair {
 impl Pair {
     fn new(test: &str, flows: Flows, count: u64) -> Option<Self> {
         let fleet = Fleet::new(test, 2, flows, |config| config)?;
-        // Seconds, so that a keepalived that a busy machine keeps waiting loses no VIP before its time.
-        let keepalived = fleet.kept_alive_by(100, "0.5");
+        let keepalived = fleet.kept_alive_slowly();
         let offloaded = if flows == Flows::Offload { count } else { 0 };
         let conns = match flows {
             Flows::Offload => fleet.offloaded_clients(count),

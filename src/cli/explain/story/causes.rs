@@ -52,43 +52,36 @@ impl Story<'_> {
 
     /// The order or the reload shortly before an event.
     pub(super) fn order_before(&self, at: usize) -> Option<String> {
-        let (event, _) = self.events[at];
-        let recent = self.events[..at].iter().rev().map(|(event, _)| *event);
-        let recent = recent.take_while(|before| before.at_unix_ms + BEFORE_MS >= event.at_unix_ms);
-        let order = recent
-            .into_iter()
-            .find(|before| matches!(before.what, What::OrderReceived { .. } | What::Reloaded { .. }))?;
-        let earlier = duration_ms(event.at_unix_ms - order.at_unix_ms);
-        Some(format!("{earlier} earlier, at {}, {}.", moment(order.at_unix_ms), order.what.sentence()))
+        self.told_before(at, BEFORE_MS, |before| {
+            matches!(self.events[before].0.what, What::OrderReceived { .. } | What::Reloaded { .. })
+        })
     }
 
     /// The last bad event in the time before an event, of another kind.
     pub(super) fn fault_before(&self, at: usize, within_ms: u64) -> Option<String> {
-        let (event, _) = self.events[at];
-        let is_near = |before: &usize| self.events[*before].0.at_unix_ms + within_ms >= event.at_unix_ms;
-        let is_fault = |before: &usize| {
-            self.weight(*before) == Weight::Bad && !matches!(self.events[*before].0.what, What::NodesSilent { .. })
-        };
-        let (fault, _) = self.events[(0..at).rev().take_while(is_near).find(is_fault)?];
-        let earlier = duration_ms(event.at_unix_ms - fault.at_unix_ms);
-        Some(format!("{earlier} earlier, at {}, {}.", moment(fault.at_unix_ms), fault.what.sentence()))
+        self.told_before(at, within_ms, |before| {
+            self.weight(before) == Weight::Bad && !matches!(self.events[before].0.what, What::NodesSilent { .. })
+        })
     }
 
     /// The order `word` for a backend, which came a moment before the event that it caused.
     pub(super) fn order_of(&self, at: usize, word: &str, backend: &str) -> Option<String> {
-        let (event, _) = self.events[at];
-        let mut recent = self.events[..at].iter().rev().map(|(event, _)| *event);
-        let is_it = |before: &&Event| match &before.what {
+        self.told_before(at, AT_ONCE_MS, |before| match &self.events[before].0.what {
             What::OrderReceived { order, .. } => {
                 let mut words = order.split_whitespace();
                 words.next() == Some(word) && words.any(|it| it == backend || it.ends_with(&format!("/{backend}")))
             }
             _ => false,
-        };
-        let order =
-            recent.by_ref().take_while(|before| before.at_unix_ms + AT_ONCE_MS >= event.at_unix_ms).find(is_it)?;
-        let earlier = duration_ms(event.at_unix_ms - order.at_unix_ms);
-        Some(format!("{earlier} earlier, at {}, {}.", moment(order.at_unix_ms), order.what.sentence()))
+        })
+    }
+
+    /// The last event within a time before another one that `is_it`, in words.
+    fn told_before(&self, at: usize, within_ms: u64, is_it: impl Fn(usize) -> bool) -> Option<String> {
+        let (event, _) = self.events[at];
+        let is_near = |before: &usize| self.events[*before].0.at_unix_ms + within_ms >= event.at_unix_ms;
+        let (found, _) = self.events[(0..at).rev().take_while(is_near).find(|before| is_it(*before))?];
+        let earlier = duration_ms(event.at_unix_ms - found.at_unix_ms);
+        Some(format!("{earlier} earlier, at {}, {}.", moment(found.at_unix_ms), found.what.sentence()))
     }
 }
 

@@ -45,7 +45,7 @@ impl Story<'_> {
         });
         let until = times.end().saturating_add(later).min(again.map_or(u64::MAX, |event| event.at_unix_ms - 1));
         self.count_ends(*times.start()..=until, is_effect, figures);
-        let settings = self.recording.owners[owner].frontends.iter().find(|it| it.name == frontend);
+        let settings = self.settings(owner, frontend);
         let gone = settings.map_or_else(String::new, |settings| {
             let before = times.start().saturating_sub(settings.reset_after_silence_ms)..=*times.start();
             self.ended_by_backend(frontend, backend, before)

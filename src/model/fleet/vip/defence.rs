@@ -1,12 +1,12 @@
 //! Other hosts' claims to the addresses while this instance holds them: each announcement of theirs leads their neighbours astray.
 
-use super::ANNOUNCE_NS;
+use crate::model::neighbour::ANNOUNCE_AFTER_NS;
 
 /// Least time between two rounds of announcements against other hosts: two that defend the same address must not fill the network (RFC 5227 section
 /// 2.4, DEFEND_INTERVAL).
 const DEFEND_EVERY_NS: u64 = 10_000_000_000;
 /// How long a round takes.
-const ROUND_NS: u64 = ANNOUNCE_NS[ANNOUNCE_NS.len() - 1];
+const ROUND_NS: u64 = ANNOUNCE_AFTER_NS[ANNOUNCE_AFTER_NS.len() - 1];
 /// A host that has an address answers a question each second: after three without an answer it has gone.
 const GONE_NS: u64 = 3_500_000_000;
 

@@ -24,7 +24,7 @@ fn with_a_slow_nft(fleet: &mut Fleet) {
 }
 
 fn kept_on_lo(instance: &Instance) -> bool {
-    instance.host.run("ip -o address show dev lo").contains(VIP)
+    instance.host.has_on_lo(VIP)
 }
 
 /// A file that says 10.77.0.77 where it said the VIP.

@@ -225,9 +225,7 @@ fn an_evacuation_that_cannot_begin_or_that_nobody_follows_leaves_everything_as_i
         assert_eq!(owner.baton.flow_count(), 20);
         assert_eq!(owner.baton.http("/readyz").unwrap().0, 200);
         assert_eq!(std::fs::read_to_string(owner.away()).unwrap_or_default().trim_matches(['0', '\n']), "");
-        eventually(LONG, "the address is where it was", || {
-            !owner.host.run("ip -4 -o address show dev lo").contains(VIP)
-        });
+        eventually(LONG, "the address is where it was", || !owner.host.has_on_lo(VIP));
         assert!(owner.host.has_address(VIP));
     };
     refused(&["--check"], "20 flows are proxied");
@@ -326,7 +324,7 @@ fn an_address_that_a_killed_process_kept_is_given_up_by_the_next_and_kept_on_in_
     fleet.take(fleet.heir());
     conns.iter_mut().for_each(|conn| conn.echo(1, 1000));
     let host = fleet.owner().host.clone();
-    let kept = || host.run("ip -4 -o address show dev lo").contains(VIP);
+    let kept = || host.has_on_lo(VIP);
     assert!(kept());
     fleet.owner().baton.order(&["upgrade"]);
     fleet.heir().wait_synced("lb-a");

@@ -46,7 +46,7 @@ fn clients_of_the_host_itself_that_come_again_do_not_keep_it_beyond_the_deadline
         assert!(flows["reset"].as_u64().unwrap() >= 4, "{report}");
         assert_eq!((&flows["proxied_left"], &flows["to_own_backend"]), (&0.into(), &0.into()), "{report}");
         // Nothing holds the VIP on lo any more, and the new owner serves them.
-        eventually(LONG, "the VIP has left", || !owner.host.run("ip -o address show dev lo").contains(VIP));
+        eventually(LONG, "the VIP has left", || !owner.host.has_on_lo(VIP));
         let own = owner.host.v4.to_string();
         let is_own = |flow: &Value| flow["client"].as_str().is_some_and(|client| client.starts_with(&own));
         let served = || heir.baton.flows().iter().filter(|flow| is_own(flow)).count();

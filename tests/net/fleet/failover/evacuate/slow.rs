@@ -34,7 +34,7 @@ fn a_slow_reader_whose_vip_moves_gets_all_that_was_written() {
     wait::throughout(secs(1), "the flow is there", || owner.baton.flow_count() == 1);
     reads_all(conn);
     owner.baton.wait_ended("client_closed", 1);
-    eventually(LONG, "the address is kept no longer", || !owner.host.run("ip -o address show dev lo").contains(VIP));
+    eventually(LONG, "the address is kept no longer", || !owner.host.has_on_lo(VIP));
 }
 
 /// Regression: "this host may be switched off" although half of an answer was still on it.

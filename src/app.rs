@@ -284,6 +284,7 @@ fn assemble(
         engine: ports.part(),
     };
     let checker = Checker::resume(parts, metrics.clone(), &config, Handle::current(), state.backends);
+    rebalance::restore_outages(&table.registry, state.outages);
     let (orders, rebalance_orders) = mpsc::channel(REBALANCE_ORDERS_MAX);
     let core = Arc::new(Core {
         table: table.clone(),

@@ -17,6 +17,7 @@ use crate::drain::{DrainWatch, LifePhase};
 use crate::model::balance::{Balance, WHOLE_SHARE};
 use crate::model::health::{Cause, HealthState};
 use crate::model::ids::BackendId;
+use crate::model::rebalance::outage::SavedOutage;
 use crate::model::rebalance::{self, BackendLoad};
 use crate::ports::orders::Orders;
 use crate::sys::clock::now_ns;
@@ -84,6 +85,21 @@ pub(crate) fn plan(registry: &Registry, config: &Config) -> Vec<Move> {
     config.frontends.iter().flat_map(moves).collect()
 }
 
+/// The outages, for the process after this one.
+pub(crate) fn save_outages(registry: &Registry) -> Vec<SavedOutage> {
+    registry.frontends().iter().filter_map(|entry| entry.outage.get()).collect()
+}
+
+/// Takes the outages that the process before has seen, of frontends that are still there.
+pub(crate) fn restore_outages(registry: &Registry, saved: Vec<SavedOutage>) {
+    let frontends = registry.frontends();
+    for outage in saved {
+        if let Some(entry) = frontends.iter().find(|entry| *entry.name == *outage.frontend) {
+            entry.outage.set(Some(outage));
+        }
+    }
+}
+
 /// Carries plans out until the instance leaves: what each frontend's `[frontend.rebalance]` asks for, and each of
 /// `orders` once.
 pub(crate) async fn run(
@@ -109,7 +125,9 @@ pub(crate) async fn run(
         movers.retain(|name, _| config.frontends.iter().any(|frontend| frontend.name == *name));
         let mut moving = false;
         for frontend in &config.frontends {
-            let mover = movers.entry(frontend.name.clone()).or_insert_with(|| Rebalancer::new(now_ns()));
+            let mover = movers
+                .entry(frontend.name.clone())
+                .or_insert_with(|| Rebalancer::resume(table.registry.frontend(&frontend.name).outage.get(), now_ns()));
             if begins {
                 mover.order(now_ns());
             }

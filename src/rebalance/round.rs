@@ -12,7 +12,7 @@ use crate::model::end_reason::EndReason;
 use crate::model::health::Cause;
 use crate::model::ids::{BackendId, FlowId};
 use crate::model::rebalance::Allowance;
-use crate::model::rebalance::outage::{BackendSeen, Outage};
+use crate::model::rebalance::outage::{BackendSeen, Outage, SavedOutage};
 use crate::table::flows::{FlowTable, FlowView};
 use crate::table::journal::What;
 
@@ -102,6 +102,21 @@ impl Rebalancer {
         }
     }
 
+    /// Goes on with the outage that the process before this one has seen.
+    pub(super) fn resume(saved: Option<SavedOutage>, now_ns: u64) -> Self {
+        let new = Self::new(now_ns);
+        let Some(SavedOutage { outage, moved_of, .. }) = saved else { return new };
+        let goal = outage.since_ns().map_or(Goal::None, |since_ns| Goal::AfterOutage { since_ns });
+        Self { outage, goal, moved_of, ..new }
+    }
+
+    /// The outage, for the process after this one.
+    fn save(&self, frontend: &Frontend) -> Option<SavedOutage> {
+        self.outage.since_ns()?;
+        let moved_of = if self.is_ordered() { &self.moved_before_order } else { &self.moved_of };
+        Some(SavedOutage { frontend: frontend.name.to_string(), outage: self.outage, moved_of: moved_of.clone() })
+    }
+
     /// Moves everything that is too much once, as soon as it is quiet.
     pub(super) fn order(&mut self, now_ns: u64) {
         self.ordered_at_ns = Some(now_ns);
@@ -153,6 +168,9 @@ impl Rebalancer {
         let allowed = self.allowance.take(self.per_minute(frontend), now_ns);
         if !moves.is_empty() || !self.asked.is_empty() {
             self.move_some(&mut moves, allowed, table, frontend, now_ns).await;
+        }
+        if let Some(entry) = backends.first() {
+            entry.frontend.outage.set(self.save(frontend));
         }
         let grows = seen.iter().any(|backend| backend.ready && !backend.has_whole_share);
         let is_even = left.is_empty() && self.asked.is_empty() && !grows;

@@ -267,6 +267,42 @@ async fn after_an_outage_flows_that_began_in_it_move_and_older_ones_stay() {
     assert!(moved.iter().all(|began| *began >= 111), "{moved:?}");
 }
 
+/// Regression: after an upgrade within an outage, the backend that came back had no flows for good.
+#[tokio::test]
+async fn an_outage_goes_on_in_the_process_after_an_upgrade_and_ends_there() {
+    let mut bench = Bench::new(&[4, 4, 0]);
+    bench.frontend.rebalance.when = RebalanceWhen::AfterOutage;
+    bench.set_gone_since(2, 110 * S);
+    let (mut mover, mut now_ns) = (Rebalancer::new(0), 111 * S);
+    assert_eq!(moved_until(&mut bench, &mut mover, &mut now_ns, 120 * S).await, [0; 0]);
+    let first = bench.backend(0);
+    for second in 111..=114 {
+        bench.flow_since(&first, second * S, 112 * S);
+    }
+    bench.set_health_state(&bench.backend(2), HealthState::Ready);
+    let upgraded = |bench: &Bench| {
+        let sent = serde_json::to_vec(&save_outages(&bench.table.registry)).unwrap();
+        first.frontend.outage.set(None);
+        restore_outages(&bench.table.registry, serde_json::from_slice(&sent).unwrap());
+        Rebalancer::resume(first.frontend.outage.get(), 121 * S)
+    };
+    let mut moved = Vec::new();
+    let mut processes = 1;
+    while now_ns < 130 * S {
+        let until_ns = now_ns + S;
+        moved.extend(moved_until(&mut bench, &mut mover, &mut now_ns, until_ns).await);
+        if processes == 1 || (processes == 2 && !moved.is_empty()) {
+            mover = upgraded(&bench);
+            processes += 1;
+        }
+    }
+    assert!(moved.len() == 4 && moved.iter().all(|began| *began >= 111), "{moved:?}");
+    assert_eq!(processes, 3);
+    // A minute after the last backend came back it is over, for the next process, too.
+    assert_eq!(moved_until(&mut bench, &mut mover, &mut now_ns, 200 * S).await, [0; 0]);
+    assert_eq!(save_outages(&bench.table.registry), []);
+}
+
 #[tokio::test]
 async fn by_order_flows_move_at_once_and_the_result_says_what_stays() {
     let mut bench = Bench::new(&[6, 0]);

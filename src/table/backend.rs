@@ -1,6 +1,7 @@
 //! Backends and frontends at run time: their state survives a reload, and has their names as its keys.
 
 mod named;
+mod outage;
 mod service;
 
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use crate::model::ids::{BackendId, FrontendId};
 use crate::ports::strangers::Strangers;
 pub(crate) use crate::ports::suspicion::Suspicion;
 pub(crate) use named::NamedBackend;
+use outage::OutageMemory;
 pub(crate) use service::Service;
 use service::ServiceMemory;
 
@@ -64,6 +66,7 @@ pub struct FrontendEntry {
     /// Its addresses with a port that other processes of this host may have, too (`share_port`).
     pub shared_ports: ArcSwap<Vec<VipAddr>>,
     service: ServiceMemory,
+    pub outage: OutageMemory,
     /// One lane per worker, and a last one for an earlier process's counts.
     pub lanes: Box<[FrontendLane]>,
 }
@@ -296,6 +299,7 @@ impl Registry {
             other_process: OtherProcess::default(),
             shared_ports: ArcSwap::default(),
             service: ServiceMemory::default(),
+            outage: OutageMemory::default(),
             lanes: (0..=self.workers).map(|_| FrontendLane::default()).collect(),
         });
         *next_id += 1;

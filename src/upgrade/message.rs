@@ -30,6 +30,7 @@ use crate::addr::VipAddr;
 use crate::model::health::SavedBackend;
 use crate::model::ids::FlowId;
 use crate::model::nodes::SavedNode;
+use crate::model::rebalance::outage::SavedOutage;
 use crate::table::flow_transfer::FlowTransfer;
 use crate::table::saved::{SavedCounters, SavedSource};
 use crate::table::totals::Totals;
@@ -117,6 +118,8 @@ pub struct State {
     pub counters: SavedCounters,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<SavedNode>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub outages: Vec<SavedOutage>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

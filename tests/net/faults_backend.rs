@@ -539,6 +539,15 @@ fn row31_after_an_outage_flows_that_began_in_it_are_spread_and_older_ones_stay()
     });
 }
 
+/// Regression: an upgrade ended the outage, and the backend that had come back stayed without flows.
+#[test]
+fn row31_an_upgrade_within_an_outage_does_not_end_it() {
+    b1_goes_and_returns("row31 upgrade", "after_outage", |baton| {
+        baton.order(&["upgrade"]);
+        eventually(LONG, "seven flows on b1", || baton.flows_of("b1") == 7);
+    });
+}
+
 #[test]
 fn row31_an_ordered_rebalance_says_how_many_flows_moved() {
     b1_goes_and_returns("row31 order", "ordered", |baton| {

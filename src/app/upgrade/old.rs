@@ -17,6 +17,7 @@ use crate::model::end_reason::EndReason;
 use crate::model::fleet::Farewell;
 use crate::ports::orders::{EndOrder, Pace, Selector};
 use crate::proxy::MovingFlow;
+use crate::rebalance;
 use crate::table::flow_transfer::FlowTransfer;
 use crate::table::flows::IdShare;
 use crate::table::totals::Totals;
@@ -99,6 +100,7 @@ impl OldProcess for RunningInstance {
             totals: Totals::of_table(table),
             counters: self.core.proxy.save().map_err(|stuck| stuck.to_string())?,
             nodes: table.nodes.watch().save(),
+            outages: rebalance::save_outages(&table.registry),
         })
     }
 

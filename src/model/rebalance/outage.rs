@@ -1,6 +1,11 @@
 //! An outage as rebalancing sees it: from the moment at which a backend stops being ready, until all are ready again with
 //! their whole share, and a while after. Flows that began in that time are where they are because of the outage.
 
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
 /// A backend that may take flows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BackendSeen {
@@ -13,14 +18,24 @@ pub(crate) struct BackendSeen {
     pub has_whole_share: bool,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Outage {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outage {
     #[default]
     None,
     /// A backend is not ready, or not yet with its whole share.
     Lasts { since_ns: u64 },
     /// All are back; flows that began since `since_ns` may still move until `until_ns`.
     Over { since_ns: u64, until_ns: u64 },
+}
+
+/// A frontend's outage, as it passes to another process. Times are monotonic nanoseconds of the same host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedOutage {
+    pub frontend: String,
+    pub outage: Outage,
+    /// How many flows of each client have moved since it began.
+    pub moved_of: HashMap<IpAddr, u32>,
 }
 
 impl Outage {

@@ -33,8 +33,9 @@ pub(crate) mod watchdog;
 pub mod what_if;
 pub(crate) mod words;
 
+use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -46,6 +47,7 @@ use crate::metrics::Metrics;
 use crate::ports::fleet::Fleet;
 use crate::ports::orders::Orders;
 use crate::sys::clock::now_ns;
+use crate::table::journal::Event;
 use crate::table::{Part, Table};
 use census::Census;
 use collect::CollectorParts;
@@ -77,6 +79,8 @@ pub struct Admin {
     census: Arc<Census>,
     samples: Mutex<Samples>,
     history: Mutex<PageHistory>,
+    /// Events of the charts' time that earlier processes recorded, for the page.
+    earlier: OnceLock<Vec<Event>>,
     /// Locked during a search.
     searching: Mutex<()>,
 }
@@ -118,6 +122,7 @@ impl Admin {
             census,
             samples,
             history,
+            earlier: OnceLock::new(),
             searching,
         })
     }
@@ -183,6 +188,21 @@ impl Admin {
             let ago_ns = ago_ms.saturating_mul(1_000_000);
             self.history().fill(&self.table.registry, now_ns, ago_ns, moment, flows);
         }
+    }
+
+    /// Takes the events of the charts' time that were recorded, in the order of time; those of this process may be among them.
+    pub(crate) fn set_earlier(&self, mut events: Vec<Event>) {
+        let own: HashSet<_> = self.table.journal.since(0, false).iter().map(Event::anchor).collect();
+        events.retain(|event| !own.contains(&event.anchor()));
+        // A second time is a second task's, which there is not.
+        let _ = self.earlier.set(events);
+    }
+
+    /// The last events of this process, and of those before it as far as the charts go back, oldest first, ended flows left out.
+    fn events(&self) -> Vec<Event> {
+        let mut events = self.earlier.get().cloned().unwrap_or_default();
+        events.extend(self.table.journal.since(0, false));
+        events
     }
 
     /// Runs `work` on a thread for blocking work.

@@ -211,11 +211,15 @@ fn open(config: &Config) -> (RecordFiles, RecordFiles) {
     (history, flows)
 }
 
-/// The samples since `from_ms`, milliseconds since 1970, with the processes that took them: from the newest files, as
-/// [`read_times`] chooses them. What cannot be read is passed over: these are for charts, which show a gap there.
-pub(crate) fn samples_since(directory: &Path, from_ms: u64) -> Recording {
-    let is_sample = |what: &Recorded| matches!(what, Recorded::Sample(sample) if sample.at_unix_ms >= from_ms);
-    let read = reader::read_series(directory, Some(HISTORY), &(from_ms..=u64::MAX), is_sample);
+/// The samples and the events but ends of flows since `from_ms`, milliseconds since 1970, with the processes that wrote them: from the
+/// newest files, as [`read_times`] chooses them. What cannot be read is passed over: these are for charts, which show a gap there.
+pub(crate) fn history_since(directory: &Path, from_ms: u64) -> Recording {
+    let is_since = |what: &Recorded| match what {
+        Recorded::Owner(_) => false,
+        Recorded::Sample(sample) => sample.at_unix_ms >= from_ms,
+        Recorded::Event(event) => event.at_unix_ms >= from_ms,
+    };
+    let read = reader::read_series(directory, Some(HISTORY), &(from_ms..=u64::MAX), is_since);
     let read = read.unwrap_or_default();
     read.unreadable.iter().for_each(|fault| tracing::debug!(%fault, "the charts have a gap here"));
     read

@@ -70,14 +70,14 @@ impl PageView {
         view.now.push_str("</div>\n");
         let history = admin.history();
         let axis = TimeAxis::new(&history, now_ns, status.at_unix_ms);
-        let lately = admin.table.journal.since_time(axis.from_unix_ms);
+        let told = admin.events();
         let frontends: Vec<_> = status.frontends.iter().map(|it| it.name.as_str()).collect();
         let has_moves = status.fleet.name.is_some() || status.vip.is_some();
         let span = TimeSpan { title: "The last ten minutes", axis, has_moves };
-        charts::render(&mut view.charts, span, &frontends, &history, &lately);
+        charts::render(&mut view.charts, span, &frontends, &history, &told);
         drop(history);
         view.past.push_str("<div class=\"live\" id=\"past\">\n<div class=\"two\">\n");
-        events(&mut view.past, &status.events, axis.from_unix_ms);
+        events(&mut view.past, &told, axis.from_unix_ms);
         ended(&mut view.past, &status.totals.ended_total);
         view.past.push_str("</div>\n</div>\n");
         footer(&mut view.foot, &status);
@@ -329,8 +329,8 @@ pub(crate) fn events(page: &mut String, events: &[Event], from_unix_ms: u64) {
         write(
             page,
             format_args!(
-                "<li id=\"event-{}\" class=\"{}\"><time datetime=\"{date}T{time}Z\" title=\"{date} {time} UTC\">{time}</time> {}</li>\n",
-                event.number,
+                "<li id=\"{}\" class=\"{}\"><time datetime=\"{date}T{time}Z\" title=\"{date} {time} UTC\">{time}</time> {}</li>\n",
+                event.anchor(),
                 tone(event.what.weight()),
                 Escaped(event.what.sentence()),
             ),

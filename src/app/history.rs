@@ -1,4 +1,4 @@
-//! The page's charts go on across an upgrade and a restart: the time before comes from the recorder.
+//! The page's charts and its list of events go on across an upgrade and a restart: the time before comes from the recorder.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use crate::essential;
 use crate::model::end_reason::EndReason;
 use crate::recorder::{self, FileOwner, Recorded, RecordedSample, Recording};
 use crate::sys::clock::{now_ns, unix_ms};
+use crate::table::journal::Event;
 
 const SLOT_MS: u64 = EVERY_NS / 1_000_000;
 
@@ -39,8 +40,8 @@ pub(super) async fn fill(admin: Arc<Admin>, config: Arc<Config>) {
     let work = move || {
         let (now_ns, now_unix_ms) = (now_ns(), unix_ms());
         let from_ms = now_unix_ms.saturating_sub(SPAN_NS / 1_000_000);
-        let recording = recorder::samples_since(&config.recorder.directory, from_ms);
-        let own = samples_of(&recording, &FileOwner::of(&config));
+        let recording = recorder::history_since(&config.recorder.directory, from_ms);
+        let (own, events) = told_by(&recording, &FileOwner::of(&config));
         // Two moments of one slot would leave the next one empty.
         let ahead_ms = (now_ns / 1_000_000) % SLOT_MS + SLOT_MS - now_unix_ms % SLOT_MS;
         admin.fill_history(
@@ -48,22 +49,26 @@ pub(super) async fn fill(admin: Arc<Admin>, config: Arc<Config>) {
             now_unix_ms,
             moments(&own, ahead_ms).map(|it| (it.sample.at_unix_ms, it.moment, it.sample.flows_by_backend())),
         );
+        admin.set_earlier(events);
     };
     essential::aside(work).await;
 }
 
-/// The samples of this instance, each with the number of its process. Another instance may have the same directory.
-fn samples_of<'r>(recording: &'r Recording, own: &FileOwner) -> Vec<(usize, &'r RecordedSample)> {
+/// The samples of this instance, each with the number of its process, and its events. Another instance may have the same directory.
+fn told_by<'r>(recording: &'r Recording, own: &FileOwner) -> (Vec<(usize, &'r RecordedSample)>, Vec<Event>) {
     let is_own = |owner: &FileOwner| match (&owner.instance, &own.instance) {
         (Some(its), Some(own)) => its == own,
         _ => true,
     };
-    let samples = recording.records.iter().filter(|record| is_own(&recording.owners[record.owner]));
-    let samples = samples.filter_map(|record| match &record.what {
-        Recorded::Sample(sample) => Some((record.owner, sample)),
-        Recorded::Owner(_) | Recorded::Event(_) => None,
-    });
-    samples.collect()
+    let (mut samples, mut events) = (Vec::new(), Vec::new());
+    for record in recording.records.iter().filter(|record| is_own(&recording.owners[record.owner])) {
+        match &record.what {
+            Recorded::Sample(sample) => samples.push((record.owner, sample)),
+            Recorded::Event(event) => events.push(event.clone()),
+            Recorded::Owner(_) => {}
+        }
+    }
+    (samples, events)
 }
 
 /// The moments of the charts, in the order of time, from samples in the order of time, each with the number of its process. Rates
@@ -194,7 +199,7 @@ mod tests {
             owners: vec![owner(Some("lb-a")), owner(Some("lb-b")), owner(None)],
             ..Recording::default()
         };
-        let of = |name| samples_of(&recording, &owner(name)).into_iter().map(|(it, _)| it).collect::<Vec<_>>();
+        let of = |name| told_by(&recording, &owner(name)).0.into_iter().map(|(it, _)| it).collect::<Vec<_>>();
         assert_eq!(of(Some("lb-a")), [0, 2]);
         assert_eq!(of(None), [0, 1, 2], "it has had a name since");
     }

@@ -187,7 +187,7 @@ fn a_copy_that_lost_the_time_of_its_last_record_is_read() {
 }
 
 #[test]
-fn samples_for_the_charts_are_read_beside_torn_ones_and_a_file_that_cannot_be_read() {
+fn samples_and_events_for_the_page_are_read_beside_torn_ones_and_a_file_that_cannot_be_read() {
     let folder = tempfile::tempdir().unwrap();
     file_of(folder.path(), 1, 1_000, 5_000, &[1_000, 4_000, 4_001, 4_002]);
     file_of(folder.path(), 2, 5_000, 6_000, &[]);
@@ -199,10 +199,14 @@ fn samples_for_the_charts_are_read_beside_torn_ones_and_a_file_that_cannot_be_re
     let third = content.windows(7).position(|bytes| bytes == b"at 4001").unwrap();
     content[third] ^= 1;
     fs::write(&torn, content).unwrap();
-    let recording = samples_since(folder.path(), 4_000_000);
-    let found: Vec<_> = recording.records.iter().map(|record| record.at_unix_ms / 1000).collect();
-    assert_eq!(found, [4_000, 4_001, 6_000, 6_001]);
-    assert!(samples_since(Path::new("/proc/none"), 0).records.is_empty());
+    let recording = history_since(folder.path(), 4_000_000);
+    let found = |wanted: fn(&Recorded) -> bool| {
+        let records = recording.records.iter().filter(|record| wanted(&record.what));
+        records.map(|record| record.at_unix_ms / 1000).collect::<Vec<_>>()
+    };
+    assert_eq!(found(|what| matches!(what, Recorded::Sample(_))), [4_000, 4_001, 6_000, 6_001]);
+    assert_eq!(found(|what| matches!(what, Recorded::Event(_))), [4_000, 4_002, 6_000, 6_001]);
+    assert!(history_since(Path::new("/proc/none"), 0).records.is_empty());
 }
 
 #[test]

@@ -28,7 +28,7 @@ const KEEP: usize = 1000;
 /// Something that happened.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Event {
-    /// Grows by one per event of either ring.
+    /// Grows by one per event of either ring of its process.
     pub number: u64,
     /// Milliseconds since 1970, UTC.
     pub at_unix_ms: u64,
@@ -332,7 +332,7 @@ pub enum What {
     EvacuationCancelled {
         why: Option<String>,
     },
-    /// A source of clients' names has no valid ones: the last ones stay.
+    /// A source of clients' names has no valid ones, and the last ones stay; or some are not valid, and the others count.
     NamesFailed {
         source: String,
         error: String,
@@ -391,6 +391,13 @@ pub enum What {
     },
 }
 
+impl Event {
+    /// Names this event among those of several processes: `event-1764311897000-17`.
+    pub(crate) fn anchor(&self) -> String {
+        format!("event-{}-{}", self.at_unix_ms, self.number)
+    }
+}
+
 /// A bounded list of events. All writers and readers are control work, so a mutex is enough.
 #[derive(Debug, Default)]
 pub struct Journal {
@@ -430,12 +437,6 @@ impl Journal {
         if is_urgent {
             self.news.announce();
         }
-    }
-
-    /// The events since then, oldest first, ended flows left out.
-    pub(crate) fn since_time(&self, since_unix_ms: u64) -> Vec<Event> {
-        let rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
-        rings.other.iter().filter(|event| event.at_unix_ms >= since_unix_ms).cloned().collect()
     }
 
     /// The last events with a number of at least `since`, oldest first; ended flows only if requested.

@@ -231,9 +231,9 @@ fn wait_recorded(baton: &Baton, times: u32) {
     }
 }
 
-/// Regression: whoever upgraded Baton because of what the charts showed saw it no more.
+/// Regression: whoever upgraded Baton because of what the page showed saw it no more.
 #[test]
-fn the_charts_go_on_across_an_upgrade_and_across_a_kill_and_a_restart() {
+fn charts_and_events_go_on_across_an_upgrade_and_across_a_kill_and_a_restart() {
     let Some(lab) = Lab::new("charts go on") else { return };
     let _servers = lab.echo_everywhere();
     let mut baton = lab.start(&lab.config().recording(&lab.directory().join("recorder")));
@@ -259,6 +259,17 @@ fn the_charts_go_on_across_an_upgrade_and_across_a_kill_and_a_restart() {
             && bands.contains("0 now, 0 to 7 in the last ten minutes")
     };
     eventually(LONG, "their end is drawn", || seen(&baton));
+    baton.order(&["drain", "b1"]);
+    // In a mark of the time line, and once in the list.
+    let told = |baton: &Baton| {
+        let page = baton.http("/").map(|(_, page)| page).unwrap_or_default();
+        let within = |from: &str, to: &str| {
+            let part = page.split(from).nth(1).and_then(|rest| rest.split(to).next()).unwrap_or_default();
+            part.matches("apiserver/b1: ready → draining").count()
+        };
+        (within("id=\"timeline\"", "<figure") > 0, within("<ol class=\"events\">", "</ol>"))
+    };
+    eventually(LONG, "the drain is told", || told(&baton) == (true, 1));
     // What was counted after the last sample of a process is in no other's. The ends themselves are recorded, too.
     wait_recorded(&baton, 5);
 
@@ -268,11 +279,13 @@ fn the_charts_go_on_across_an_upgrade_and_across_a_kill_and_a_restart() {
     eventually(LONG, "the old process ends", || baton.process.exit_status().is_some());
     assert_ne!(pid(), old);
     eventually(LONG, "the new process draws what was before it", || seen(&baton));
+    eventually(LONG, "it tells what was before it", || told(&baton) == (true, 1));
     let new = Stranger::new(pid());
     new.kill();
     baton = Baton::start_with(&lab.lb, lab.directory());
     baton.wait_until_ready();
     eventually(LONG, "the next process draws what was before it", || seen(&baton));
+    eventually(LONG, "it tells what was before it", || told(&baton) == (true, 1));
 }
 
 /// `text` is `words` with a time, which goes on.

@@ -83,7 +83,7 @@ pub(crate) struct TimeSpan<'a> {
     pub has_moves: bool,
 }
 
-/// `frontends`: their names. `events`: those since [`TimeAxis::from_unix_ms`].
+/// `frontends`: their names. `events`: in the order of time; those before [`TimeAxis::from_unix_ms`] have no mark.
 pub(crate) fn render(
     page: &mut String,
     span: TimeSpan<'_>,
@@ -211,7 +211,13 @@ fn times(page: &mut String, axis: TimeAxis) {
     page.push_str("<div class=\"times\" aria-hidden=\"true\">");
     for at_unix_ms in ticks(axis.from_unix_ms, axis.to_unix_ms, TICK_MS) {
         let (percent, (_, time)) = (100.0 * axis.place(at_unix_ms), date_and_time(at_unix_ms));
-        write(page, format_args!("<i style=\"left:{percent:.1}%\">{}</i>", &time[..5]));
+        // A label in the middle of its tick would not have room at an edge.
+        let edge = match percent {
+            ..4.0 => " class=\"first\"",
+            96.0.. => " class=\"last\"",
+            _ => "",
+        };
+        write(page, format_args!("<i{edge} style=\"left:{percent:.1}%\">{}</i>", &time[..5]));
     }
     page.push_str("</div>\n");
 }

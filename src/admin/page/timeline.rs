@@ -33,8 +33,8 @@ pub(super) struct TimelineMark {
     /// As [`TimeAxis::place`].
     pub place: f64,
     from_unix_ms: u64,
-    /// Of its worst event.
-    number: u64,
+    /// Names its worst event.
+    worst: String,
     events: usize,
     sentences: Vec<String>,
 }
@@ -111,14 +111,14 @@ pub(super) fn marks(events: &[Event], axis: TimeAxis) -> Vec<TimelineMark> {
             Some(mark) => mark,
             None => {
                 let (place, from_unix_ms) = (axis.place(event.at_unix_ms), event.at_unix_ms);
-                let (number, sentences) = (event.number, Vec::new());
-                marks.push(TimelineMark { row, weight, place, from_unix_ms, number, events: 0, sentences });
+                let (worst, sentences) = (event.anchor(), Vec::new());
+                marks.push(TimelineMark { row, weight, place, from_unix_ms, worst, events: 0, sentences });
                 marks.last_mut().expect("it was added")
             }
         };
         mark.events += 1;
         if weight > mark.weight {
-            (mark.weight, mark.number) = (weight, event.number);
+            (mark.weight, mark.worst) = (weight, event.anchor());
         }
         if mark.sentences.len() < SENTENCES {
             let (_, time) = date_and_time(event.at_unix_ms);
@@ -149,12 +149,12 @@ impl TimelineMark {
         if let Some(more) = self.events.checked_sub(self.sentences.len()).filter(|more| *more > 0) {
             text += &format!("\nand {more} more");
         }
-        let (percent, number) = (100.0 * self.place, self.number);
+        let (percent, worst) = (100.0 * self.place, &self.worst);
         let text = Escaped(&text);
         write(
             page,
             format_args!(
-                "<a class=\"mark {}\" id=\"mark-{number}\" href=\"#event-{number}\" style=\"left:{percent:.2}%\" title=\"{text}\" \
+                "<a class=\"mark {}\" id=\"mark-{worst}\" href=\"#{worst}\" style=\"left:{percent:.2}%\" title=\"{text}\" \
                  aria-label=\"{text}\">",
                 tone(self.weight)
             ),
@@ -187,12 +187,18 @@ mod tests {
         events.extend((3..12).map(|number| at(number, 1_300_000, stuck())));
         events.push(at(12, 1_312_000, moves()));
         let marks = marks(&events, axis);
-        let seen: Vec<_> = marks.iter().map(|it| (it.row, it.number, it.events, it.place)).collect();
+        let seen: Vec<_> = marks.iter().map(|it| (it.row, &*it.worst, it.events, it.place)).collect();
         let row = TimelineRow::Instance;
-        assert_eq!(seen[..2], [(row, 3, 10, 0.5), (TimelineRow::Ended, 2, 1, axis.place(1_299_100))]);
-        assert_eq!((marks.len(), seen[2].1, marks[0].sentences.len()), (3, 12, SENTENCES));
+        assert_eq!(
+            seen[..2],
+            [(row, "event-1300000-3", 10, 0.5), (TimelineRow::Ended, "event-1299100-2", 1, axis.place(1_299_100))]
+        );
+        assert_eq!((marks.len(), seen[2].1, marks[0].sentences.len()), (3, "event-1312000-12", SENTENCES));
         let mut page = String::new();
         render(&mut page, &marks, false);
-        assert!(page.contains("and 4 more") && page.contains("href=\"#event-3\"") && !page.contains("VIP"), "{page}");
+        assert!(
+            page.contains("and 4 more") && page.contains("href=\"#event-1300000-3\"") && !page.contains("VIP"),
+            "{page}"
+        );
     }
 }

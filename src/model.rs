@@ -30,6 +30,7 @@ pub(crate) mod pacing;
 pub mod proxy_protocol;
 pub(crate) mod rebalance;
 pub(crate) mod recorder_file;
+pub(crate) mod secrets;
 pub mod segment;
 pub mod splice;
 pub(crate) mod stays;

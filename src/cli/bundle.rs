@@ -16,6 +16,7 @@ use super::{check, socket};
 use crate::admin::protocol::Command;
 use crate::config;
 use crate::model::humane::{bytes, date_and_time};
+use crate::model::secrets::is_key;
 use crate::sys::clock::unix_ms;
 
 #[derive(Debug, Args)]
@@ -157,7 +158,8 @@ fn remove_secrets(table: &mut Table) {
                 items.iter_mut().skip(1).for_each(|item| *item = REMOVED.into());
             }
             Value::Array(items) => items.iter_mut().filter_map(Value::as_table_mut).for_each(remove_secrets),
-            Value::String(text) if is_secret || is_pasted_key(key, text) => *text = REMOVED.to_owned(),
+            // Somebody has written a key where the name of its file belongs.
+            Value::String(text) if is_secret || (key.ends_with("_file") && is_key(text)) => *text = REMOVED.to_owned(),
             // An apiserver takes a token there, too.
             Value::String(text) if key == "path" => {
                 if let Some((path, _)) = text.split_once('?') {
@@ -167,11 +169,6 @@ fn remove_secrets(table: &mut Table) {
             _ => {}
         }
     }
-}
-
-/// Whether somebody has written a key where the name of its file belongs: hexadecimal digits, as `baton genkey` prints them.
-fn is_pasted_key(key: &str, text: &str) -> bool {
-    key.ends_with("_file") && text.len() >= 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 const REMOVED: &str = "(removed)";

@@ -11,6 +11,7 @@ use toml::de::DeTable;
 use super::diagnostic::{Diagnostic, Quote, Severity, shown};
 use super::foreign::{self, ForeignConfig};
 use super::kind::quote;
+use crate::model::secrets::hide_keys;
 
 /// A place in the file.
 #[derive(Clone, Debug)]
@@ -140,6 +141,7 @@ impl<'t> Document<'t> {
             None => (1, 1, None),
         };
         let (file, key) = (shown(self.path), place.key.clone());
+        let [message, help] = [message, help].map(|text| hide_keys(&text));
         self.findings.borrow_mut().push(Diagnostic { severity, file, line, column, key, message, help, quote });
     }
 
@@ -152,7 +154,7 @@ impl<'t> Document<'t> {
         let from = text.floor_char_boundary(span.start - start);
         let to = text.floor_char_boundary(span.end.max(span.start) - start).max(from);
         let column = text[..from].chars().count() as u32 + 1;
-        let quote = (text.len() <= QUOTED_BYTES_MAX).then(|| Quote { text: text.to_owned(), from, to });
+        let quote = (text.len() <= QUOTED_BYTES_MAX).then(|| Quote { text: hide_keys(text), from, to });
         (line, column, quote)
     }
 

@@ -11,6 +11,7 @@ use zeroize::{ZeroizeOnDrop, Zeroizing};
 use super::file::{self, FileFault};
 use super::kind::{FilePath, Kind};
 use super::section::Section;
+use crate::model::secrets;
 
 /// A key, and the file that it was read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +63,7 @@ const KEY_BYTES: usize = 32;
 const SHARED_KEY: &str = "expected a key as `baton genkey` prints it";
 const SHARED_KEY_OR_NONE: &str = "expected a key as `baton genkey` prints it, or no such file";
 const PRIVATE_KEY: &str = "expected a key as `baton genkey --identity FILE` writes it";
+const PASTED: &str = "write it to a file of mode 600 and name that file; if others can read this file, make a new key";
 const READER_OF_SHARED: &str = "any user who can read the key can act as any instance";
 const READER_OF_OWN: &str = "any user who can read the key can act as this instance";
 
@@ -113,7 +115,11 @@ fn of_file(
             Some((bytes, path))
         }
         Err(fault) => {
-            section.refuse(key, format!("cannot use {named:?} as {}: {fault}", section.name(key)), expected);
+            let name = section.name(key);
+            match secrets::is_key(named) {
+                true => section.refuse(key, format!("{name} is a key, and not the name of a file with one"), PASTED),
+                false => section.refuse(key, format!("cannot use {named:?} as {name}: {fault}"), expected),
+            }
             None
         }
     }

@@ -46,7 +46,7 @@ pub(crate) use health::reset_after_silence;
 pub use identity::{KeyFile, PeerKey, PrivateKey, PublicKey};
 pub use load::{by_default, check, load, parse};
 pub use names::NamesSettings;
-pub(crate) use names::read_names;
+pub(crate) use names::{NamesInFile, read_names};
 pub use process::Group;
 pub(crate) use process::read_socket;
 pub use recorder::RecorderSettings;

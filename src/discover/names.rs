@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::config::{Config, FileWatch, read_names};
+use crate::config::{Config, FileWatch, NamesInFile, read_names};
 use crate::essential::aside;
 use crate::model::names::NameMap;
 use crate::part::Part;
@@ -17,12 +17,13 @@ pub(super) struct NameFollower {
     names: Part<ClientNames>,
     journal: Part<Journal>,
     source: NameSource,
-    failed: Option<String>,
+    /// What was wrong at the last look.
+    fault: Option<String>,
 }
 
 impl NameFollower {
     pub(super) fn new(names: Part<ClientNames>, journal: Part<Journal>, source: NameSource) -> Self {
-        Self { names, journal, source, failed: None }
+        Self { names, journal, source, fault: None }
     }
 
     /// The source gives these names. It may fail all the same: it cannot tell of changes.
@@ -32,25 +33,42 @@ impl NameFollower {
 
     /// After an error the last names stay.
     pub(super) fn take(&mut self, found: Result<NameMap, String>) {
+        let fault = match found {
+            Ok(found) => {
+                self.learn(found);
+                None
+            }
+            Err(error) => Some(error),
+        };
+        self.say(fault);
+    }
+
+    /// Of a file with lines that are no names, the others count.
+    fn take_file(&mut self, found: Result<NamesInFile, String>) {
+        match found {
+            Ok(NamesInFile { names, skipped }) => {
+                self.learn(names);
+                self.say(skipped);
+            }
+            Err(error) => self.take(Err(error)),
+        }
+    }
+
+    /// Says what is wrong, or that nothing is any more, once.
+    fn say(&mut self, fault: Option<String>) {
+        if self.fault == fault {
+            return;
+        }
         let source = match &self.source {
             NameSource::File => "the file of [names]".to_owned(),
             NameSource::Nodes(frontend) => format!("the nodes of {frontend}'s cluster"),
         };
-        match found {
-            Ok(found) => {
-                self.learn(found);
-                if self.failed.take().is_some() {
-                    let names = self.names.count(&self.source);
-                    self.journal.record(What::NamesRecovered { source, names });
-                }
-            }
-            Err(error) if self.failed.as_ref() != Some(&error) => {
-                self.failed = Some(error.clone());
-                let kept = self.names.count(&self.source);
-                self.journal.record(What::NamesFailed { source, error, kept });
-            }
-            Err(_) => {}
-        }
+        self.fault = fault.clone();
+        let names = self.names.count(&self.source);
+        self.journal.record(match fault {
+            Some(error) => What::NamesFailed { source, error, kept: names },
+            None => What::NamesRecovered { source, names },
+        });
     }
 }
 
@@ -71,7 +89,7 @@ pub(crate) async fn run(names: Part<ClientNames>, journal: Part<Journal>, mut co
             let read = path.clone();
             // `None`: the runtime is shutting down.
             let Some(found) = aside(move || read_names(&read)).await else { return };
-            follower.take(found);
+            follower.take_file(found);
             tokio::select! {
                 () = watch.may_have_changed() => {}
                 changed = config.changed() => {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::entries::{LineFault, beginning, for_each_entry};
+use super::entries::{LineFault, beginning, entries};
 use crate::addr::BackendAddr;
 
 /// A set of addresses, as a source lists them.
@@ -137,19 +137,16 @@ pub(crate) fn joined<T>(replies: impl IntoIterator<Item = NameReply<T>>) -> Name
 /// # Errors
 /// The first line that is no such address, or is half written.
 pub(crate) fn parse_list(text: &str) -> Result<AddressSet, LineFault> {
-    let mut found = AddressSet::new();
-    for_each_entry(text, |entry| {
-        let address = entry.parse().ok().and_then(BackendAddr::reachable).ok_or_else(|| {
+    let address = |entry: &str| {
+        entry.parse().ok().and_then(BackendAddr::reachable).ok_or_else(|| {
             format!(
                 "expected an address that can be connected to, with its port, such as \"10.0.0.11:6443\" or \
                  \"[2001:db8::11]:6443\"; found {:?}",
                 beginning(entry)
             )
-        })?;
-        found.insert(address);
-        Ok(())
-    })?;
-    Ok(found)
+        })
+    };
+    entries(text, address)?.collect()
 }
 
 #[cfg(test)]

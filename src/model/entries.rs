@@ -13,22 +13,24 @@ pub(crate) struct LineFault {
 /// Characters of a line that an error shows.
 const SHOWN_CHARS_MAX: usize = 60;
 
-/// Calls `take` with each entry, in their order. Empty lines count for nothing, and neither does what follows a `#`.
+/// The entries, in their order, each by `parse`. Empty lines count for nothing, and neither does what follows a `#`.
 ///
 /// # Errors
-/// The first line with an error of `take`; or the last line, if no newline ends it: somebody is still writing it.
-pub(crate) fn for_each_entry(text: &str, mut take: impl FnMut(&str) -> Result<(), String>) -> Result<(), LineFault> {
-    for (index, whole) in text.split_inclusive('\n').enumerate() {
-        let fault = |error: String| LineFault { line: index + 1, error };
-        if !whole.ends_with('\n') {
-            return Err(fault("the last line does not end with a newline: the file may be half written".to_owned()));
-        }
-        let entry = whole.split('#').next().unwrap_or_default().trim();
-        if !entry.is_empty() {
-            take(entry).map_err(fault)?;
-        }
+/// The last line, if no newline ends it: somebody is still writing it.
+pub(crate) fn entries<T>(
+    text: &str,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<impl Iterator<Item = Result<T, LineFault>>, LineFault> {
+    if !text.is_empty() && !text.ends_with('\n') {
+        let error = "the last line does not end with a newline: the file may be half written".to_owned();
+        return Err(LineFault { line: text.lines().count(), error });
     }
-    Ok(())
+    let entries = text.lines().enumerate().filter_map(move |(index, whole)| {
+        let entry = whole.split('#').next().unwrap_or_default().trim();
+        let parsed = (!entry.is_empty()).then(|| parse(entry))?;
+        Some(parsed.map_err(|error| LineFault { line: index + 1, error }))
+    });
+    Ok(entries)
 }
 
 /// The beginning of `text`, for an error.

@@ -48,6 +48,13 @@ fn a_file_names_clients_in_lists_and_events_and_is_followed() {
     eventually(LONG, "it works again", || baton.events_of("names_recovered").len() == 1);
     assert_eq!((node_of(&baton), baton.events_of("names_failed").len()), ("worker-9".into(), 1));
 
+    // A wrong line costs no other line its name.
+    write(&format!("worker-8\n{} worker-10\n", lab.client.v4));
+    eventually(LONG, "an event names the line", || baton.events_of("names_failed").len() == 2);
+    assert_eq!((node_of(&baton), baton.events_of("names_failed")[1]["kept"].clone()), ("worker-10".into(), 1.into()));
+    write(&format!("{} worker-9\n", lab.client.v4));
+    eventually(LONG, "it is whole again", || baton.events_of("names_recovered").len() == 2);
+
     drop(conn);
     baton.wait_ended("client_closed", 1);
     let told = || baton.order(&["events", "--flows", "--since", "1h"]);

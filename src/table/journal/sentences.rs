@@ -394,7 +394,7 @@ impl What {
             }
             Self::NamesFailed { source, error, kept } => {
                 let (number, stay) = (plural(*kept as u64, "name"), if *kept == 1 { "stays" } else { "stay" });
-                say!(Notice, { source, error, kept }, "no names of clients from {source}: {error}; {number} {stay}")
+                say!(Notice, { source, error, kept }, "names of clients are missing: {source}: {error}; {number} {stay}")
             }
             Self::NamesRecovered { source, names } => {
                 let number = plural(*names as u64, "name");

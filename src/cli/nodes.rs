@@ -52,11 +52,11 @@ pub(super) fn nodes(client: &mut Client, arguments: &NodesArguments, output: &Ou
     };
     loop {
         let mut report: NodesReport = client.ask(&Command::Nodes {})?;
+        let all = report.nodes.len();
         if arguments.silent {
             report.nodes.retain(|row| matches!(row.state, NodeRowState::Silent { .. }));
         }
         let more = report.nodes.len().saturating_sub(limit);
-        let all = report.nodes.len();
         report.nodes.truncate(limit);
         match output.json {
             true if arguments.watch => output.json_line(&report)?,

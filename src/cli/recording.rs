@@ -1,7 +1,7 @@
 //! Finds what was recorded: the files of the instance, of one that has ended, or of another host.
 
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
@@ -11,8 +11,8 @@ use serde::Deserialize;
 use super::output::CliError;
 use super::socket;
 use crate::admin::protocol::Command;
-use crate::config::{self, RecorderSettings};
-use crate::model::humane::date_and_time;
+use crate::config::{self, FileFault, RecorderSettings};
+use crate::model::humane::{date_and_time, plural};
 use crate::model::moment::{self, MomentFault};
 use crate::recorder::{self, FileOwner, ReadFault, Recorded, Recording, past};
 use crate::sys::clock::unix_ms;
@@ -73,7 +73,7 @@ pub(super) fn find(
 fn configured(path: &Path, must_be: bool) -> Result<PathBuf, CliError> {
     let unusable = |reason: String| CliError::Config { path: path.to_owned(), reason };
     let text = match config::read_file(path) {
-        Err(_) if !must_be => return Ok(RecorderSettings::default().directory),
+        Err(FileFault::Missing) if !must_be => return Ok(RecorderSettings::default().directory),
         read => String::from_utf8(read.map_err(|fault| unusable(fault.to_string()))?)
             .map_err(|_| unusable("it is not UTF-8".to_owned()))?,
     };
@@ -131,20 +131,42 @@ pub(super) fn say_faults(recording: &Recording) {
 
 fn of_bundle(path: &Path) -> Result<Vec<(String, Vec<u8>)>, CliError> {
     let read = || {
+        let mut file = BufReader::new(File::open(path)?);
+        if file.fill_buf()?.starts_with(GZIP) {
+            return Err(io::Error::other("it is compressed: unpack it with gunzip first"));
+        }
         let mut files = Vec::new();
-        let mut bundle = tar::Archive::new(BufReader::new(File::open(path)?));
-        for entry in bundle.entries()? {
-            let mut entry = entry?;
-            let Ok(name) = entry.path()?.strip_prefix(RECORDS).map(|name| name.display().to_string()) else { continue };
-            let mut content = Vec::new();
-            entry.read_to_end(&mut content)?;
-            files.push((name, content));
+        for entry in tar::Archive::new(file).entries()? {
+            match entry.and_then(|entry| add_record(entry, &mut files)) {
+                Ok(()) => {}
+                Err(error) if files.is_empty() => return Err(error),
+                Err(_) => {
+                    let (place, read) = (path.display(), plural(files.len() as u64, "file"));
+                    eprintln!(
+                        "baton: {place} is cut off: it has {read} of the recorder, and the last one may not be whole"
+                    );
+                    break;
+                }
+            }
         }
         Ok(files)
     };
     let files = read().map_err(|source| CliError::NoBundle { path: path.to_owned(), source })?;
     if files.is_empty() { Err(ReadFault::Nothing(path.to_owned()).into()) } else { Ok(files) }
 }
+
+/// Adds the file that `entry` is, if it is one of the recorder's.
+fn add_record(mut entry: tar::Entry<'_, impl Read>, files: &mut Vec<(String, Vec<u8>)>) -> io::Result<()> {
+    if let Ok(name) = entry.path()?.strip_prefix(RECORDS).map(|name| name.display().to_string()) {
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content)?;
+        files.push((name, content));
+    }
+    Ok(())
+}
+
+/// The first bytes of a compressed file (RFC 1952, section 2.3.1).
+const GZIP: &[u8] = &[0x1f, 0x8b];
 
 /// The folder with the recorder's files in a bundle.
 pub(super) const RECORDS: &str = "recorder";

@@ -53,10 +53,14 @@ pub(super) fn run(
     config: Option<&Path>,
     output: &Output,
 ) -> Result<ExitCode, CliError> {
-    let mut found = match arguments.from.is_named() {
-        true => Vec::new(),
+    if let Some(at) = arguments.at.filter(|at| *at > unix_ms() + SLACK_MS) {
+        return Err(CliError::Usage(format!("--at {} has not come yet", recording::shown(at))));
+    }
+    let lives = match arguments.from.is_named() {
+        true => None,
         false => living(arguments.address, named.as_deref(), config),
     };
+    let (answers, mut found) = (lives.is_some(), lives.unwrap_or_default());
     let recorded = ended(arguments, named, config);
     let covers = match recorded {
         Ok((ended, covers)) => {
@@ -64,8 +68,8 @@ pub(super) fn run(
             covers
         }
         // What lives answers the question as well.
-        Err(error) if found.is_empty() => return Err(error),
-        Err(_) => String::new(),
+        Err(error) if answers => format!(" among the flows that live, and {error}"),
+        Err(error) => return Err(error),
     };
     found.retain(|it| arguments.at.is_none_or(|at| it.covers(at)));
     found.sort_by_key(|it| std::cmp::Reverse(it.from_unix_ms));
@@ -79,12 +83,12 @@ pub(super) fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Flows that go on, if an instance answers.
-fn living(address: SocketAddr, socket: Option<&Path>, config: Option<&Path>) -> Vec<ClientBehind> {
+/// Flows that go on; `None`: no instance answers.
+fn living(address: SocketAddr, socket: Option<&Path>, config: Option<&Path>) -> Option<Vec<ClientBehind>> {
     let now_ms = unix_ms();
     let mut found = Vec::new();
     let path = socket.map_or_else(|| socket::find(config), |path| Ok(path.to_owned()));
-    let client = path.ok().and_then(|path| socket::connect(&path).ok());
+    let mut client = socket::connect(&path.ok()?).ok()?;
     let filter = FlowFilter { source: Some(address), ..FlowFilter::default() };
     let take = |row: FlowRow| {
         found.push(ClientBehind {
@@ -99,8 +103,8 @@ fn living(address: SocketAddr, socket: Option<&Path>, config: Option<&Path>) -> 
         ControlFlow::Continue(())
     };
     // Without an answer the record is what there is.
-    let _ = client.map(|mut client| client.list::<FlowRow, Listed>(&Command::Flows(filter), take));
-    found
+    client.list::<FlowRow, Listed>(&Command::Flows(filter), take).ok()?;
+    Some(found)
 }
 
 /// Flows of the recorder's files, and the time that these cover.

@@ -47,6 +47,16 @@ pub(crate) fn duration_ms(ms: u64) -> String {
     }
 }
 
+/// `350 ms`, `2.3 s`, `12.3 s`, `10 s`, then as [`duration_ms`]: rounded up, for a time that nothing exceeds.
+pub(crate) fn limit_ms(ms: u64) -> String {
+    let tenths = ms.div_ceil(100);
+    match ms {
+        1_000..60_000 if tenths >= 100 && tenths.is_multiple_of(10) => format!("{} s", tenths / 10),
+        1_000..60_000 => format!("{}.{} s", tenths / 10, tenths % 10),
+        _ => duration_ms(if ms < 1_000 { ms } else { ms.next_multiple_of(1_000) }),
+    }
+}
+
 /// `850 µs`, `3.1 ms`, then as [`duration_ms`].
 pub(crate) fn duration_us(us: u64) -> String {
     match us {

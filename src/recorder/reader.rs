@@ -15,7 +15,7 @@ use crate::model::recorder_file::{RecordsIn, Unreadable};
 /// Why nothing can be read.
 #[derive(Debug, Error)]
 pub(crate) enum ReadFault {
-    #[error("cannot read the recorder's files in {directory}: {source}", directory = .directory.display())]
+    #[error("cannot read the recorder's files in {directory}: {source}{}", whose(source), directory = .directory.display())]
     Directory { directory: PathBuf, source: io::Error },
     #[error("cannot read {file}: {source}")]
     File { file: String, source: io::Error },
@@ -23,6 +23,14 @@ pub(crate) enum ReadFault {
     Content { file: String, source: Unreadable },
     #[error("there is no file of a recorder in {directory}", directory = .0.display())]
     Nothing(PathBuf),
+}
+
+/// Why a user may not.
+fn whose(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => "; only root and Baton's user may: they have the addresses of all clients",
+        _ => "",
+    }
 }
 
 /// A record was made at most so long before it was written: events wait while a disk hangs.

@@ -65,7 +65,7 @@ fn a_node_whose_connection_is_cut_is_silent_until_it_returns_and_the_others_are_
     assert!(!baton.metrics().contains("baton_node_silent_seconds{node=\"worker-2\""));
     let said = baton.order(&["nodes", "--silent"]);
     assert!(said.contains("worker-1  no connection for ") && !said.contains("worker-2"), "{said}");
-    assert!(said.ends_with("1 node by the file of [names], 1 silent\n"), "{said}");
+    assert!(said.ends_with("3 nodes by the file of [names], 1 silent\n"), "{said}");
     assert_eq!((state(&baton, "worker-2"), state(&baton, "cp1")), ("connected".into(), "never_seen".into()));
     let told = baton.events_of("nodes_silent");
     assert_eq!((told.len(), &told[0]["nodes"]), (1, &Value::from(["worker-1"])));

@@ -7,14 +7,14 @@ pub(super) mod testing;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
 use super::Subject;
 use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::model::health::{Cause, HealthState};
-use crate::model::humane::{bytes, date_and_time, duration_ms, plural};
+use crate::model::humane::{bytes, date_and_time, duration_ms, limit_ms, plural};
 use crate::model::ids::FlowId;
 use crate::model::names::named;
 use crate::recorder::{FrontendSettings, Recorded, RecordedSample, Recording, TimedRecord};
@@ -113,10 +113,25 @@ impl<'r> Story<'r> {
         };
         let last =
             |wanted: &dyn Fn(&Event) -> bool| self.events.iter().rposition(|(event, _)| is_it(event) && wanted(event));
-        let was_ready = |event: &Event| matches!(&event.what, What::BackendChanged { from: HealthState::Ready, .. });
+        // A drain before it is not why it is dead.
+        let is_new = |event: &Event| match &event.what {
+            What::BackendChanged { from, to, .. } => {
+                *from == HealthState::Ready || (*from == HealthState::Draining && *to == HealthState::Ejected)
+            }
+            _ => false,
+        };
         let at =
-            last(&|event| is_loss(event) && was_ready(event)).or_else(|| last(&is_loss)).or_else(|| last(&|_| true))?;
-        self.of_event(at)
+            last(&|event| is_loss(event) && is_new(event)).or_else(|| last(&is_loss)).or_else(|| last(&|_| true))?;
+        let (mut sentences, figures) = self.of_event(at)?;
+        let (told, _) = of_backend(self.events[at].0)?;
+        let frontends = self.events.iter().filter(|(event, _)| is_it(event)).filter_map(|(event, _)| of_backend(event));
+        let others: BTreeSet<_> =
+            frontends.map(|(frontend, _)| frontend).filter(|frontend| *frontend != told).collect();
+        if !others.is_empty() {
+            let named: Vec<_> = others.iter().map(|frontend| format!("baton explain {frontend}/{name}")).collect();
+            sentences.push(format!("A backend of another frontend has this name, too: {}.", named.join(", ")));
+        }
+        Some((sentences, figures))
     }
 
     /// The last change of a peer's link, or its last event.
@@ -399,13 +414,13 @@ fn decided_by(settings: &FrontendSettings, to: HealthState, cause: &Cause) -> Op
 /// The longest time that a client can have waited, as `baton check` computes it. `without`: how long no backend was ready.
 fn longest_gap(settings: &FrontendSettings, lease_renew_ms: u64, without: OtherBackend) -> (String, Option<u64>) {
     let (name, silence_ms) = (&settings.name, settings.reset_after_silence_ms);
-    let (silence, renewal) = (duration_ms(silence_ms), duration_ms(lease_renew_ms));
+    let (silence, renewal) = (limit_ms(silence_ms), limit_ms(lease_renew_ms));
     match without {
         OtherBackend::Ready => {
             let gap_ms = silence_ms + lease_renew_ms;
             let sentence = format!(
                 "The longest gap that a node can have seen is {}: {silence} from the silence to the last reset, and a renewal's {renewal}.",
-                duration_ms(gap_ms)
+                limit_ms(gap_ms)
             );
             (sentence, Some(gap_ms))
         }
@@ -414,8 +429,8 @@ fn longest_gap(settings: &FrontendSettings, lease_renew_ms: u64, without: OtherB
             let sentence = format!(
                 "Then no backend of {name} was ready until {} after this, so the longest gap that a node can have seen is {}: {silence} from the \
                  silence to this, that time, and a renewal's {renewal}.",
-                duration_ms(ms),
-                duration_ms(gap_ms)
+                limit_ms(ms),
+                limit_ms(gap_ms)
             );
             (sentence, Some(gap_ms))
         }

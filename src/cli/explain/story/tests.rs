@@ -58,7 +58,7 @@ fn a_backend_that_hung_is_explained_with_times_figures_and_the_setting_that_deci
              waits 500 ms for an answer.",
             "400 ms before, it had 30 flows of the frontend's 90.",
             "Of its flows 30 flows ended (backend_ejected 30), the last of them 240 ms after this; reset_within = 250 ms spreads such resets.",
-            "The longest gap that a node can have seen is 12 s: 2.2 s from the silence to the last reset, and a renewal's 10 s.",
+            "The longest gap that a node can have seen is 12.3 s: 2.3 s from the silence to the last reset, and a renewal's 10 s.",
             "This lasted 3 m 12 s: at 2026-11-25 03:15:19.412Z apiserver/cp2: ejected → ready: probes pass.",
         ]
     );
@@ -95,7 +95,7 @@ fn an_outage_of_all_backends_is_part_of_the_longest_gap_whichever_was_lost_first
         assert_eq!(found.len(), 1, "{sentences:?}");
         found[0].clone()
     };
-    let with = "The longest gap that a node can have seen is 12 s: ";
+    let with = "The longest gap that a node can have seen is 12.3 s: ";
     assert!(gap(vec![lost(), order.clone()]).starts_with(with));
     // cp1 was lost before, or a moment later; it is back 14 s after cp2's loss.
     let back = || (15_000, other(Ejected, Ready));
@@ -103,7 +103,7 @@ fn an_outage_of_all_backends_is_part_of_the_longest_gap_whichever_was_lost_first
         let mut events = vec![lost(), order.clone(), (at, other(Ready, Ejected)), back()];
         events.sort_by_key(|(at, _)| *at);
         let said = gap(events);
-        assert!(said.starts_with("Then no backend of apiserver was ready until 14 s after this, so the longest gap that a node can have seen is 26 s"), "{said}");
+        assert!(said.starts_with("Then no backend of apiserver was ready until 14 s after this, so the longest gap that a node can have seen is 26.3 s"), "{said}");
     }
     let said = gap(vec![(0, other(Ready, Ejected)), lost(), order.clone()]);
     assert!(said.contains("was ready until the record ends"), "{said}");
@@ -288,6 +288,32 @@ fn an_outage_is_told_with_the_flows_that_the_backend_ended_and_the_connections_t
     );
     assert!(said.contains("was ready until 14 s after this"), "{said}");
     assert!(said.contains("Meanwhile Baton reset 2 new connections (no_backend 2)."), "{said}");
+}
+
+#[test]
+fn a_backend_that_died_while_it_drained_is_explained_by_its_death() {
+    use HealthState::{Draining, Ejected, Ready};
+    let events =
+        vec![(0, changed(Ready, Draining, Cause::OrderedDrain)), (9000, changed(Draining, Ejected, Cause::Refused))];
+    let said = told(&recording(events), Subject::Backend("cp2".to_owned())).unwrap();
+    assert!(said[0].contains("apiserver/cp2: draining → ejected"), "{said:?}");
+}
+
+/// Regression: of two backends with one name, one was explained and the other was not named.
+#[test]
+fn a_name_of_backends_in_two_frontends_is_explained_with_how_to_ask_for_the_other() {
+    use HealthState::{Ejected, Ready};
+    let What::BackendChanged { backend, from, to, cause, .. } = changed(Ready, Ejected, Cause::Refused) else {
+        unreachable!()
+    };
+    let in_other = What::BackendChanged { frontend: "konnectivity".to_owned(), backend, from, to, cause };
+    let recording = recording(vec![(0, in_other), (9000, changed(Ready, Ejected, Cause::Refused))]);
+    let said = |name: &str| told(&recording, Subject::Backend(name.to_owned())).unwrap();
+    let sentences = said("cp2");
+    assert!(sentences[0].contains("apiserver/cp2"), "{sentences:?}");
+    let other = "A backend of another frontend has this name, too: baton explain konnectivity/cp2.";
+    assert_eq!(sentences.last().map(String::as_str), Some(other));
+    assert!(!said("konnectivity/cp2").iter().any(|it| it.contains("too: ")), "one of them was asked for");
 }
 
 #[test]

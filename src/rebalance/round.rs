@@ -173,14 +173,15 @@ impl Rebalancer {
             entry.frontend.outage.set(self.save(frontend));
         }
         let grows = seen.iter().any(|backend| backend.ready && !backend.has_whole_share);
-        let is_even = left.is_empty() && self.asked.is_empty() && !grows;
         let ordered_at_ns = self.ordered_at_ns?;
         let took = Duration::from_nanos(now_ns.saturating_sub(ordered_at_ns));
-        if !is_even && took < ORDER_LIMIT {
+        let left = self.explain(left, table).await;
+        // Those whose clients have moved already stay, however long they are waited for.
+        let may_move = grows || returning > 0 || !self.asked.is_empty() || left.iter().any(|it| it.never_quiet > 0);
+        if may_move && took < ORDER_LIMIT {
             return None;
         }
         self.ordered_at_ns = None;
-        let left = self.explain(left, table).await;
         Some(Rebalanced { frontend: frontend.name.to_string(), moved: self.moved, left, took })
     }
 

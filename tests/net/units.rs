@@ -19,8 +19,8 @@ fn words(unit: &str, key: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Starts Baton on `lb` as systemd would by `unit`: as nobody, in a /run of its own.
-fn start(lab: &Lab, unit: &str, config: &Config) -> Baton {
+/// Starts Baton on `lb` as systemd would by `unit`: as nobody, who has a /run of its own and the folder `pins`.
+fn start(lab: &Lab, unit: &str, config: &Config, pins: Option<&Path>) -> Baton {
     let ambient = words(unit, "AmbientCapabilities");
     assert_eq!(ambient, words(unit, "CapabilityBoundingSet"));
     let sets: String =
@@ -31,8 +31,9 @@ fn start(lab: &Lab, unit: &str, config: &Config) -> Baton {
     chown(&directory, Some(NOBODY), Some(NOBODY)).unwrap();
     let paths = config::Paths::below(&directory);
     std::fs::write(&paths.config, config.text(&paths.socket)).unwrap();
+    let pins = pins.map(|pins| pins.display().to_string()).unwrap_or_default();
     let script = format!(
-        "mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/baton && chown {NOBODY} /run/baton && exec setpriv \
+        "mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/baton && chown -R {NOBODY} /run/baton {pins} && exec setpriv \
          --reuid {NOBODY} --regid {NOBODY} --clear-groups --no-new-privs --inh-caps=-all{sets} --ambient-caps=-all{sets} \
          --bounding-set=-all{sets} \"$@\""
     );
@@ -55,7 +56,7 @@ fn held(pid: i32) -> u64 {
 fn a_plain_relay_needs_no_capability_at_all() {
     let Some(lab) = Lab::new("unit of a relay") else { return };
     let _servers = lab.echo_everywhere();
-    let baton = start(&lab, PROXY, &lab.config());
+    let baton = start(&lab, PROXY, &lab.config(), None);
     assert_eq!(held(baton.process.pid().as_raw_nonzero().get()), 0);
     lab.client.connect(lab.lb.v4(6443)).echo(1, 100_000);
 }
@@ -101,7 +102,8 @@ fn flows_are_offloaded_with_the_capabilities_of_the_unit_and_no_others() {
     let _servers = lab.echo_everywhere();
     // Two ports below 1024 for the user nobody to listen on.
     let listen = vec![lab.lb.v4(443).to_string()];
-    let baton = start(&lab, FULL, &lab.config().offloading(&pinned.directory).frontend("listen", listen));
+    let config = lab.config().offloading(&pinned.directory).frontend("listen", listen);
+    let baton = start(&lab, FULL, &config, Some(&pinned.directory));
     let mut conn = lab.client.connect(lab.lb.v4(443));
     for seed in 0..4 {
         conn.echo(seed, 1000);

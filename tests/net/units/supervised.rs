@@ -63,10 +63,38 @@ fn flows_are_offloaded_in_the_sandbox_of_the_unit() {
     }
     assert!(!inside("ls /home/* /root/* 2>/dev/null | grep ."), "home directories show");
     assert!(inside("test -e /run/baton-vip-away && test -S /run/baton/admin.sock"));
+    // Its user needs no capability to write these.
+    let user = of("Uid:").split_whitespace().next().unwrap().to_owned();
+    let as_user = format!("setpriv --reuid {user} --clear-groups --inh-caps=-all --ambient-caps=-all sh -c");
+    assert!(inside(&format!("{as_user} 'echo 254 >/run/baton-vip-away'")));
+    for pins in [PINS, "/sys/fs/bpf/baton-ports"] {
+        assert!(inside(&format!("test $(stat -c %u {pins}) = {user}")), "{pins}");
+    }
     // A reload by the unit's own command.
     let reloaded = systemd.run(&["systemctl", "reload", "baton.service"]);
     assert!(reloaded.status.success(), "{}", String::from_utf8_lossy(&reloaded.stderr));
     conn.echo(9, 100_000);
+    conn.half_close();
+    assert_eq!(conn.end(LONG), End::Fin);
+}
+
+/// Of a start by root, or of a unit whose user had another number.
+#[test]
+fn flows_whose_pins_belong_to_another_user_are_recovered_by_the_unit() {
+    let test = "pins of another user";
+    let Some(lab) = Lab::new(test) else { return };
+    let _servers = lab.echo_everywhere();
+    let Some((systemd, pid, mut conn)) = begin(test, &lab, FULL) else { return };
+    for command in [&["systemctl", "stop", "baton.service"][..], &["chown", "-R", "0:0", PINS]] {
+        let done = systemd.run(command);
+        assert!(done.status.success(), "{command:?}: {}", String::from_utf8_lossy(&done.stderr));
+    }
+    conn.echo(1, 1000);
+    let started = systemd.run(&["systemctl", "start", "baton.service"]);
+    assert!(started.status.success(), "{}", String::from_utf8_lossy(&started.stderr));
+    systemd.wait_active(Some(pid), LONG);
+    systemd.wait_offloaded(1);
+    conn.echo(2, 100_000);
     conn.half_close();
     assert_eq!(conn.end(LONG), End::Fin);
 }
@@ -116,6 +144,20 @@ tried("setpriority", 141, 0, 0, 5);
 tried("mount", 165, "none", "/tmp", "tmpfs", 0, 0);
 tried("perf_event_open", 298, 0, 0, -1, -1, 0);
 print "a runtime's socket\n" if -e "/run/containerd/containerd.sock";
+use Socket;
+use Errno qw(EACCES);
+socket(my $socket, PF_UNIX, SOCK_STREAM, 0) or die;
+print "a socket of root's\n" if connect($socket, sockaddr_un("/run/of-root.sock")) || $! != EACCES;
+for my $file ("/etc/shadow", "/etc/kubernetes/admin.conf") {
+    print "$file\n" if open(SECRET, "<", $file) && defined(<SECRET>);
+}
+"#;
+
+/// A socket that nobody but root may use. Who may is refused by its end, which is gone.
+const BIND: &str = r#"
+use Socket;
+socket(my $socket, PF_UNIX, SOCK_STREAM, 0) or die;
+bind($socket, sockaddr_un("/run/of-root.sock")) or die;
 "#;
 
 fn forbids(test: &str, unit: &str) {
@@ -123,9 +165,11 @@ fn forbids(test: &str, unit: &str) {
     let units = lab.directory().join("systemd/units");
     std::fs::create_dir_all(&units).unwrap();
     std::fs::write(units.join("try.pl"), TRY).unwrap();
+    std::fs::write(units.join("bind.pl"), BIND).unwrap();
     let begin = "ExecStartPre=/usr/bin/baton check";
     let tries = format!(
-        "ExecStartPre=+/bin/sh -c 'mkdir -p /run/containerd && : >/run/containerd/containerd.sock'\n\
+        "ExecStartPre=+/bin/sh -c 'mkdir -p /run/containerd /etc/kubernetes && : >/run/containerd/containerd.sock'\n\
+         ExecStartPre=+/bin/sh -c 'umask 77 && echo secret >/etc/kubernetes/admin.conf && perl /run/units/bind.pl'\n\
          ExecStartPre=/bin/sh -c 'exec perl /run/units/try.pl >/var/lib/baton/tried 2>&1'\n{begin}"
     );
     let config = lab.config().text(Path::new(SOCKET));
@@ -239,7 +283,7 @@ fn connections_to_a_shared_port_wait_for_the_process_that_systemd_starts_anew() 
 /// What systemd itself says of the files, without running anything.
 #[test]
 fn systemd_finds_nothing_to_complain_about() {
-    for (name, unit, exposure_max) in [("baton.service", FULL, 23), ("baton-proxy.service", PROXY, 16)] {
+    for (name, unit, exposure_max) in [("baton.service", FULL, 21), ("baton-proxy.service", PROXY, 14)] {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join(name);
         std::fs::write(&file, unit.replace("/usr/bin/baton", "/bin/true")).unwrap();

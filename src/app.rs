@@ -272,7 +272,7 @@ fn assemble(
     let offloaded = offload::InstanceOffload::open(&config, engine_parts(&table, &ports), left_by)?;
     let (proxy, bindings) = Proxy::start_idle(proxy_parts(&table, &ports), &config, inherited)?;
     state.totals.carry_into_table(&table);
-    table.nodes.watch().restore(state.nodes);
+    table.nodes.watch().restore(now_ns(), state.nodes);
     let parts = HealthParts {
         registry: table.part(),
         flows: table.part(),

@@ -151,8 +151,8 @@ fn count<'a>(views: impl Iterator<Item = NodeView<'a>>) -> NodeCounts {
         let place = match (view.silence, view.state) {
             (Some(_), _) => 1,
             (None, NodeState::Connected(_)) => 0,
-            (None, NodeState::Lost { .. }) => 2,
-            (None, NodeState::Unknown) => 3,
+            (None, NodeState::Lost(_)) => 2,
+            (None, NodeState::Unknown { .. }) => 3,
             (None, NodeState::NeverSeen) => 4,
         };
         counts[place].1 += 1;
@@ -256,14 +256,14 @@ impl NodeRow {
         let state = match (view.silence, view.state) {
             (Some(NodeSilence { since_ns, kind }), _) => NodeRowState::Silent { why: kind, for_ms: since_ms(since_ns) },
             (None, NodeState::Connected(_)) => NodeRowState::Connected,
-            (None, NodeState::Lost { since_ns, .. }) => NodeRowState::Lost { for_ms: since_ms(*since_ns) },
-            (None, NodeState::Unknown) => NodeRowState::Unknown,
+            (None, NodeState::Lost(loss)) => NodeRowState::Lost { for_ms: since_ms(loss.since_ns) },
+            (None, NodeState::Unknown { .. }) => NodeRowState::Unknown,
             (None, NodeState::NeverSeen) => NodeRowState::NeverSeen,
         };
         let none = NodeFlows::default();
         let flows = if let NodeState::Connected(flows) = view.state { flows } else { &none };
         let last_byte_ns = match view.state {
-            NodeState::Lost { last_byte_ns, .. } => *last_byte_ns,
+            NodeState::Lost(loss) => loss.last_byte_ns,
             _ => flows.last_byte_ns(),
         };
         Self {

@@ -24,7 +24,7 @@ use super::what_if::{WhatIfFailed, WhatIfRequest};
 use crate::config::Diagnostic;
 use crate::model::duration;
 use crate::model::humane::duration_ms;
-use crate::model::ids::FlowId;
+use crate::model::ids::{FlowId, flow_as_text};
 use crate::table::flows::FlowState;
 
 pub const VERSION: u32 = 1;
@@ -162,6 +162,7 @@ pub struct About {
 /// One flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowRow {
+    #[serde(with = "flow_as_text")]
     pub id: FlowId,
     pub frontend: String,
     /// `None`: not picked yet.

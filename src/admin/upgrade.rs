@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio::sync::{oneshot, watch};
 
-use crate::model::ids::FlowId;
+use crate::model::ids::{FlowId, flow_as_text};
 
 /// The requested new process. Absent fields mean no change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +62,7 @@ pub struct Upgraded {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotMoved {
+    #[serde(with = "flow_as_text")]
     pub flow: FlowId,
     pub why: String,
 }

@@ -12,7 +12,7 @@ use super::output::{CliError, Output};
 use super::recording::{self, RecordingFrom};
 use super::socket;
 use crate::admin::protocol::{Command, FlowFilter, FlowRow, Listed};
-use crate::model::ids::FlowId;
+use crate::model::ids::{FlowId, flow_as_text};
 use crate::model::names::named;
 use crate::recorder::Recorded;
 use crate::sys::clock::unix_ms;
@@ -35,6 +35,7 @@ pub(super) struct WhoArguments {
 struct ClientBehind {
     client: SocketAddr,
     node: Option<String>,
+    #[serde(serialize_with = "flow_as_text::serialize")]
     flow: FlowId,
     frontend: String,
     backend: Option<String>,

@@ -91,9 +91,51 @@ impl FromStr for FlowId {
     }
 }
 
+/// A flow's id as its displayed form, for readers of JSON: many of them round whole numbers of more than 53 bits, as jq 1.6 does, to the
+/// id of another flow. Reads the number, too, which releases before wrote.
+pub(crate) mod flow_as_text {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    use super::FlowId;
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Spelled {
+        Text(String),
+        Number(u64),
+    }
+
+    pub(crate) fn serialize<S: Serializer>(id: &FlowId, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(id)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FlowId, D::Error> {
+        match Spelled::deserialize(deserializer)? {
+            Spelled::Text(text) => text.parse().map_err(D::Error::custom),
+            Spelled::Number(number) => Ok(FlowId(number)),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Regression: `baton kill` of an id that jq had read from `baton flows --json` reset another client's connection.
+    #[test]
+    fn an_id_in_json_is_text_that_no_reader_rounds_and_numbers_are_read() {
+        #[derive(PartialEq, Debug, Serialize, Deserialize)]
+        struct Row {
+            #[serde(with = "flow_as_text")]
+            id: FlowId,
+        }
+        let row = Row { id: FlowId::of(0x6066, 0x6b0a_79fc_07f0) };
+        let text = serde_json::to_string(&row).unwrap();
+        assert_eq!(text, "{\"id\":\"6066-6b0a79fc07f0\"}");
+        for spelled in [text, format!("{{\"id\":{}}}", row.id.0)] {
+            assert_eq!(serde_json::from_str::<Row>(&spelled).unwrap(), row);
+        }
+    }
 
     #[test]
     fn a_process_that_starts_later_begins_above_all_that_was_given() {

@@ -62,13 +62,21 @@ pub(crate) enum NodeState {
     NeverSeen,
     Connected(NodeFlows),
     /// It has no connection at any instance.
-    Lost {
-        since_ns: u64,
-        /// `None`: its last connection was at another instance.
-        last_byte_ns: Option<u64>,
-    },
+    Lost(NodeLoss),
     /// It has no connection here, and perhaps one at an instance that this one does not hear.
-    Unknown,
+    Unknown {
+        since_ns: u64,
+        /// What is true again if it has had none. `None`: its last connection may have been at that instance.
+        before: Option<NodeLoss>,
+    },
+}
+
+/// Since when a node has no connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NodeLoss {
+    pub since_ns: u64,
+    /// `None`: its last connection was at another instance.
+    pub last_byte_ns: Option<u64>,
 }
 
 /// A node that is silent for too long.
@@ -123,16 +131,10 @@ pub(crate) struct NodeWatch {
 pub struct SavedNode {
     name: String,
     /// `None`: it has a connection, or may have one.
-    lost: Option<SavedLoss>,
+    lost: Option<NodeLoss>,
     told: Option<NodeSilence>,
     /// Whether it has a kubelet's rhythm.
     proven: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct SavedLoss {
-    since_ns: u64,
-    last_byte_ns: Option<u64>,
 }
 
 /// One node at one moment.
@@ -222,8 +224,9 @@ impl NodeWatch {
         let saved = seen.map(|(name, memory)| SavedNode {
             name: name.to_string(),
             lost: match memory.state {
-                NodeState::Lost { since_ns, last_byte_ns } => Some(SavedLoss { since_ns, last_byte_ns }),
-                _ => None,
+                NodeState::Lost(loss) => Some(loss),
+                NodeState::Unknown { before, .. } => before,
+                NodeState::NeverSeen | NodeState::Connected(_) => None,
             },
             told: memory.told,
             proven: memory.rhythm == NodeRhythm::Proven,
@@ -232,12 +235,12 @@ impl NodeWatch {
     }
 
     /// Begins with the nodes of another process, until the next look.
-    pub(crate) fn restore(&mut self, saved: Vec<SavedNode>) {
+    pub(crate) fn restore(&mut self, now_ns: u64, saved: Vec<SavedNode>) {
         self.awaits_list = true;
         self.nodes.extend(saved.into_iter().map(|SavedNode { name, lost, told, proven }| {
-            let lost = lost.map(|SavedLoss { since_ns, last_byte_ns }| NodeState::Lost { since_ns, last_byte_ns });
             let rhythm = if proven { NodeRhythm::Proven } else { NodeRhythm::Unproven };
-            (name.into(), NodeMemory { state: lost.unwrap_or(NodeState::Unknown), rhythm, told })
+            let state = lost.map_or(NodeState::Unknown { since_ns: now_ns, before: None }, NodeState::Lost);
+            (name.into(), NodeMemory { state, rhythm, told })
         }));
     }
 
@@ -260,14 +263,25 @@ impl NodeMemory {
             self.keep_rhythm(now_ns, timers, was_mute);
             return;
         }
+        let is_told = self.told.is_some();
+        let lost_now = |last_byte_ns| NodeLoss { since_ns: now_ns, last_byte_ns };
         self.state = match &self.state {
             NodeState::NeverSeen => NodeState::NeverSeen,
-            _ if !sees_all => NodeState::Unknown,
-            NodeState::Lost { since_ns, last_byte_ns } => {
-                NodeState::Lost { since_ns: *since_ns, last_byte_ns: *last_byte_ns }
+            unknown @ NodeState::Unknown { .. } if !sees_all => unknown.clone(),
+            NodeState::Lost(loss) if !sees_all => NodeState::Unknown { since_ns: now_ns, before: Some(*loss) },
+            NodeState::Connected(flows) if !sees_all => {
+                let was_here = flows.at_peers.is_empty();
+                NodeState::Unknown { since_ns: now_ns, before: was_here.then(|| lost_now(flows.last_byte_ns())) }
             }
-            NodeState::Connected(flows) => NodeState::Lost { since_ns: now_ns, last_byte_ns: flows.last_byte_ns() },
-            NodeState::Unknown => NodeState::Lost { since_ns: now_ns, last_byte_ns: None },
+            NodeState::Lost(loss) => NodeState::Lost(*loss),
+            NodeState::Connected(flows) => NodeState::Lost(lost_now(flows.last_byte_ns())),
+            // A node that lives had time to connect to that instance, but would not have left it at once.
+            NodeState::Unknown { since_ns, before: Some(loss) }
+                if is_told || now_ns - since_ns <= timers.lease_renew_ns =>
+            {
+                NodeState::Lost(*loss)
+            }
+            NodeState::Unknown { .. } => NodeState::Lost(lost_now(None)),
         };
         if let NodeRhythm::Steady { .. } = self.rhythm {
             self.rhythm = NodeRhythm::Unproven;
@@ -296,9 +310,9 @@ impl NodeMemory {
         let lasts = |since_ns: u64, max_ns: u64| now_ns.saturating_sub(since_ns) >= max_ns;
         match &self.state {
             // Its connection ended after all: the silence began before that.
-            NodeState::Lost { .. } if self.told.is_some_and(|told| told.kind == SilenceKind::NoByte) => self.told,
-            NodeState::Lost { since_ns, .. } if lasts(*since_ns, timers.lost_max_ns()) => {
-                Some(NodeSilence { since_ns: *since_ns, kind: SilenceKind::NoConnection })
+            NodeState::Lost(_) if self.told.is_some_and(|told| told.kind == SilenceKind::NoByte) => self.told,
+            NodeState::Lost(loss) if lasts(loss.since_ns, timers.lost_max_ns()) => {
+                Some(NodeSilence { since_ns: loss.since_ns, kind: SilenceKind::NoConnection })
             }
             NodeState::Connected(flows) if self.rhythm == NodeRhythm::Proven => {
                 let since_ns = flows.last_byte_ns().filter(|at_ns| lasts(*at_ns, timers.mute_max_ns()))?;
@@ -327,8 +341,8 @@ impl NodeMemory {
     fn heard_ns(&self) -> Option<u64> {
         match &self.state {
             NodeState::Connected(flows) => flows.last_byte_ns(),
-            NodeState::Lost { since_ns, last_byte_ns } => Some(last_byte_ns.unwrap_or(*since_ns)),
-            NodeState::NeverSeen | NodeState::Unknown => None,
+            NodeState::Lost(loss) => Some(loss.last_byte_ns.unwrap_or(loss.since_ns)),
+            NodeState::NeverSeen | NodeState::Unknown { .. } => None,
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::model::end_reason::EndReason;
 use crate::model::fleet::InstanceName;
 use crate::model::fleet::Liveness;
 use crate::model::health::{Cause, HealthState};
-use crate::model::ids::FlowId;
+use crate::model::ids::{FlowId, flow_as_text};
 use crate::model::nodes::SilenceKind;
 use crate::ports::news::News;
 use crate::ports::unrecorded::Unrecorded;
@@ -369,6 +369,7 @@ pub enum What {
         records: u64,
     },
     FlowEnded {
+        #[serde(with = "flow_as_text")]
         flow: FlowId,
         frontend: String,
         backend: Option<String>,

@@ -21,7 +21,7 @@ fn a_file_names_clients_in_lists_and_events_and_is_followed() {
     let mut conn = lab.client.connect(lab.lb.v4(6443));
     conn.echo(1, 1000);
     eventually(LONG, "the client has its name", || node_of(&baton) == "worker-7");
-    let id = baton.flows()[0]["id"].to_string();
+    let id = baton.flows()[0]["id"].as_str().expect("an id").to_owned();
     let client = conn.local();
     for (command, said) in [
         (&["flows"][..], "worker-7".to_owned()),

@@ -174,7 +174,7 @@ fn an_instance_that_the_vip_has_left_does_not_raise_an_alarm_for_its_nodes() {
     eventually(LONG, "the node is connected", || state(&baton, "worker-1") == "connected");
     lab.lb.run(&format!("ip address del {vip}/32 dev eth0"));
     eventually(LONG, "it has seen that", || nodes(&baton)["sees_not_all"].is_string());
-    let id = baton.flows()[0]["id"].to_string();
+    let id = baton.flows()[0]["id"].as_str().expect("an id").to_owned();
     baton.cli(&["kill", &id]);
     eventually(LONG, "nothing is known of the node", || state(&baton, "worker-1") == "unknown");
     assert!(!baton.metrics().contains("baton_nodes_silent"));

@@ -17,7 +17,10 @@ fn kill_resets_one_flow_or_those_of_a_backend_or_of_a_network() {
 
     let mut one = conns.pop().unwrap();
     let local = one.local().to_string();
-    let id = baton.flows().into_iter().find(|flow| flow["client"] == *local).unwrap()["id"].to_string();
+    let id = baton.flows().into_iter().find(|flow| flow["client"] == *local).unwrap()["id"]
+        .as_str()
+        .expect("an id")
+        .to_owned();
     baton.order(&["kill", &id]);
     assert_eq!(one.end(LONG), End::Rst);
     baton.wait_ended("killed", 1);
@@ -57,7 +60,7 @@ fn a_killed_flow_is_reset_on_both_sides_also_while_bytes_are_in_flight() {
     let baton = lab.start(&lab.config().only(&["b1"]));
     let mut conn = lab.client.connect(lab.lb.v4(6443));
     conn.read_tally(1_000_000).unwrap();
-    let id = baton.flows()[0]["id"].to_string();
+    let id = baton.flows()[0]["id"].as_str().expect("an id").to_owned();
     baton.order(&["kill", &id]);
     assert_eq!(conn.end(LONG), End::Rst);
     conn.received_pattern(6);

@@ -92,7 +92,7 @@ fn a_flow_that_lives_is_explained_where_nothing_is_recorded() {
     let baton = lab.start(&lab.config());
     let mut kept = lab.client.connect(lab.lb.v4(6443));
     kept.echo(1, 1000);
-    let id = baton.flows()[0]["id"].to_string();
+    let id = baton.flows()[0]["id"].as_str().expect("an id").to_owned();
     let said = baton.order(&["explain", &id]);
     assert!(said.starts_with(&format!("Flow {id} of ")), "{said}");
 }
@@ -142,7 +142,7 @@ fn from_a_bundle_alone_a_hung_apiserver_is_explained_with_the_figures_of_the_sta
     }
     let flows = it.baton.flows_of("b1");
     assert_eq!(flows, KUBELETS);
-    let living = it.baton.flows()[0]["id"].to_string();
+    let living = it.baton.flows()[0]["id"].as_str().expect("an id").to_owned();
     let said = it.baton.order(&["explain", &living]);
     assert!(said.contains(" goes on: it is proxied, began "), "{said}");
 
@@ -211,7 +211,7 @@ fn from_a_bundle_alone_a_hung_apiserver_is_explained_with_the_figures_of_the_sta
     let ends = ends.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
     let is_reset = |event: &Value| event["event"] == "flow_ended" && event["reason"] == "backend_ejected";
     let flow = ends.into_iter().find(is_reset).expect("it is there");
-    let why = read(&["explain", &flow["flow"].to_string()]);
+    let why = read(&["explain", flow["flow"].as_str().expect("an id")]);
     assert!(why.contains("for the reason backend_ejected") && why.contains("no answer within"), "{why}");
     assert_eq!(read(&["explain", "last"]), read(&["explain", &format!("event:{}", ejected["number"])]));
 

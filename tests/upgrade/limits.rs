@@ -162,7 +162,8 @@ fn flow_ids_go_on_almost_where_they_were() {
     let mut streams = Vec::new();
     for _ in 0..3 {
         streams.push(open(&instance).unwrap());
-        let ids: Vec<_> = flows(&instance).iter().map(|flow| flow["id"].as_u64().unwrap()).collect();
+        let ids: Vec<_> =
+            flows(&instance).iter().map(|flow| flow["id"].as_str().unwrap().parse::<u64>().unwrap()).collect();
         let newest = *ids.iter().max().unwrap();
         assert_eq!(ids.len(), streams.len());
         // Two workers of the old process and two of the new one have a block of 1024 each, and every other is left out.

@@ -215,7 +215,7 @@ fn this_release_upgrades_the_one_before() {
         String::from_utf8(output.stdout).unwrap()
     };
     let listed: Value = serde_json::from_str(&ask(&["--json", "flows"])).unwrap();
-    assert_eq!(listed["id"], flow.id.0);
+    assert_eq!(listed["id"], flow.id.to_string());
     let status: Value = serde_json::from_str(&ask(&["--json", "status"])).unwrap();
     let counted = done.value()["totals"]["frontends"][0]["accepted"].as_u64().unwrap();
     assert!(status["frontends"][0]["accepted_total"].as_u64().unwrap() >= counted, "{status}");

@@ -76,8 +76,11 @@ fn orders_deadlines_numbers_and_counters_survive_an_upgrade() {
     next.write_all(b"x").unwrap();
     next.read_exact(&mut [0]).unwrap();
     let listed = String::from_utf8(instance.run(&["--json", "flows"]).stdout).unwrap();
-    let ids: Vec<_> = listed.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["id"].as_u64()).collect();
-    assert_eq!((ids.len(), ids.iter().min()), (2, Some(&before["id"].as_u64())), "{listed}");
+    let ids: Vec<_> = listed
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["id"].as_str().unwrap().parse::<u64>().unwrap())
+        .collect();
+    assert_eq!((ids.len(), ids.iter().min()), (2, before["id"].as_str().unwrap().parse().ok().as_ref()), "{listed}");
     let events = String::from_utf8(instance.run(&["events"]).stdout).unwrap();
     assert!(events.contains("imported 1 flow from process"), "{events}");
 }

@@ -131,7 +131,7 @@ fn nothing_is_said_of_a_node_that_may_be_at_an_instance_which_is_not_heard() {
     scene.pass(30, at_peer);
     scene.sees_all = false;
     assert_eq!(scene.pass(300, none), NodeNews::default());
-    assert_eq!((scene.view().state, scene.budget_s()), (&NodeState::Unknown, None));
+    assert!(matches!(scene.view().state, NodeState::Unknown { .. }) && scene.budget_s().is_none());
     // Its silence counts from the moment when all instances are heard again.
     scene.sees_all = true;
     assert_eq!(scene.pass(10, none), NodeNews::default());
@@ -144,6 +144,42 @@ fn nothing_is_said_of_a_node_that_may_be_at_an_instance_which_is_not_heard() {
     assert_eq!(scene.pass(1, at_peer).back.len(), 1);
 }
 
+/// Regression: a dead node had its whole budget again, and no alarm, each time a peer was not heard for a moment.
+#[test]
+fn a_node_that_is_silent_stays_so_when_a_peer_was_not_heard_for_a_moment() {
+    let mut scene = Scene::new();
+    scene.pass(90, beats(10));
+    assert_eq!(scene.pass(28, none).silent.len(), 1);
+    let blip = |scene: &mut Scene, seconds| {
+        scene.sees_all = false;
+        scene.pass(seconds, none);
+        scene.sees_all = true;
+        scene.pass(1, none)
+    };
+    assert_eq!(blip(&mut scene, 3), NodeNews::default());
+    assert_eq!((scene.silent_s(), scene.budget_s()), (Some(31), Some(8)));
+    // Also for longer, as it was told, and across an upgrade within it.
+    scene.sees_all = false;
+    scene.pass(30, none);
+    let saved = scene.watch.save();
+    scene.watch = NodeWatch::default();
+    scene.watch.restore(scene.now_ns, saved);
+    scene.sees_all = true;
+    assert_eq!(scene.pass(1, none), NodeNews::default());
+    assert_eq!((scene.silent_s(), scene.budget_s()), (Some(62), Some(0)));
+
+    // One that lost its connection just before, or meanwhile.
+    let mut scene = Scene::new();
+    scene.pass(90, beats(10));
+    scene.pass(4, none);
+    blip(&mut scene, 2);
+    assert_eq!(scene.pass(4, none).silent.len(), 1, "it has had none for a renewal");
+    let mut scene = Scene::new();
+    scene.pass(90, beats(10));
+    blip(&mut scene, 2);
+    assert_eq!(scene.pass(8, none).silent.len(), 1);
+}
+
 #[test]
 fn another_process_knows_which_nodes_were_seen_and_since_when_they_are_silent() {
     let mut scene = Scene::new();
@@ -151,7 +187,7 @@ fn another_process_knows_which_nodes_were_seen_and_since_when_they_are_silent() 
     let moved = |scene: &mut Scene| {
         let saved = serde_json::to_string(&scene.watch.save()).unwrap();
         scene.watch = NodeWatch::default();
-        scene.watch.restore(serde_json::from_str(&saved).unwrap());
+        scene.watch.restore(scene.now_ns, serde_json::from_str(&saved).unwrap());
         // Its list comes later.
         scene.watch.handle_no_list();
     };

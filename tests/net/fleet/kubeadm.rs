@@ -163,7 +163,10 @@ fn dies(test: &str, prepare: impl Fn(&Host)) {
     let heir = &fleet.heir().baton;
     let mut killed = heirs.pop().unwrap();
     let local = killed.local().to_string();
-    let id = heir.flows().into_iter().find(|flow| flow["client"] == *local).unwrap()["id"].to_string();
+    let id = heir.flows().into_iter().find(|flow| flow["client"] == *local).unwrap()["id"]
+        .as_str()
+        .expect("an id")
+        .to_owned();
     let open = cluster.apiservers[1].open();
     heir.order(&["kill", &id]);
     assert_eq!(killed.end(LONG), End::Rst);

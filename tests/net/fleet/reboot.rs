@@ -6,9 +6,9 @@ use super::failover::{Fleet, Flows};
 use super::*;
 
 /// Every flow that an instance lists: its id, and the client's address.
-fn listed(fleet: &Fleet) -> Vec<(u64, SocketAddr)> {
+fn listed(fleet: &Fleet) -> Vec<(String, SocketAddr)> {
     let flows = fleet.all.iter().flat_map(|it| it.baton.flows());
-    let flow = |flow: Value| (flow["id"].as_u64().unwrap(), flow["client"].as_str().unwrap().parse().unwrap());
+    let flow = |flow: Value| (flow["id"].to_string(), flow["client"].as_str().unwrap().parse().unwrap());
     flows.map(flow).collect()
 }
 

@@ -293,7 +293,7 @@ fn an_operator_kills_drains_and_ejects_offloaded_flows() {
     let servers = lab.echo_everywhere();
     let baton = lab.start(&scene.config().frontend("drain_timeout", "1s"));
     let mut conn = offloaded(&scene, &baton, "b1");
-    let id = baton.flows()[0]["id"].to_string();
+    let id = baton.flows()[0]["id"].as_str().expect("an id").to_owned();
     baton.order(&["kill", &id]);
     assert_eq!(conn.end(LONG), End::Rst);
     baton.wait_ended("killed", 1);

@@ -158,7 +158,10 @@ fn flows_to_a_backend_on_the_balancer_s_own_host_are_offloaded_and_outlive_a_kil
     // Ends and orders reach both ends.
     let id = |conn: &Conn| {
         let client = conn.local().to_string();
-        baton.flows().into_iter().find(|flow| flow["client"] == *client).unwrap()["id"].to_string()
+        baton.flows().into_iter().find(|flow| flow["client"] == *client).unwrap()["id"]
+            .as_str()
+            .expect("an id")
+            .to_owned()
     };
     let mut killed = conns.pop().unwrap();
     baton.order(&["kill", &id(&killed)]);

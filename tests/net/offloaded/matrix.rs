@@ -184,7 +184,10 @@ fn row32_a_firewall_that_drops_what_it_has_not_tracked_neither_stops_flows_nor_t
     baton.wait_offloaded(6);
     for conn in &mut conns {
         let local = conn.local().to_string();
-        let id = baton.flows().into_iter().find(|flow| flow["client"] == local).unwrap()["id"].to_string();
+        let id = baton.flows().into_iter().find(|flow| flow["client"] == local).unwrap()["id"]
+            .as_str()
+            .expect("an id")
+            .to_owned();
         baton.order(&["kill", &id]);
         assert_eq!(conn.end(LONG), End::Rst, "an idle client hears of its end");
     }

@@ -40,7 +40,8 @@ fn row33_offloaded_flows_do_not_notice_a_kill_and_the_next_process_recovers_them
         (0..4).for_each(|round| conn.echo(seed as u64 * 10 + round, 100));
     }
     baton.wait_offloaded(20);
-    let before: Vec<_> = baton.flows().iter().map(|flow| (flow["id"].as_u64(), flow["backend"].to_string())).collect();
+    let before: Vec<_> =
+        baton.flows().iter().map(|flow| (flow["id"].to_string(), flow["backend"].to_string())).collect();
     for _ in 0..2 {
         baton.process.kill();
         conns.iter_mut().enumerate().for_each(|(seed, conn)| conn.echo(seed as u64, 10_000));
@@ -49,7 +50,7 @@ fn row33_offloaded_flows_do_not_notice_a_kill_and_the_next_process_recovers_them
         conns.iter_mut().enumerate().for_each(|(seed, conn)| conn.echo(seed as u64, 10_000));
     }
     let mut after: Vec<_> =
-        baton.flows().iter().map(|flow| (flow["id"].as_u64(), flow["backend"].to_string())).collect();
+        baton.flows().iter().map(|flow| (flow["id"].to_string(), flow["backend"].to_string())).collect();
     let mut before = before;
     before.sort();
     after.sort();
@@ -59,8 +60,10 @@ fn row33_offloaded_flows_do_not_notice_a_kill_and_the_next_process_recovers_them
     });
     // New flows beside them, and an order for an recovered one.
     lab.client.connect(lab.lb.v4(6443)).echo(1, 1000);
-    let id =
-        baton.flows().iter().find(|flow| flow["client"] == conns[0].local().to_string()).unwrap()["id"].to_string();
+    let id = baton.flows().iter().find(|flow| flow["client"] == conns[0].local().to_string()).unwrap()["id"]
+        .as_str()
+        .expect("an id")
+        .to_owned();
     baton.order(&["kill", &id]);
     assert_eq!(conns[0].end(LONG), End::Rst);
     drop(conns);
@@ -103,7 +106,7 @@ fn an_upgrade_takes_offloaded_flows_along_without_a_touch() {
     baton.wait_offloaded(20);
     assert!(baton.flows_of("here") > 0);
     let ids = || {
-        let mut ids: Vec<_> = baton.flows().iter().map(|flow| flow["id"].as_u64()).collect();
+        let mut ids: Vec<_> = baton.flows().iter().map(|flow| flow["id"].to_string()).collect();
         ids.sort();
         ids
     };

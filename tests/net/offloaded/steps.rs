@@ -295,8 +295,10 @@ fn kill_at_each_call_of_the_end(what: &str, by_order: bool) -> Table {
         (0..3).for_each(|round| conn.echo(round, 300));
         baton.wait_offloaded(2);
         let local = conn.local().to_string();
-        let id =
-            baton.flows().into_iter().find(|flow| flow["client"] == local).expect("it is listed")["id"].to_string();
+        let id = baton.flows().into_iter().find(|flow| flow["client"] == local).expect("it is listed")["id"]
+            .as_str()
+            .expect("an id")
+            .to_owned();
         let mut seen = 0;
         let mut done = if by_order { Done::Ordered } else { Done::Over };
         let stopped_after = Arc::new(Mutex::new(None));

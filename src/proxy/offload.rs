@@ -17,7 +17,7 @@ use super::tell::ends_of;
 use super::timers::Due;
 use super::token::FlowRef;
 use super::verdict::FlowVerdict;
-use super::watch::FlowWatch;
+use super::watch::{self, FlowWatch};
 use crate::model::end_reason::EndReason;
 use crate::model::offload::OffloadRefusal;
 use crate::ports::offload::{Candidate, Progress, Record, Request, Sockets, Stays, Ticket};
@@ -136,6 +136,10 @@ fn give_to_engine(cx: &WorkerContext, flow: &mut Flow) {
     }
     let slot = cx.slot(flow.at.key());
     let word = |field: Field| slot.word(field as usize);
+    if word(Field::LocalEnd) == 0 {
+        // It is too young to have been settled, and has no sockets here from now on.
+        watch::show_source(cx, flow.at, &backend);
+    }
     let candidate = Candidate {
         ticket: cx.ticket(flow),
         sockets: Sockets { client, backend, held_up: up.take_held(), held_down: down.take_held() },

@@ -6,6 +6,7 @@ pub(super) mod evidence;
 pub(super) mod retime;
 
 use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use super::context::WorkerContext;
@@ -57,6 +58,13 @@ pub(super) struct LookedAt {
     pub gone: Option<Side>,
 }
 
+/// Publishes the source address and port of a flow's backend leg.
+pub(super) fn show_source(cx: &WorkerContext, at: FlowRef, backend: &OwnedFd) {
+    if let Ok(local) = socket::local_addr(backend) {
+        cx.slot(at.key()).set(Field::LocalEnd as usize, LegKey::of(local.socket_addr()).0);
+    }
+}
+
 impl FlowWatch {
     /// When the next flow is due, in monotonic ns; without the deadlines of [`Due`].
     pub(super) fn next_ns(&self, now_ns: u64) -> Option<u64> {
@@ -80,9 +88,7 @@ impl FlowWatch {
     pub(super) fn settle(&self, cx: &WorkerContext, flow: &Flow) -> FlowVerdict {
         if let Phase::Relaying(relaying) = &flow.phase {
             let _ = liveness::set_timeouts(&relaying.backend, &self.timeouts(cx, flow));
-            if let Ok(local) = socket::local_addr(&relaying.backend) {
-                cx.slot(flow.at.key()).set(Field::LocalEnd as usize, LegKey::of(local.socket_addr()).0);
-            }
+            show_source(cx, flow.at, &relaying.backend);
         }
         FlowVerdict::Keep
     }

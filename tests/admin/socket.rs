@@ -16,11 +16,12 @@ use baton::admin::what_if::{ExpectedGap, WhatIfReport, WhatIfRequest};
 use baton::model::health::Order;
 use baton::model::ids::FlowId;
 use baton::model::what_if::{FlowFates, Happening};
+use baton::sys::clock::now_ns;
 use baton::table::backend::HealthView;
 use baton::table::flows::FlowState;
 use baton::table::journal::{Event, What};
 
-use crate::fake::FakeInstance;
+use crate::fake::{FakeInstance, a_peer};
 
 /// Runs `talk` with a client, off the runtime.
 async fn with_client<T: Send + 'static>(
@@ -202,6 +203,16 @@ async fn the_effects_of_a_death_are_told_with_the_settings_that_decide_and_nothi
     let ExpectedGap::Decided(parts) = &said.cases[1].gap else { panic!("{said:?}") };
     let keepalived = "keepalived: cluster.vrrp_advert_interval = 1s, cluster.vrrp_track_time = 3s";
     assert_eq!((parts[1].lasts_ms, &*parts[1].setting), (8200, keepalived));
+
+    // Nobody waits for a peer without the VIP and without a flow.
+    instance.table.fleet.show_members(vec![a_peer()], now_ns());
+    let said = ask_of("lb-b", Happening::Dies).await.unwrap();
+    for case in &said.cases {
+        assert!(
+            matches!(&case.gap, ExpectedGap::Unknown(why) if why.starts_with("it has no VIP and no flow")),
+            "{case:?}"
+        );
+    }
 
     let said = ask_of("apiservers", Happening::Restarts).await.unwrap();
     let rows: Vec<_> = said.cases.iter().map(|case| (&*case.fault, case.fates.reset)).collect();

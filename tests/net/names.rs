@@ -75,6 +75,25 @@ fn clients_at(host: &Host) -> Vec<String> {
     listed.lines().filter_map(|line| line.split_whitespace().last()).map(str::to_owned).collect()
 }
 
+/// Regression: nobody knew the client of a flow that was offloaded within its first second.
+#[test]
+fn the_client_of_a_flow_that_was_offloaded_at_once_is_found_by_its_source() {
+    let test = "the client of an offloaded flow";
+    let Some(lab) = Lab::new(test) else { return };
+    let pinned = Pinned::new();
+    if let Err(error) = pinned.open(&[]) {
+        return network::skip(test, &error.to_string());
+    }
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&lab.config().only(&["b1"]).offloading(&pinned.directory));
+    let mut conn = lab.client.connect(lab.lb.v4(6443));
+    (0..4).for_each(|seed| conn.echo(seed, 1000));
+    baton.wait_offloaded(1);
+    let client = conn.local().to_string();
+    let is_its = |source: &String| String::from_utf8_lossy(&baton.cli(&["who", source]).stdout).starts_with(&client);
+    assert!(clients_at(&lab.b1).iter().any(is_its), "{:?}", clients_at(&lab.b1));
+}
+
 #[test]
 fn the_client_behind_a_source_that_an_apiserver_saw_is_found_while_it_lives_and_after() {
     let Some(lab) = Lab::new("who was it") else { return };

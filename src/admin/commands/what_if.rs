@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use super::kill::pace;
 use super::names;
-use crate::admin::Admin;
 use crate::admin::protocol::{BackendName, Refusal};
 use crate::admin::what_if::{ExpectedGap, GapSetting, WhatIfCase, WhatIfFailed, WhatIfReport, WhatIfRequest};
+use crate::admin::{Admin, status};
 use crate::config::Config;
 use crate::config::budget::{BudgetHost, FrontendBudget, LongestGap};
 use crate::model::budget::{BudgetFault, lasts};
@@ -203,7 +203,8 @@ impl WhatIfLook<'_> {
             let its = plural(counted.offloaded_to_own, "offloaded flow");
             notes.push(format!("{its} end with their backend, which is on this host."));
         }
-        let cases = self.of_instance(counted, !heirs.is_empty(), stacked);
+        let is_idle = !members.is_empty() && self.flows.is_empty() && status::vips(self.config, self.admin).is_empty();
+        let cases = self.of_instance(counted, !heirs.is_empty(), stacked, is_idle);
         let all = self.flows.iter().collect::<Vec<_>>();
         self.report(own_name(self.config), Happening::Dies, &all, cases, notes)
     }
@@ -229,7 +230,8 @@ impl WhatIfLook<'_> {
                 peer.name
             ));
         }
-        let cases = self.of_instance(counted, peer.synced, !there.is_empty());
+        let is_idle = flows == 0 && peer.vips.is_empty();
+        let cases = self.of_instance(counted, peer.synced, !there.is_empty(), is_idle);
         WhatIfReport {
             subject: peer.name.to_string(),
             happens: Happening::Dies,
@@ -242,7 +244,8 @@ impl WhatIfLook<'_> {
         }
     }
 
-    fn of_instance(&self, flows: OwnFlows, heir: bool, stacked: bool) -> Vec<WhatIfCase> {
+    /// `is_idle`: it has no VIP, and so no client that could wait for it.
+    fn of_instance(&self, flows: OwnFlows, heir: bool, stacked: bool, is_idle: bool) -> Vec<WhatIfCase> {
         let host = if stacked { BudgetFault::StackedHostDies } else { BudgetFault::HostDies };
         let faults = [
             (BudgetFault::InstanceKilled, FlowFates::of_killed_instance(flows)),
@@ -252,7 +255,10 @@ impl WhatIfLook<'_> {
             fault: fault.label().to_owned(),
             fates,
             resets_over_ms: 0,
-            gap: self.gap(fault, None),
+            gap: match is_idle && fault != BudgetFault::StackedHostDies {
+                true => ExpectedGap::Unknown(IDLE.to_owned()),
+                false => self.gap(fault, None),
+            },
         };
         faults.map(case).into()
     }
@@ -355,6 +361,7 @@ const THIS: [&str; 4] = ["this", "this instance", "this host", "baton"];
 const ALL_BACKENDS: [&str; 7] =
     ["apiservers", "all apiservers", "the apiservers", "backends", "all backends", "the backends", "all"];
 const NO_OTHER: &str = "no other backend serves: Baton resets new connections until one does";
+const IDLE: &str = "it has no VIP and no flow: no client waits for it";
 const NO_VIP: &str = "its clients are on its own host: no VIP moves";
 const OWN_ADDRESS: &str = "its address is this host's own, not a VIP: clients wait until this host serves again";
 const VIP_STAYS: &str =

@@ -2,6 +2,7 @@
 
 mod causes;
 mod effects;
+mod failovers;
 #[cfg(test)]
 pub(super) mod testing;
 #[cfg(test)]
@@ -81,7 +82,7 @@ impl<'r> Story<'r> {
         let is_it = |(event, _): &&(&Event, usize)| event.number == number;
         let (mut sentences, figures) = self.of_event(self.events.iter().rposition(|it| is_it(&it))?)?;
         let earlier = self.events.iter().filter(is_it).count() - 1;
-        if earlier > 0 {
+        if earlier > 0 && sentences.len() < 6 {
             let (has, its) = if earlier == 1 { ("process has", "its") } else { ("processes have", "their") };
             sentences.push(format!(
                 "{earlier} earlier {has} an event {number} of {its} own: --until TIME explains one of those."
@@ -94,6 +95,9 @@ impl<'r> Story<'r> {
         let (event, _) = self.events[at];
         match &event.what {
             What::BackendChanged { .. } => self.change(at),
+            What::PeerLiveness { .. } | What::FailedOver { .. } | What::VipGained { .. } => {
+                failovers::failover(self, at).or_else(|| self.plain(at))
+            }
             What::FlowEnded { flow, .. } => self.flow(*flow),
             What::FlowsOrdered { frontend, backend, .. } => {
                 let decided = self.change_before(at, frontend, backend).and_then(|change| self.change(change));
@@ -139,7 +143,13 @@ impl<'r> Story<'r> {
         let last = |wanted: fn(&Event) -> bool| {
             self.events.iter().rposition(|(event, _)| peer_of(event) == Some(name) && wanted(event))
         };
-        self.plain(last(is_of_link).or_else(|| last(|_| true))?)
+        // Of its death more is known than of the link that ended with it.
+        let death = last(|event| matches!(event.what, What::FailedOver { .. } | What::PeerLinked { .. }));
+        let death = death.filter(|at| matches!(self.events[*at].0.what, What::FailedOver { .. }));
+        match death {
+            Some(at) => self.of_event(at),
+            None => self.plain(last(is_of_link).or_else(|| last(|_| true))?),
+        }
     }
 
     /// The events of a peer, the newest first.

@@ -2,7 +2,7 @@
 
 mod lines;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -148,6 +148,7 @@ pub(crate) fn start(
         started_ns: now_ns,
         show_at_ns: 0,
         away: false,
+        unwell: HashSet::new(),
         complained: HashMap::new(),
     };
     // Essential: without the hub, peers would take this process for dead and reset its flows while it serves them.
@@ -187,6 +188,8 @@ struct Hub {
     show_at_ns: u64,
     /// Whether this instance has said farewell.
     away: bool,
+    /// Peers of which something bad was told last.
+    unwell: HashSet<InstanceName>,
     /// Per address, when the hub last logged a complaint about strangers.
     complained: HashMap<IpAddr, u64>,
 }
@@ -550,20 +553,31 @@ impl Hub {
         self.lines = Lines::open(&self.site, &self.settings);
     }
 
-    fn tell(&self, notice: Notice) {
+    fn tell(&mut self, notice: Notice) {
         let what = match notice {
-            Notice::Linked { peer, version } => What::PeerLinked { peer: peer.to_string(), version },
+            Notice::Linked { peer, version } => {
+                self.unwell.remove(&peer);
+                What::PeerLinked { peer: peer.to_string(), version }
+            }
             Notice::Lost { peer, why } => What::PeerLost { peer: peer.to_string(), why },
             Notice::Synced { peer, flows } => What::PeerSynced { peer: peer.to_string(), flows },
             Notice::Gap { peer } => What::PeerGap { peer: peer.to_string() },
             Notice::Unreachable { peer, why } => What::PeerUnreachable { peer: peer.to_string(), why },
-            Notice::Liveness { peer, liveness } => match liveness {
-                // Reported as `Linked`, or unchanged.
-                Liveness::Alive | Liveness::Unheard => {
+            Notice::Liveness { peer, liveness } => {
+                let is_new = match liveness {
+                    // A new link says so, too.
+                    Liveness::Alive => self.unwell.remove(&peer),
+                    Liveness::Unheard => false,
+                    _ => {
+                        self.unwell.insert(peer.clone());
+                        true
+                    }
+                };
+                if !is_new {
                     return tracing::debug!(%peer, liveness = liveness.label(), "the liveness of a peer has changed");
                 }
-                _ => What::PeerLiveness { peer: peer.to_string(), liveness },
-            },
+                What::PeerLiveness { peer: peer.to_string(), liveness }
+            }
         };
         self.table.journal.record(what);
     }

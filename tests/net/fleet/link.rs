@@ -141,7 +141,7 @@ fn a_peer_that_is_killed_is_silent_in_moments_and_dead_soon() {
     let told = a.baton.events_of("peer_liveness");
     let mut states: Vec<_> = told.iter().skip(before).map(|event| event["liveness"].clone()).collect();
     // For as long as its last beat beside the link counts, it could be the link alone that is lost.
-    states.retain(|liveness| liveness != "unlinked");
+    states.retain(|liveness| liveness != "unlinked" && liveness != "alive");
     // It may have been silent for a moment before, where the machine had no time for it.
     states.dedup();
     assert_eq!(states, ["silent", "dead"]);
@@ -172,7 +172,7 @@ fn a_peer_that_stops_or_is_replaced_says_so() {
     conns.iter_mut().for_each(|conn| conn.echo(2, 100));
     let mut states: Vec<_> = a.baton.events_of("peer_liveness").iter().map(|event| event["liveness"].clone()).collect();
     // 0.25 s without a beat, before or after: the machine had no time for it. Dead or unlinked it never is.
-    states.retain(|liveness| liveness != "silent");
+    states.retain(|liveness| liveness != "silent" && liveness != "alive");
     assert_eq!(states, [serde_json::json!({ "left": "succeeded" })]);
 }
 

@@ -1,6 +1,7 @@
 //! What may be a fault, and what may have caused it.
 
 use super::{BEFORE_MS, LATELY_MS, Story, moment};
+use crate::model::fleet::Liveness;
 use crate::model::humane::{duration_ms, plural};
 use crate::model::weight::Weight;
 use crate::table::journal::{Event, What};
@@ -21,6 +22,8 @@ impl Story<'_> {
         match event.what {
             What::Started { .. } if self.death_before(at).is_some() => Weight::Bad,
             What::NodesSilent { .. } => Weight::Bad,
+            // Its death is an event of its own.
+            What::PeerLiveness { liveness: Liveness::Silent, .. } => Weight::Notice,
             What::ReloadRefused { .. } if self.events[at..].iter().any(is_applied) => Weight::Plain,
             _ => event.what.weight(),
         }

@@ -1,6 +1,7 @@
 use super::testing::{AT_MS, recording};
 use super::*;
 use crate::model::end_reason::EndReason;
+use crate::model::fleet::{InstanceName, Liveness};
 
 fn changed(from: HealthState, to: HealthState, cause: Cause) -> What {
     What::BackendChanged { frontend: "apiserver".to_owned(), backend: "cp2".to_owned(), from, to, cause }
@@ -288,6 +289,46 @@ fn an_outage_is_told_with_the_flows_that_the_backend_ended_and_the_connections_t
     );
     assert!(said.contains("was ready until 14 s after this"), "{said}");
     assert!(said.contains("Meanwhile Baton reset 2 new connections (no_backend 2)."), "{said}");
+}
+
+fn liveness(peer: &str, liveness: Liveness) -> What {
+    What::PeerLiveness { peer: peer.to_owned(), liveness }
+}
+
+#[test]
+fn the_death_of_a_peer_is_explained_with_what_this_instance_did_and_the_longest_gap() {
+    let events = vec![
+        (0, liveness("lb-b", Liveness::Silent)),
+        (810, liveness("lb-b", Liveness::Dead)),
+        (815, What::FailedOver { instance: InstanceName("lb-b".into()), inherited: 40, reset: 1 }),
+        (830, What::VipGained { vip: "10.0.0.100".to_owned(), why: "lb-b is dead".to_owned() }),
+        // A blip of another one is not why.
+        (2000, liveness("lb-c", Liveness::Silent)),
+        (2400, liveness("lb-c", Liveness::Alive)),
+        (60_000, What::PeerLinked { peer: "lb-b".to_owned(), version: "1".to_owned() }),
+    ];
+    let recording = recording(events);
+    let explained = |subject: Subject| Story::new(&recording).tell(&subject).unwrap();
+    let (sentences, figures) = explained(Subject::Event(2));
+    assert_eq!(
+        sentences,
+        [
+            "At 2026-11-25 03:12:08.227Z lb-b is dead: this instance carries on 40 flows of it and resets 1 others.",
+            "At 2026-11-25 03:12:07.412Z lb-b is silent.",
+            "At 2026-11-25 03:12:08.222Z lb-b is considered dead: this instance has not heard of it for a second.",
+            "At 2026-11-25 03:12:08.242Z this host has the VIP 10.0.0.100 now: lb-b is dead.",
+            "The longest gap that a node can have seen is 11.1 s: 1.1 s from lb-b's last beat to this, which no setting decides, and a renewal's 10 s.",
+            "1 m 00 s later this instance is linked with lb-b (Baton 1).",
+        ]
+    );
+    assert_eq!((figures.flows_ordered, figures.longest_gap_ms, figures.lasted_ms), (1, Some(11_080), Some(60_000)));
+    for same in [0, 1, 3] {
+        let (sentences, _) = explained(Subject::Event(same));
+        assert!(sentences.iter().any(|it| it.contains("carries on 40 flows")), "{same}: {sentences:?}");
+    }
+    assert!(explained(Subject::Last).0[0].contains("lb-b is dead"), "{:?}", explained(Subject::Last));
+    let (blip, _) = explained(Subject::Event(4));
+    assert_eq!(blip[1..], ["It was a moment's silence, which changes nothing: 400 ms later lb-c is alive."]);
 }
 
 #[test]

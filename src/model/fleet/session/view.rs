@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Link, Mirror, Session, Telling};
 use crate::model::fleet::summary::{InstanceSummary, OLD_MS};
-use crate::model::fleet::{Liveness, MemberView, PeerSummary};
+use crate::model::fleet::{Farewell, Liveness, MemberView, PeerSummary};
 
 impl Session {
     pub(in crate::model::fleet) fn view(&self, mirror: &Mirror, now_ns: u64) -> MemberView {
@@ -31,10 +31,15 @@ impl Session {
             lag_ms: since_ns.map_or(0, |since| now_ns.saturating_sub(since) / 1_000_000),
             resyncs: self.resyncs,
             round_trip_us: self.round_trip_us,
-            vips: self.vips.clone(),
+            // What it had is not what it has.
+            vips: if self.is_gone() { Vec::new() } else { self.vips.clone() },
             summary: self.summary.as_ref().map(|summary| self.summary_view(summary, now_ns)),
             why_not: self.why_not.clone(),
         }
+    }
+
+    fn is_gone(&self) -> bool {
+        matches!(self.liveness, Liveness::Dead | Liveness::Left(Farewell::Stopped))
     }
 
     fn summary_view(&self, (at_ns, summary): &(u64, Arc<InstanceSummary>), now_ns: u64) -> PeerSummary {

@@ -1,0 +1,84 @@
+//! The death of a peer, and what this instance did about it.
+
+use super::{Explained, Figures, Story, is_of_link, moment, peer_of};
+use crate::model::fleet::Liveness;
+use crate::model::humane::{duration_ms, limit_ms};
+use crate::table::journal::{Event, What};
+
+/// A failover is over within this time.
+const WITHIN_MS: u64 = 10_000;
+/// A peer is called silent once nothing has come for this long.
+const SILENT_MS: u64 = 250;
+
+/// The event `at`, if it is one of a failover or of a moment's silence. `None`: it is none of these.
+pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
+    let (event, owner) = story.events[at];
+    let near = |other: &Event| other.at_unix_ms.abs_diff(event.at_unix_ms) <= WITHIN_MS;
+    let around = || story.events.iter().map(|(event, _)| *event).filter(|other| near(other));
+    let peer = match &event.what {
+        What::PeerLiveness { peer, liveness: Liveness::Silent | Liveness::Dead } => peer,
+        What::FailedOver { instance, .. } => &*instance.0,
+        What::VipGained { .. } => peer_of(around().find(|other| is_failover(other) || is_death(other))?)?,
+        _ => return None,
+    };
+    let of_peer = || around().filter(|other| peer_of(other) == Some(peer));
+    let silent = of_peer().find(|other| {
+        matches!(other.what, What::PeerLiveness { liveness: Liveness::Silent, .. })
+            && other.at_unix_ms <= event.at_unix_ms
+    });
+    let (death, over) = (of_peer().find(|it| is_death(it)), of_peer().find(|it| is_failover(it)));
+    let begun_ms = silent.unwrap_or(event).at_unix_ms;
+    // Of a peer that was silent for a moment, another one's death moved the VIP.
+    let vip = around().find(|it| matches!(it.what, What::VipGained { .. }) && it.at_unix_ms >= begun_ms);
+    let vip = vip.filter(|_| death.or(over).is_some());
+    let back = story.events.iter().map(|(event, _)| *event).find(|other| {
+        other.at_unix_ms >= begun_ms && peer_of(other) == Some(peer) && is_of_link(other) && is_return(other)
+    });
+
+    let told = |it: &Event| format!("At {} {}.", moment(it.at_unix_ms), it.what.sentence());
+    let mut sentences = vec![told(event)];
+    let parts = [silent, death, over, vip].into_iter().flatten().filter(|it| !std::ptr::eq(*it, event));
+    let mut parts: Vec<_> = parts.collect();
+    parts.sort_by_key(|it| it.at_unix_ms);
+    sentences.extend(parts.into_iter().map(told));
+    let mut figures = Figures { at_unix_ms: event.at_unix_ms, ..Figures::default() };
+    let mut had_clients = vip.is_some();
+    if let Some(What::FailedOver { inherited, reset, .. }) = over.map(|it| &it.what) {
+        figures.flows_ordered = *reset as u64;
+        had_clients |= inherited + reset > 0;
+    }
+    let lease_renew_ms = story.recording.owners[owner].lease_renew_ms;
+    // Its clients waited until the VIP was here, or until this instance took its flows.
+    if let Some(served) = vip.or(over).filter(|_| had_clients) {
+        let waited_ms = served.at_unix_ms.saturating_sub(begun_ms) + SILENT_MS;
+        let gap_ms = waited_ms + lease_renew_ms;
+        figures.longest_gap_ms = Some(gap_ms);
+        sentences.push(format!(
+            "The longest gap that a node can have seen is {}: {} from {peer}'s last beat to this, which no setting decides, and a renewal's {}.",
+            limit_ms(gap_ms),
+            limit_ms(waited_ms),
+            limit_ms(lease_renew_ms)
+        ));
+    }
+    if let Some(back) = back {
+        let lasted_ms = back.at_unix_ms - begun_ms;
+        figures.lasted_ms = Some(lasted_ms);
+        let alone =
+            if death.is_none() && over.is_none() { "It was a moment's silence, which changes nothing: " } else { "" };
+        sentences.push(format!("{alone}{} later {}.", duration_ms(lasted_ms), back.what.sentence()));
+    }
+    sentences.truncate(6);
+    Some((sentences, figures))
+}
+
+fn is_death(event: &Event) -> bool {
+    matches!(event.what, What::PeerLiveness { liveness: Liveness::Dead, .. })
+}
+
+fn is_failover(event: &Event) -> bool {
+    matches!(event.what, What::FailedOver { .. })
+}
+
+fn is_return(event: &Event) -> bool {
+    matches!(event.what, What::PeerLinked { .. } | What::PeerLiveness { liveness: Liveness::Alive, .. })
+}

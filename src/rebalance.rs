@@ -174,6 +174,7 @@ fn load(entry: &BackendEntry, now_ns: u64) -> BackendLoad {
         ready: is_ready(entry),
         // While its share still grows, moving more flows there would undo the slow start.
         weight: entry.weight() * entry.share(now_ns),
+        whole_weight: entry.weight() * WHOLE_SHARE,
         flows: entry.active.load(Relaxed),
         max_connections: entry.max_connections(),
     }

@@ -62,10 +62,16 @@ fn watch_folders(path: &Path, changed: Arc<Notify>) -> notify::Result<Recommende
         }
     })?;
     let mut step = path.to_owned();
-    for _ in 0..LINKS_MAX {
+    for number in 0..LINKS_MAX {
         if let Some(folder) = step.parent() {
             let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-            watcher.watch(folder, RecursiveMode::NonRecursive)?;
+            match watcher.watch(folder, RecursiveMode::NonRecursive) {
+                // A link may lead to where nothing is for now.
+                Err(error) if number > 0 => {
+                    tracing::debug!(folder = %folder.display(), %error, "cannot watch a folder")
+                }
+                watched => watched?,
+            }
         }
         match std::fs::read_link(&step) {
             Ok(target) => step = step.parent().unwrap_or(Path::new("")).join(target),
@@ -102,6 +108,19 @@ mod tests {
         std::fs::read(&path).unwrap();
         assert!(tokio::time::timeout(QUIET, changed.notified()).await.is_err());
         std::fs::write(&path, "b").unwrap();
+        tokio::time::timeout(COMPARE_EVERY, changed.notified()).await.unwrap();
+    }
+
+    /// Regression: a link to a folder that was gone for a moment made each later change wait for ten seconds.
+    #[tokio::test]
+    async fn a_link_that_leads_nowhere_is_watched_where_it_stands() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("list");
+        std::os::unix::fs::symlink(folder.path().join("gone/list"), &path).unwrap();
+        let changed = Arc::new(Notify::new());
+        let _watch = watch_folders(&path, changed.clone()).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "a").unwrap();
         tokio::time::timeout(COMPARE_EVERY, changed.notified()).await.unwrap();
     }
 }

@@ -10,6 +10,8 @@ pub(crate) struct BackendLoad {
     /// Its weight now, times [`balance::WHOLE_SHARE`](crate::model::balance::WHOLE_SHARE): slow start makes it smaller. A
     /// backend with 0 takes no flows, so it neither gives nor takes here.
     pub weight: u32,
+    /// Its weight once slow start is over, in the same unit.
+    pub whole_weight: u32,
     pub flows: u32,
     pub max_connections: Option<u32>,
 }
@@ -25,34 +27,51 @@ pub(crate) struct Excess {
 /// The flows to move so that no ready backend has more than `tolerance_percent` above its share of all flows on ready
 /// backends. Shares are by weight, and never above `max_connections`: the others get the rest of a full backend's
 /// share. A share is rounded up, so that one flow among three backends stays. `returning` flows have just been moved, and
-/// their clients have not connected again yet.
+/// their clients have not connected again yet. What a backend cannot take yet, because it returns slowly, stays with the others; but what
+/// it has is not too much while it is no more than its whole share.
 pub(crate) fn plan(loads: &[BackendLoad], returning: u32, tolerance_percent: u32) -> Vec<Excess> {
-    let mut sharers: Vec<usize> = (0..loads.len()).filter(|index| takes_part(&loads[*index])).collect();
-    if sharers.len() < 2 {
+    let takers = loads.iter().filter(|load| takes_part(load)).count();
+    if takers < 2 {
         return Vec::new();
     }
+    let now = limits(loads, returning, tolerance_percent, |load| load.weight);
+    let whole = limits(loads, returning, tolerance_percent, |load| load.whole_weight);
+    let excess = |backend: usize| {
+        let limit = now[backend]?.max(whole[backend]?);
+        let flows = u128::from(loads[backend].flows).saturating_sub(limit) as u32;
+        (flows > 0).then_some(Excess { backend, flows })
+    };
+    (0..loads.len()).filter_map(excess).collect()
+}
+
+/// The number of flows up to which each backend has not too many, by these weights. `None`: it gives none.
+fn limits(
+    loads: &[BackendLoad],
+    returning: u32,
+    tolerance_percent: u32,
+    weight: impl Fn(&BackendLoad) -> u32,
+) -> Vec<Option<u128>> {
+    let mut sharers: Vec<usize> = (0..loads.len()).filter(|index| takes_part(&loads[*index])).collect();
     let mut flows: u128 = sharers.iter().map(|index| u128::from(loads[*index].flows)).sum();
     flows += u128::from(returning);
-    let mut weights: u128 = sharers.iter().map(|index| u128::from(loads[*index].weight)).sum();
+    let weight_of = |index: usize| u128::from(weight(&loads[index]));
+    let mut weights: u128 = sharers.iter().map(|index| weight_of(*index)).sum();
     // A backend that cannot hold its share drops out with all that it can hold; that raises the shares of the others.
     let capped = |index: &usize, flows: u128, weights: u128| {
-        let load = &loads[*index];
-        load.max_connections.is_some_and(|max| flows * u128::from(load.weight) > u128::from(max) * weights)
+        loads[*index].max_connections.is_some_and(|max| flows * weight_of(*index) > u128::from(max) * weights)
     };
     while let Some(place) = sharers.iter().position(|index| capped(index, flows, weights)) {
-        let load = &loads[sharers.remove(place)];
-        flows -= u128::from(load.max_connections.unwrap_or(0)).min(flows);
-        weights -= u128::from(load.weight);
+        let index = sharers.remove(place);
+        flows -= u128::from(loads[index].max_connections.unwrap_or(0)).min(flows);
+        weights -= weight_of(index);
     }
-    let excess = |index: usize| {
-        let load = &loads[index];
-        let share = flows * u128::from(load.weight);
+    let mut limits = vec![None; loads.len()];
+    for index in sharers {
+        let share = flows * weight_of(index);
         let tolerated = share * (100 + u128::from(tolerance_percent)) / (weights * 100);
-        let limit = tolerated.max(share.div_ceil(weights));
-        let flows = u128::from(load.flows).saturating_sub(limit) as u32;
-        (flows > 0).then_some(Excess { backend: index, flows })
-    };
-    sharers.into_iter().filter_map(excess).collect()
+        limits[index] = Some(tolerated.max(share.div_ceil(weights)));
+    }
+    limits
 }
 
 /// The number of flows that may move over time: `per_minute`, evenly; unused moves do not add up.
@@ -91,7 +110,7 @@ mod tests {
     use super::*;
 
     fn ready(flows: u32) -> BackendLoad {
-        BackendLoad { ready: true, weight: 1, flows, max_connections: None }
+        BackendLoad { ready: true, weight: 1, whole_weight: 1, flows, max_connections: None }
     }
 
     fn moves(loads: &[BackendLoad], tolerance_percent: u32) -> Vec<(usize, u32)> {
@@ -113,15 +132,28 @@ mod tests {
 
     #[test]
     fn shares_follow_weights() {
-        let heavy = BackendLoad { weight: 3, ..ready(300) };
+        let heavy = BackendLoad { weight: 3, whole_weight: 3, ..ready(300) };
         assert_eq!(moves(&[heavy, ready(100)], 0), []);
         assert_eq!(moves(&[heavy, ready(300)], 0), [(1, 150)]);
+    }
+
+    /// Regression: `baton rebalance` reset flows of a backend that had kept its own through a drain and returned slowly.
+    #[test]
+    fn a_backend_that_returns_slowly_takes_little_and_gives_nothing_of_its_share() {
+        let slow = |flows| BackendLoad { weight: 14, whole_weight: 100, ..ready(flows) };
+        let whole = |flows| BackendLoad { weight: 100, whole_weight: 100, ..ready(flows) };
+        assert_eq!(moves(&[whole(10), whole(10), slow(10)], 0), []);
+        // Above its whole share it gives.
+        assert_eq!(moves(&[whole(7), whole(7), slow(16)], 0), [(2, 6)]);
+        // It takes no more than its share of now: one of the fifteen is to move.
+        assert_eq!(moves(&[whole(15), whole(14), slow(1)], 0), []);
+        assert_eq!(moves(&[whole(16), whole(14), slow(0)], 0), [(0, 1)]);
     }
 
     #[test]
     fn one_ready_backend_has_nowhere_to_move_to() {
         let away = BackendLoad { ready: false, ..ready(0) };
-        let idle = BackendLoad { weight: 0, ..ready(0) };
+        let idle = BackendLoad { weight: 0, whole_weight: 0, ..ready(0) };
         assert_eq!(moves(&[ready(1000), away, idle], 10), []);
     }
 
@@ -159,7 +191,7 @@ mod tests {
             tolerance_percent in 0u32..50,
         ) {
             let mut loads: Vec<_> = raw.into_iter().map(|(ready, weight, flows, max)| {
-                BackendLoad { ready, weight, flows, max_connections: max.map(|max| max.max(flows)) }
+                BackendLoad { ready, weight, whole_weight: weight, flows, max_connections: max.map(|max| max.max(flows)) }
             }).collect();
             let mut homeless = 0;
             for excess in plan(&loads, 0, tolerance_percent) {

@@ -49,8 +49,9 @@ impl Demo {
             let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
             entries.map(|entry| entry.path().display().to_string()).collect::<Vec<_>>()
         };
-        let mut left: Vec<_> = ["/run/netns", "/sys/fs/bpf"].iter().flat_map(|it| names(it)).collect();
-        left.retain(|path| Path::new(path).file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix)));
+        let mut left: Vec<_> = ["/run/netns", "/sys/fs/bpf", "/run/baton"].iter().flat_map(|it| names(it)).collect();
+        // Locks have the name of what they lock in theirs.
+        left.retain(|path| Path::new(path).file_name().is_some_and(|name| name.to_string_lossy().contains(&prefix)));
         left.extend(names(&self.directory.path().display().to_string()));
         let files = self.directory.path().display().to_string();
         left.extend(names("/proc").into_iter().filter(|process| {

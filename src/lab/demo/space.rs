@@ -14,6 +14,8 @@ use std::sync::Arc;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use crate::offload::pins_lock::PinsLock;
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SpaceError {
     #[error("running {program}: {source}")]
@@ -121,6 +123,13 @@ pub(super) fn clear(demo: &str, program: &Path) {
     }
     for name in names(PINS).filter(|name| name.starts_with(&prefix)) {
         let _ = unpin(program, &Path::new(PINS).join(name));
+    }
+    // Each instance had one, beside its pins.
+    let lock = PinsLock::path(&Path::new(PINS).join(demo));
+    let (Some(locks), Some(stem)) = (lock.parent(), lock.file_stem()) else { return };
+    let prefix = format!("{}-", stem.to_string_lossy());
+    for name in names(&locks.to_string_lossy()).filter(|name| name.starts_with(&prefix)) {
+        let _ = std::fs::remove_file(locks.join(name));
     }
 }
 

@@ -51,10 +51,14 @@ pub(super) fn duration(duration: Duration) -> String {
 pub(super) fn listening(text: &str, only_v6: bool) -> Result<Vec<SocketAddr>, String> {
     let mut all = Vec::new();
     for part in text.split(',').filter(|part| !part.is_empty()) {
+        let any = match part.starts_with("ipv6@") || part.starts_with("tcp6@") {
+            true => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+            false => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        };
         let part = tcp(part)?;
         let (host, ports) = part.rsplit_once(':').ok_or_else(|| format!("{part} has no port"))?;
         let ip = match host {
-            "" | "*" => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            "" | "*" => any,
             _ => bare(host)
                 .parse()
                 .map_err(|_| format!("Baton listens on addresses, and {host} is none: write its address"))?,
@@ -148,6 +152,8 @@ mod tests {
         assert_eq!(listen("*:6443"), "0.0.0.0:6443");
         assert_eq!(listen(":6443,[::1]:6443"), "0.0.0.0:6443 [::1]:6443");
         assert_eq!(listen(":::6443"), "[::]:6443 0.0.0.0:6443");
+        assert_eq!(listen("ipv6@:6443"), "[::]:6443 0.0.0.0:6443");
+        assert_eq!(listen("ipv4@:6443,ipv6@*:6443"), "0.0.0.0:6443 [::]:6443");
         assert_eq!(listen("ipv4@10.0.0.1:80-82"), "10.0.0.1:80 10.0.0.1:81 10.0.0.1:82");
         for bad in ["10.0.0.1", "/run/x.sock", "unix@x", "*:${PORT}", "lb:6443", "*:0", "*:1-65535", "*:x"] {
             assert!(listening(bad, false).is_err(), "{bad}");

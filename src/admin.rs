@@ -75,7 +75,6 @@ pub struct Admin {
     pub metrics: Arc<Metrics>,
     pub control: Arc<dyn Control>,
     pub phase: DrainWatch,
-    started_at_ns: u64,
     census: Arc<Census>,
     samples: Mutex<Samples>,
     history: Mutex<PageHistory>,
@@ -94,9 +93,8 @@ impl Admin {
         control: Arc<dyn Control>,
         phase: DrainWatch,
     ) -> Arc<Self> {
-        let started_at_ns = now_ns();
         let mut samples = Samples::default();
-        samples.push(Sample::take(&table.registry, started_at_ns));
+        samples.push(Sample::take(&table.registry, now_ns()));
         let (census, samples) = (Arc::<Census>::default(), Mutex::new(samples));
         let parts = CollectorParts {
             registry: table.part(),
@@ -118,7 +116,6 @@ impl Admin {
             metrics,
             control,
             phase,
-            started_at_ns,
             census,
             samples,
             history,
@@ -216,7 +213,7 @@ impl Admin {
     }
 
     fn started_at_ns(&self) -> u64 {
-        self.started_at_ns
+        self.table.began_ns
     }
 
     fn census(&self) -> &Census {

@@ -273,12 +273,14 @@ fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &O
     if let Verb::Top(arguments) = command {
         return top::top(&socket, arguments, output);
     }
+    if let Verb::Nodes(arguments) = &command {
+        return nodes::nodes(&socket, arguments, output);
+    }
     let mut client = socket::connect(&socket)?;
     match command {
         Verb::Status => status::status(&mut client, output),
         Verb::Flows(arguments) => flows::list(&mut client, arguments, output),
         Verb::Backends { backend } => status::backends(&mut client, backend.map(BackendName), output),
-        Verb::Nodes(arguments) => nodes::nodes(&mut client, &arguments, output),
         Verb::Peers(arguments) => peers::peers(&mut client, &arguments, output),
         Verb::Vip(arguments) => vip::vip(&mut client, &arguments, output),
         Verb::Drain { backend, wait } => orders::drain(&mut client, BackendName(backend), wait, output),
@@ -306,6 +308,7 @@ fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &O
         | Verb::Lab(_)
         | Verb::Completion { .. }
         | Verb::Man(_)
+        | Verb::Nodes(_)
         | Verb::Ready(_)
         | Verb::Top(_)
         | Verb::Version => unreachable!("these ask no running instance, or were answered above"),

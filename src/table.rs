@@ -28,6 +28,7 @@ mod sync {
 use std::sync::Arc;
 
 use crate::part::{PartOf, parts};
+use crate::sys::clock::now_ns;
 use backend::Registry;
 use beats::LoopBeats;
 use count::Tally;
@@ -45,6 +46,8 @@ pub use crate::part::Part;
 /// The shared state of one instance.
 #[derive(Debug)]
 pub struct Table {
+    /// Monotonic ns: this process has made no backend's state before.
+    pub began_ns: u64,
     pub flows: FlowTable,
     pub registry: Registry,
     pub offload: OffloadCensus,
@@ -71,6 +74,7 @@ impl Table {
     /// An empty table for `workers` worker threads.
     pub fn new(workers: usize) -> Arc<Self> {
         Arc::new(Self {
+            began_ns: now_ns(),
             flows: FlowTable::new(workers),
             registry: Registry::new(workers),
             offload: OffloadCensus::default(),

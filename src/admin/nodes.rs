@@ -219,9 +219,8 @@ fn is_gone(member: &MemberView) -> bool {
 
 /// Why a node may have a connection that this instance does not know.
 fn sees_not_all(admin: &Admin, config: &Config) -> Option<String> {
-    let phase = admin.phase.phase();
-    if phase != LifePhase::Serving || admin.ports.fleet.is_succeeded() {
-        return Some(format!("this instance serves no new connections ({})", phase.label()));
+    if let Some(why) = serves_none(admin.phase.phase(), admin.ports.fleet.is_succeeded()) {
+        return Some(why);
     }
     let has_vip = has_vip(admin, config);
     let Some(peers) = &config.peers else {
@@ -242,6 +241,15 @@ fn sees_not_all(admin: &Admin, config: &Config) -> Option<String> {
         other => Some(format!("{} is {}", member.name, other.label())),
     });
     if has_all { unheard } else { Some("not all peers have been looked for yet".to_owned()) }
+}
+
+/// Why this process gets no new connections; `is_succeeded`: another one of this host does.
+fn serves_none(phase: LifePhase, is_succeeded: bool) -> Option<String> {
+    match (is_succeeded, phase) {
+        (true, _) => Some("another process has replaced this one, and gets all new connections".to_owned()),
+        (false, LifePhase::Serving) => None,
+        (false, phase) => Some(format!("this instance serves no new connections ({})", phase.label())),
+    }
 }
 
 /// Whether packets of new connections come to this host: one of the frontends' addresses is here, or all are fixed.
@@ -287,5 +295,20 @@ impl NodeRow {
             NodeRowState::Connected => 4,
             NodeRowState::NeverSeen => 5,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: during an upgrade it said "this instance serves no new connections (serving)".
+    #[test]
+    fn a_process_that_was_replaced_says_so_and_not_that_it_serves() {
+        let said = serves_none(LifePhase::Serving, true).unwrap();
+        assert!(said.contains("another process has replaced this one") && !said.contains("serving"), "{said}");
+        assert_eq!(serves_none(LifePhase::Draining, true), Some(said));
+        assert_eq!(serves_none(LifePhase::Serving, false), None);
+        assert!(serves_none(LifePhase::Draining, false).unwrap().ends_with("(draining)"));
     }
 }

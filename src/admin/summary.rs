@@ -73,13 +73,12 @@ pub(super) fn take(
     backends.sort_by_key(|it| place(it).unwrap_or(usize::MAX));
     let of_backend = |entry: &Arc<BackendEntry>| {
         let health = entry.health();
-        let in_state_ms = now_ns.saturating_sub(health.since_ns) / 1_000_000;
         let why = if health.health_state == HealthState::Ready { String::new() } else { health.cause.to_string() };
         BackendSummary {
             frontend: entry.frontend.name.to_string(),
             name: entry.label().into_owned(),
             health_state: (health.cause != Cause::NotProbed).then_some(health.health_state),
-            for_ms: if health.since_ns == 0 { uptime_ms } else { in_state_ms.min(uptime_ms) },
+            for_ms: in_state_ms(health.since_ns, admin.started_at_ns(), now_ns),
             why,
         }
     };
@@ -104,6 +103,13 @@ pub(super) fn take(
         backends_left_out: 0,
     };
     summary.cut()
+}
+
+/// The age of a backend's state. It may have come from the process before, and be older than this one, which began at `began_ns`.
+/// `since_ns` 0: nothing is known of the backend yet.
+fn in_state_ms(since_ns: u64, began_ns: u64, now_ns: u64) -> u64 {
+    let since_ns = if since_ns == 0 { began_ns } else { since_ns };
+    now_ns.saturating_sub(since_ns) / 1_000_000
 }
 
 /// The disagreements between this instance and the peers that it hears, which have lasted longer than it takes each
@@ -148,6 +154,15 @@ mod tests {
         assert!(after(refused()).starts_with("worker 1 is stuck"), "it is worse, though older");
         assert!(after(stuck(2)).starts_with("worker 2 is stuck"), "the newest of equal ones");
         assert_eq!(worst.look(&journal, now_ms + EVENTS_WITHIN_MS + 60_000), None);
+    }
+
+    /// Regression: after an upgrade the fleet's card said "ready for 59 s", and the backend's own 2 m 18 s.
+    #[test]
+    fn a_state_of_the_process_before_is_as_old_as_it_is() {
+        let at_ms = |since_ms: u64| in_state_ms(since_ms * 1_000_000, 100_000_000, 160_000_000);
+        assert_eq!(at_ms(22), 138);
+        assert_eq!(at_ms(130), 30);
+        assert_eq!(at_ms(0), 60, "nothing is known of it since the process began");
     }
 
     #[test]

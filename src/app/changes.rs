@@ -90,6 +90,8 @@ fn tables(old: &Config, new: &Config, changes: &mut Vec<ConfigChange>) {
     let (a, b) = (&old.recorder, &new.recorder);
     let recorder = spelled!(a, b; "directory" => directory, "size_mb" => size_mb);
     ChangePlace::Table("recorder").settings(a != b, recorder, changes);
+    let (a, b) = (&old.names, &new.names);
+    ChangePlace::Table("names").settings(a != b, spelled!(a, b; "file" => file), changes);
     let (a, b) = (&old.offload, &new.offload);
     let offload = spelled!(a, b; "mode" => mode, "interfaces" => interfaces, "max_flows" => max_flows,
         "after_round_trips" => after_round_trips, "after" => after, "pins" => pins);
@@ -306,6 +308,15 @@ mod tests {
         );
         let change = &between(&old, &new)[0];
         assert_eq!((change.key.as_deref(), change.before.as_deref()), (Some("process.stop_timeout"), Some("30s")));
+    }
+
+    /// Regression: a reload that took all names of clients away said that nothing had changed.
+    #[test]
+    fn another_file_of_names_or_none_is_a_change() {
+        let [one, other] = ["one", "other"].map(|file| config("", &format!("[names]\nfile = \"/names/{file}\"")));
+        assert_eq!(words(&one, &other), ["[names] file /names/one becomes /names/other"]);
+        assert_eq!(words(&one, &config("", "")), ["[names] file /names/one becomes none"]);
+        assert_eq!(words(&config("", ""), &other), ["[names] file none becomes /names/other"]);
     }
 
     /// `baton diff` said both "from now on" and "a reload cannot change".

@@ -19,6 +19,9 @@ use crate::model::humane::{bytes, date_and_time};
 use crate::model::secrets::is_key;
 use crate::sys::clock::unix_ms;
 
+/// What there is of any host.
+const OF_HOST: &str = "check-host.txt";
+
 #[derive(Debug, Args)]
 pub(super) struct BundleArguments {
     /// The file to write; it must not exist [default: baton-bundle-HOST-TIME.tar in the present directory].
@@ -59,15 +62,25 @@ pub(super) fn run(
         }
     };
     let bundled = Bundled { file: path, bytes: bytes_written, has: bundle.has, left_out: bundle.left_out };
-    if output.json {
-        output.document(&bundled)?;
-        return Ok(ExitCode::SUCCESS);
+    match output.json {
+        true => output.document(&bundled)?,
+        false => bundled.say(output)?,
     }
-    let shown = bundled.file.display();
-    output.line(format!("{shown} has {} ({})", bundled.has.join(", "), bytes(bundled.bytes as f64)))?;
-    bundled.left_out.iter().try_for_each(|why| output.line(format!("left out: {why}")))?;
-    output.line("It has no key, but the addresses of clients and backends.")?;
-    Ok(ExitCode::SUCCESS)
+    if bundled.tells_anything() { Ok(ExitCode::SUCCESS) } else { Err(CliError::EmptyBundle(bundled.file)) }
+}
+
+impl Bundled {
+    /// Whether it has what somebody could find a cause in: what the host is like does not count.
+    fn tells_anything(&self) -> bool {
+        self.has.iter().any(|part| part != OF_HOST)
+    }
+
+    fn say(&self, output: &Output) -> Result<(), CliError> {
+        let shown = self.file.display();
+        output.line(format!("{shown} has {} ({})", self.has.join(", "), bytes(self.bytes as f64)))?;
+        self.left_out.iter().try_for_each(|why| output.line(format!("left out: {why}")))?;
+        output.line("It has no key, but the addresses of clients and backends.")
+    }
 }
 
 /// `baton-bundle-lb-a-20261125T031207Z.tar`.
@@ -104,8 +117,9 @@ impl BundleWriter {
             Ok(text) => self.add("baton.toml", text.as_bytes())?,
             Err(why) => self.left_out.push(format!("baton.toml, because {} is of no use: {why}", file.display())),
         }
-        self.add("check-host.txt", check::host_in_words(&file)?.as_bytes())?;
+        self.add(OF_HOST, check::host_in_words(&file)?.as_bytes())?;
         match recording::find(&RecordingFrom::default(), named, Some(&file)).and_then(|source| source.files()) {
+            Ok(files) if files.is_empty() => self.left_out.push(format!("{RECORDS}, because it has no file yet")),
             Ok(files) => {
                 self.has.push(format!("{RECORDS} with {} files", files.len()));
                 for (name, content) in files {
@@ -176,6 +190,23 @@ const REMOVED: &str = "(removed)";
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Regression: a bundle in which nothing was but the host's settings ended with exit code 0, and nobody looked again.
+    #[test]
+    fn a_bundle_of_no_instance_is_a_failure() {
+        let directory = tempfile::tempdir().unwrap();
+        let [bundle, socket, config] = ["ticket.tar", "admin.sock", "baton.toml"].map(|it| directory.path().join(it));
+        let ran = |config: &Path| {
+            let _ = std::fs::remove_file(&bundle);
+            let arguments = BundleArguments { output: Some(bundle.clone()) };
+            run(&arguments, Some(socket.clone()), Some(config), &Output::new(true))
+        };
+        let refused = ran(&config).unwrap_err().to_string();
+        assert!(refused.contains("ticket.tar has nothing of an instance: neither"), "{refused}");
+        assert!(bundle.exists(), "it says why");
+        std::fs::write(&config, "[recorder]\nsize_mb = 0\n").unwrap();
+        assert!(ran(&config).is_ok(), "the file alone may tell something");
+    }
 
     #[test]
     fn a_bundle_has_no_comment_and_no_secret_of_the_file() {

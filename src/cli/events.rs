@@ -10,6 +10,7 @@ use clap::Args;
 use super::output::{CliError, Output};
 use super::recording::{self, RecordingFrom};
 use super::socket;
+use crate::admin::client::ClientError;
 use crate::admin::protocol::{Command, EventFilter, Listed};
 use crate::model::duration;
 use crate::model::moment;
@@ -81,16 +82,48 @@ pub(super) fn run(
 }
 
 fn list(arguments: &EventsArguments, socket: &Path, output: &Output) -> Result<ExitCode, CliError> {
-    let client = socket::connect(socket)?;
-    let mut client = if arguments.follow { client.without_limit()? } else { client };
     let EventsSince::Number(since) = arguments.since else { unreachable!("a time is looked up in the files") };
     let EventsArguments { flows, follow, .. } = *arguments;
+    let filter = EventFilter { since, flows, follow };
     let mut written = Ok(());
-    client.list::<Event, Listed>(&Command::Events(EventFilter { since, flows, follow }), |event| {
+    let take = |event: Event| {
         written = write(&event, &format!("{:>6}", event.number), output);
         if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-    })?;
+    };
+    match follow {
+        true => follow_events(socket, filter, take)?,
+        false => {
+            socket::connect(socket)?.list::<Event, Listed>(&Command::Events(filter), take)?;
+        }
+    }
     written.map(|()| ExitCode::SUCCESS)
+}
+
+/// Gives `take` each event, also those of the process that replaces this one in an upgrade, until it breaks.
+fn follow_events(
+    socket: &Path,
+    mut filter: EventFilter,
+    mut take: impl FnMut(Event) -> ControlFlow<()>,
+) -> Result<(), ClientError> {
+    let (mut client, mut process) = socket::connect_and_ask(socket)?;
+    loop {
+        let asked = Command::Events(filter.clone());
+        let note = |event: Event| {
+            filter.since = event.number + 1;
+            take(event)
+        };
+        let listed = client.without_limit().and_then(|mut it| it.list::<Event, Listed>(&asked, note));
+        let lost = match listed {
+            Ok(_) => return Ok(()),
+            Err(lost) => lost,
+        };
+        let (again, now) = socket::connect_again(socket, lost)?;
+        if now.pid != process.pid {
+            // Each process numbers its events anew.
+            filter.since = 0;
+        }
+        (client, process) = (again, now);
+    }
 }
 
 fn list_recorded(
@@ -148,7 +181,53 @@ fn since(text: &str) -> Result<EventsSince, moment::MomentFault> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+
     use super::*;
+
+    /// A process at the socket: it tells `pid`, is asked for events from `since` on, has those with `numbers`, and ends.
+    fn serve_once(listener: &UnixListener, pid: u32, since: u64, numbers: &[u64]) {
+        let (stream, _) = listener.accept().unwrap();
+        let mut reader = BufReader::new(&stream);
+        let mut answer = |asked: &str, lines: String| {
+            let mut line = String::new();
+            reader.read_line(&mut line).unwrap();
+            assert!(line.contains(asked), "{line}");
+            (&stream).write_all(lines.as_bytes()).unwrap();
+        };
+        answer("version", format!("{{\"ok\":{{\"version\":\"1\",\"protocol\":1,\"pid\":{pid}}}}}\n"));
+        let event = |number: &u64| {
+            let event = Event { number: *number, at_unix_ms: 1, what: What::Started { version: pid.to_string() } };
+            format!("{{\"item\":{}}}\n", serde_json::to_string(&event).unwrap())
+        };
+        answer(&format!("\"since\":{since},"), numbers.iter().map(event).collect());
+    }
+
+    /// Regression: `--follow` ended with exit code 1 at each upgrade of the instance.
+    #[test]
+    fn an_upgrade_does_not_end_the_following_and_each_event_comes_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("admin.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let processes = std::thread::spawn(move || {
+            serve_once(&listener, 7, 5, &[5, 6]);
+            // The connection broke, and the process goes on.
+            serve_once(&listener, 7, 7, &[7]);
+            serve_once(&listener, 8, 0, &[1, 9]);
+        });
+        let mut seen = Vec::new();
+        let filter = EventFilter { since: 5, flows: false, follow: true };
+        let followed = follow_events(&path, filter, |event| {
+            seen.push((event.number, event.what.sentence()));
+            if event.number == 9 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        followed.unwrap();
+        processes.join().unwrap();
+        let expected = [(5, 7), (6, 7), (7, 7), (1, 8), (9, 8)];
+        let sentence = |pid: u32| What::Started { version: pid.to_string() }.sentence();
+        assert_eq!(seen, expected.map(|(number, pid)| (number, sentence(pid))));
+    }
 
     #[test]
     fn a_number_is_a_number_and_all_else_a_time() {

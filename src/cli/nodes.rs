@@ -1,11 +1,12 @@
 //! `baton nodes`.
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use super::grid::{Align::*, Cell, Grid};
 use super::output::{CliError, Output};
-use crate::admin::client::Client;
+use super::socket;
 use crate::admin::nodes::{NodeRow, NodeRowState, NodesReport};
 use crate::admin::protocol::Command;
 use crate::admin::words;
@@ -44,14 +45,21 @@ pub(super) struct NodesArguments {
     watch: bool,
 }
 
-pub(super) fn nodes(client: &mut Client, arguments: &NodesArguments, output: &Output) -> Result<ExitCode, CliError> {
+pub(super) fn nodes(socket: &Path, arguments: &NodesArguments, output: &Output) -> Result<ExitCode, CliError> {
     let limit = match arguments.limit {
         Some(0) => usize::MAX,
         None if output.json => usize::MAX,
         limit => limit.unwrap_or(LIMIT),
     };
+    let mut client = socket::connect(socket)?;
     loop {
-        let mut report: NodesReport = client.ask(&Command::Nodes {})?;
+        let mut report: NodesReport = match client.ask(&Command::Nodes {}) {
+            Err(lost) if arguments.watch => {
+                client = socket::connect_again(socket, lost)?.0;
+                continue;
+            }
+            answered => answered?,
+        };
         let all = report.nodes.len();
         if arguments.silent {
             report.nodes.retain(|row| matches!(row.state, NodeRowState::Silent { .. }));
@@ -121,7 +129,11 @@ fn row(node: &NodeRow, lease_renew_ms: u64) -> [Cell; 7] {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+
     use super::*;
+    use crate::admin::protocol::Refusal;
     use crate::cli::samples;
     use crate::model::fleet::InstanceName;
     use crate::table::names::NodeListSource;
@@ -173,6 +185,32 @@ mod tests {
         assert_eq!(samples::shown("docs/operate.md", "baton nodes"), shown);
         let widest = shown.lines().map(|line| line.chars().count()).max();
         assert!(widest <= Some(80), "{widest:?}:\n{shown}");
+    }
+
+    /// Regression: `--watch` ended with exit code 1 at each upgrade of the instance.
+    #[test]
+    fn an_upgrade_does_not_end_the_watching() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("admin.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let report = format!("{{\"ok\":{}}}\n", serde_json::to_string(&report()).unwrap());
+        let about = "{\"ok\":{\"version\":\"1\",\"protocol\":1,\"pid\":8}}\n".to_owned();
+        let refusal = Refusal::BadRequest { reason: "it is the new process".to_owned() };
+        let refusal = format!("{}\n", serde_json::json!({ "error": refusal }));
+        let processes = std::thread::spawn(move || {
+            for answers in [vec![report], vec![about, refusal]] {
+                let (stream, _) = listener.accept().unwrap();
+                let mut reader = BufReader::new(&stream);
+                for answer in answers {
+                    reader.read_line(&mut String::new()).unwrap();
+                    (&stream).write_all(answer.as_bytes()).unwrap();
+                }
+            }
+        });
+        let arguments = NodesArguments { silent: false, limit: None, watch: true };
+        let ended = nodes(&path, &arguments, &Output::new(true)).unwrap_err().to_string();
+        assert!(ended.contains("it is the new process"), "{ended}");
+        processes.join().unwrap();
     }
 
     #[test]

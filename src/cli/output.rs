@@ -56,6 +56,10 @@ pub(super) enum CliError {
     Nobody { address: std::net::SocketAddr, covers: String },
     #[error("{path} is no bundle, and no directory of a recorder: {source}", path = .path.display())]
     NoBundle { path: PathBuf, source: io::Error },
+    #[error(
+        "{path} has nothing of an instance: neither status nor configuration nor recorder; name its socket with --socket PATH, or its configuration file with -c FILE", path = .0.display()
+    )]
+    EmptyBundle(PathBuf),
     #[error("this instance records nothing: size_mb in [recorder] is 0; --from PATH reads another recorder's files")]
     NotRecorded,
     /// What would have to be a terminal, or why none may be used.

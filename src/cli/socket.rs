@@ -2,10 +2,17 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::output::CliError;
 use crate::admin::client::{Client, ClientError};
+use crate::admin::protocol::{About, Command};
 use crate::config::read_socket;
+use crate::sys::clock::now_ns;
+
+/// An upgrade is over by then, and a restart of an instance without many flows.
+const AGAIN_MAX: Duration = Duration::from_secs(10);
+const AGAIN_EVERY: Duration = Duration::from_millis(100);
 
 /// The path in the configuration file at `config`, or $BATON_SOCKET, or the default. It reads only this one key, so
 /// that commands work while the file has errors.
@@ -32,6 +39,34 @@ pub(super) fn connect(path: &Path) -> Result<Client, ClientError> {
         }
         connected => connected,
     }
+}
+
+/// Connects anew, for a command that goes on for ever, and tells which process answers: after an upgrade it is another one.
+///
+/// # Errors
+/// `lost`, why the connection before was lost, if that is no end of the process, or none answers for ten seconds.
+pub(super) fn connect_again(path: &Path, lost: ClientError) -> Result<(Client, About), ClientError> {
+    let has_ended = match &lost {
+        ClientError::Cut => true,
+        ClientError::Broken(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut),
+        _ => false,
+    };
+    let deadline_ns = now_ns() + AGAIN_MAX.as_nanos() as u64;
+    while has_ended && now_ns() < deadline_ns {
+        // At first, too: the process that ends may answer yet.
+        std::thread::sleep(AGAIN_EVERY);
+        if let Ok(found) = connect_and_ask(path) {
+            return Ok(found);
+        }
+    }
+    Err(lost)
+}
+
+/// Connects as [`connect`], and tells which process answers.
+pub(super) fn connect_and_ask(path: &Path) -> Result<(Client, About), ClientError> {
+    let mut client = connect(path)?;
+    let about = client.ask(&Command::Version {})?;
+    Ok((client, about))
 }
 
 /// Whether the environment names a socket.

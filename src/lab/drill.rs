@@ -132,6 +132,21 @@ pub(crate) enum DrillError {
     Start(#[from] io::Error),
 }
 
+impl DrillArgs {
+    /// Whether SERVER can be an address, as far as that shows without asking for its name.
+    pub(super) fn check_server(&self) -> Result<(), DrillError> {
+        let Some(server) = &self.server else { return Ok(()) };
+        let port = server.rsplit_once(':').map(|(_, port)| port.parse::<u16>());
+        let fault = match port {
+            Some(Ok(_)) => return Ok(()),
+            Some(Err(_)) => "invalid port value",
+            None => "invalid socket address",
+        };
+        let source = io::Error::new(io::ErrorKind::InvalidInput, fault);
+        Err(DrillError::Server { server: server.clone(), source })
+    }
+}
+
 /// Runs the drill to its end. Exit code 1: a node would have gone NotReady.
 pub(crate) fn run(args: &DrillArgs, json: bool) -> ExitCode {
     // One thread on purpose: the cost of the clients must not look like a cost of the server.

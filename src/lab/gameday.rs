@@ -80,10 +80,14 @@ fn play(args: &GamedayArgs, json: bool) -> Result<bool, GamedayError> {
     if args.drill.run_for.is_some() {
         return Err(GamedayError::For);
     }
+    args.drill.check_server()?;
     let plan = GamedayPlan::read(&args.file, args.drill.every)?;
     if args.plan {
-        let server = args.drill.server.as_deref().unwrap_or("the server of the kubeconfig");
-        print!("{}", plan.in_words(args.drill.kubelets, server));
+        let (kubelets, server) = (args.drill.kubelets, args.drill.server.as_deref());
+        match json {
+            true => println!("{}", serde_json::to_string(&plan.planned(kubelets, server)).unwrap_or_default()),
+            false => print!("{}", plan.in_words(kubelets, server.unwrap_or("the server of the kubeconfig"))),
+        }
         return Ok(true);
     }
     let page = args.report.clone().unwrap_or_else(unnamed);
@@ -128,4 +132,32 @@ fn unnamed() -> PathBuf {
 
 fn write(path: &Path, text: &str) -> Result<(), GamedayError> {
     std::fs::write(path, text).map_err(|source| GamedayError::Report { path: path.into(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        gameday: GamedayArgs,
+    }
+
+    /// Regression: the plan for a server without a port passed, which no game day could be played against.
+    #[test]
+    fn a_server_without_a_port_is_refused_before_the_plan_is_read() {
+        let refused = |server: &str| {
+            let line = Line::parse_from(["gameday", "/nonexistent/plan.toml", server, "--plan"]);
+            play(&line.gameday, false).unwrap_err().to_string()
+        };
+        for wrong in ["10.0.0.100", "10.0.0.100:https", "10.0.0.100:"] {
+            assert!(refused(wrong).starts_with(&format!("{wrong} is not HOST:PORT")), "{}", refused(wrong));
+        }
+        for fits in ["10.0.0.100:6443", "[fd00::1]:6443", "k8s.example.com:6443"] {
+            assert!(refused(fits).starts_with("reading /nonexistent/plan.toml"), "{}", refused(fits));
+        }
+    }
 }

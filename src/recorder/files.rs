@@ -29,7 +29,16 @@ pub(super) struct RecordFiles {
 #[derive(Debug)]
 struct Current {
     file: File,
+    path: PathBuf,
     bytes: u64,
+}
+
+impl Current {
+    fn is_in_its_place(&self) -> bool {
+        let [own, there] =
+            [self.file.metadata(), fs::symlink_metadata(&self.path)].map(|it| it.map(|it| (it.dev(), it.ino())).ok());
+        own.is_some() && own == there
+    }
 }
 
 impl RecordFiles {
@@ -72,10 +81,9 @@ impl RecordFiles {
     }
 
     /// Goes on in a new file if the present one was removed: by an operator, or by another process of an upgrade for which it
-    /// was the oldest.
+    /// was the oldest; or if its path leads there no more, because a directory was moved away or another is mounted over it.
     pub(super) fn forget_if_removed(&mut self) {
-        let is_there = |current: &Current| current.file.metadata().is_ok_and(|it| it.nlink() > 0);
-        self.current = self.current.take().filter(is_there);
+        self.current = self.current.take().filter(Current::is_in_its_place);
     }
 
     fn begin(&self, at_unix_ms: u64, part: u64) -> io::Result<Current> {
@@ -84,17 +92,17 @@ impl RecordFiles {
             _ => self.make_room(part)?,
         }
         let mut at = at_unix_ms;
-        let mut file = loop {
-            let name = format!("{}-{at:013}-{}{SUFFIX}", self.name, std::process::id());
-            match OpenOptions::new().append(true).create_new(true).mode(0o640).open(self.directory.join(name)) {
+        let (path, mut file) = loop {
+            let path = self.directory.join(format!("{}-{at:013}-{}{SUFFIX}", self.name, std::process::id()));
+            match OpenOptions::new().append(true).create_new(true).mode(0o640).open(&path) {
                 // Processes of two containers may have one number.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => at += 1,
-                other => break other?,
+                other => break (path, other?),
             }
         };
         let opening = [header(), self.opening.clone()].concat();
         file.write_all(&opening)?;
-        Ok(Current { file, bytes: opening.len() as u64 })
+        Ok(Current { file, path, bytes: opening.len() as u64 })
     }
 
     /// Removes the oldest files, until a whole part has room beside the others.

@@ -108,6 +108,31 @@ fn the_ring_keeps_its_size_and_the_newest_events() {
     assert_eq!(parts.census.dropped.value(), 0);
 }
 
+/// Regression: the recorder wrote into a directory that had been moved away, for as long as the process lived.
+#[test]
+fn records_go_to_the_directory_that_has_the_name_now() {
+    let folder = tempfile::tempdir().unwrap();
+    let [directory, moved] = ["recorder", "moved"].map(|name| folder.path().join(name));
+    let (mut recorder, parts, _config) = recorder(&directory);
+    let mut record = |version: &str| {
+        parts.journal.record(What::Started { version: version.to_owned() });
+        recorder.sample_at_ns = 0;
+        assert!(recorder.turn(NO_WAIT));
+    };
+    record("1");
+    fs::rename(&directory, &moved).unwrap();
+    record("2");
+    let said = ["1", "2"].map(|version| What::Started { version: version.to_owned() }.sentence());
+    assert_eq!(sentences(&moved), said[..1]);
+    assert_eq!(sentences(&directory), said[1..]);
+    assert_eq!(parts.census.fault(), None);
+    // Another host's directory is there instead of it: the files have the same names, and are others.
+    fs::rename(&directory, folder.path().join("away")).unwrap();
+    fs::create_dir(&directory).unwrap();
+    record("3");
+    assert_eq!(sentences(&directory).len(), 1);
+}
+
 /// A file that was begun and last written to at these times, in s since 1970, by a process, with a record of each of these times;
 /// no time: the file is none of a recorder.
 fn file_of(directory: &Path, pid: u32, begun_s: u64, written_s: u64, recorded_s: &[u64]) {

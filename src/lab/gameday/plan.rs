@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::order::GOOD;
 use crate::model::duration;
@@ -52,6 +52,32 @@ pub(super) struct PlanStep {
     /// Limit for the command, and for its undoing.
     #[serde(default = "limit", deserialize_with = "time")]
     pub limit: Duration,
+}
+
+/// What a game day by a plan would do, as `--plan --json` prints it.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct PlannedDay {
+    /// `None`: that of the kubeconfig.
+    pub server: Option<String>,
+    pub kubelets: u16,
+    pub silent_max_ms: u64,
+    pub settle_max_ms: u64,
+    /// The names of those whose nodes are looked at.
+    pub instances: Vec<String>,
+    pub steps: Vec<PlannedStep>,
+    pub least_ms: u64,
+    pub most_ms: u64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct PlannedStep {
+    pub title: String,
+    /// The whole command.
+    pub run: Vec<String>,
+    pub exit_codes: Vec<i32>,
+    pub limit_ms: u64,
+    pub watch_ms: u64,
+    pub undo: Option<Vec<String>>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -134,10 +160,38 @@ impl GamedayPlan {
         at.map_or(&[][..], |instance| &instance.command).iter().chain(order).cloned().collect()
     }
 
+    /// The least and the most time that a game day by this plan takes.
+    fn times(&self) -> [Duration; 2] {
+        let least = self.steps.iter().map(|step| step.watch).sum();
+        [least, self.steps.iter().map(|step| step.watch + step.limit * 2 + self.settle).sum()]
+    }
+
+    /// What a game day by this plan would do, for a program.
+    pub(super) fn planned(&self, kubelets: u16, server: Option<&str>) -> PlannedDay {
+        let ms = |time: Duration| time.as_millis() as u64;
+        let planned = |step: &PlanStep| PlannedStep {
+            title: step.title.clone(),
+            run: self.command(step, &step.run),
+            exit_codes: step.exit_codes.clone(),
+            limit_ms: ms(step.limit),
+            watch_ms: ms(step.watch),
+            undo: step.undo.as_ref().map(|undo| self.command(step, undo)),
+        };
+        let [least_ms, most_ms] = self.times().map(ms);
+        PlannedDay {
+            server: server.map(str::to_owned),
+            kubelets,
+            silent_max_ms: ms(self.silent_max),
+            settle_max_ms: ms(self.settle),
+            instances: self.instances.iter().map(|it| it.name.clone()).collect(),
+            steps: self.steps.iter().map(planned).collect(),
+            least_ms,
+            most_ms,
+        }
+    }
+
     /// What a game day by this plan would do.
     pub(super) fn in_words(&self, kubelets: u16, server: &str) -> String {
-        let least: Duration = self.steps.iter().map(|step| step.watch).sum();
-        let most: Duration = self.steps.iter().map(|step| step.watch + step.limit * 2 + self.settle).sum();
         let names: Vec<_> = self.instances.iter().map(|it| printable(&it.name).into_owned()).collect();
         let mut text = format!(
             "{kubelets} kubelets connect to {server}. The game day stops, and undoes the step that it is in, when one of them{} is silent \
@@ -153,7 +207,7 @@ impl GamedayPlan {
             text += &format!("   undoes    {}\n", undo.as_deref().unwrap_or("nothing: the step has no undo"));
             text += &format!("   waits     until nobody is silent, for {} at most\n", duration::display(self.settle));
         }
-        let [least, most] = [least, most].map(|time| duration_ms(time.as_millis() as u64));
+        let [least, most] = self.times().map(|time| duration_ms(time.as_millis() as u64));
         text + &format!("\nIt takes at least {least}, and at most {most}.\n")
     }
 }
@@ -211,6 +265,18 @@ mod tests {
     #[test]
     fn a_plan_says_what_it_would_do() {
         insta::assert_snapshot!(read(GOOD).unwrap().in_words(100, "10.0.0.100:6443"));
+    }
+
+    /// Regression: `--plan --json` printed the text for people.
+    #[test]
+    fn a_plan_for_a_program_is_one_document_with_whole_commands_and_times() {
+        let planned = serde_json::to_value(read(GOOD).unwrap().planned(100, Some("10.0.0.100:6443"))).unwrap();
+        assert_eq!((&planned["server"], &planned["kubelets"]), (&"10.0.0.100:6443".into(), &100.into()));
+        assert_eq!((&planned["silent_max_ms"], &planned["instances"][0]), (&25_000.into(), &"lb-a".into()));
+        let [first, second] = [0, 1].map(|number| &planned["steps"][number]);
+        assert_eq!(first["undo"], serde_json::json!(["ssh", "lb-a", "baton", "evacuate", "--cancel"]));
+        assert_eq!((&second["watch_ms"], &second["undo"]), (&60_000.into(), &serde_json::Value::Null));
+        assert_eq!((&planned["least_ms"], &planned["most_ms"]), (&90_000.into(), &570_000.into()));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod agent;
 mod backends;
 mod health;
+mod host_range;
 mod loading;
 mod peers;
 mod refusal;

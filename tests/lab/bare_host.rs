@@ -77,7 +77,12 @@ impl<'a> BareHost<'a> {
     /// The words of the unit of `service` in its /etc.
     pub fn unit_of(&self, service: &str, key: &str) -> String {
         let unit = std::fs::read_to_string(self.etc(&format!("systemd/system/{service}.service"))).unwrap();
-        let line = unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-        line.unwrap_or_else(|| panic!("no {key} in {unit}")).to_owned()
+        command_of(&unit, key).unwrap_or_else(|| panic!("no {key} in {unit}"))
     }
+}
+
+/// The first command of a unit behind `key` that its own user runs: what systemd runs as root (`+`) belongs to the host of a test.
+pub fn command_of(unit: &str, key: &str) -> Option<String> {
+    let commands = unit.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    commands.map(str::to_owned).find(|command| !command.starts_with(['+', '-']))
 }

@@ -31,7 +31,7 @@ pub mod systemd;
 pub mod tracer;
 pub mod wait;
 
-pub use bare_host::BareHost;
+pub use bare_host::{BareHost, command_of};
 pub use baton::Baton;
 pub use browser::Browser;
 pub use client::{Conn, End};

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use yaml_rust2::parser::{EventReceiver, Parser};
 use yaml_rust2::{Event, Yaml, YamlLoader};
 
+use super::host_range::expanded;
 use super::{SetupFact, SetupRefusal};
 use crate::translate::ForeignFile;
 
@@ -258,9 +259,11 @@ fn inventory_ini(text: &str) -> Inventory {
             }
             None => {
                 let variables = words.take_while(|word| !word.starts_with('#')).filter_map(|word| word.split_once('='));
-                let variables = variables.map(|(key, value)| (key.to_owned(), unquoted(value)));
-                all.hosts.entry(name.clone()).or_default().extend(variables);
-                all.members.entry(section.to_owned()).or_default().push(name);
+                let variables: Vec<_> = variables.map(|(key, value)| (key.to_owned(), unquoted(value))).collect();
+                for name in expanded(&name) {
+                    all.hosts.entry(name.clone()).or_default().extend(variables.iter().cloned());
+                    all.members.entry(section.to_owned()).or_default().push(name);
+                }
             }
         }
     }
@@ -275,9 +278,10 @@ fn inventory_yaml(file: &ForeignFile) -> Result<Inventory, SetupRefusal> {
         let variables = |yaml| named(yaml).into_iter().filter_map(|(key, value)| Some((key, text(value)?)));
         all.variables.entry(name.clone()).or_default().extend(variables(&content["vars"]));
         for (host, of_host) in named(&content["hosts"]) {
-            let variables = variables(of_host);
-            all.hosts.entry(host.clone()).or_default().extend(variables);
-            all.members.entry(name.clone()).or_default().push(host);
+            for host in expanded(&host) {
+                all.hosts.entry(host.clone()).or_default().extend(variables(of_host));
+                all.members.entry(name.clone()).or_default().push(host);
+            }
         }
         let children = named(&content["children"]);
         all.children.entry(name).or_default().extend(children.iter().map(|(child, _)| child.clone()));
@@ -537,6 +541,15 @@ mod tests {
         for text in ["cp1 ip=10.0.0.11\n", "10.0.0.11\n10.0.0.12\n"] {
             assert_eq!(names(text), [""; 0], "no host is in the group");
         }
+    }
+
+    #[test]
+    fn a_range_of_hosts_is_one_of_an_inventory_in_either_form() {
+        let expected: Vec<_> =
+            ["10.0.0.11", "10.0.0.12"].map(|ip| (ip.to_owned(), ip.parse().unwrap())).into_iter().collect();
+        assert_eq!(inventory(&file("hosts", "[kube_control_plane]\n10.0.0.[11:12]\n")).unwrap(), expected);
+        let yaml = "all:\n  children:\n    kube_control_plane:\n      hosts:\n        10.0.0.[11:12]: {}\n";
+        assert_eq!(inventory(&file("hosts.yaml", yaml)).unwrap(), expected);
     }
 
     #[test]

@@ -244,10 +244,8 @@ impl<'a> Player<'a> {
     fn start_baton(&self, place: &BareHost<'_>) -> Process {
         let written = place.etc("systemd/system/baton.service");
         let unit = std::fs::read_to_string(written).unwrap_or_else(|_| SHIPPED_UNIT.replace("/usr/bin/baton", BINARY));
-        let value =
-            |key: &str| unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('=')).map(str::to_owned);
-        let check = value("ExecStartPre").unwrap_or_default();
-        let process = place.typed(&format!("{check}\nexec {}", value("ExecStart").expect("a command")));
+        let check = command_of(&unit, "ExecStartPre").unwrap_or_default();
+        let process = place.typed(&format!("{check}\nexec {}", command_of(&unit, "ExecStart").expect("a command")));
         eventually(LONG, "Baton runs", || {
             assert!(process.exit_status().is_none(), "{}", process.log_text());
             place.typed("baton status").wait(LONG).success()

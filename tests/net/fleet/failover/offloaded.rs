@@ -1,7 +1,7 @@
 //! Thousands of offloaded flows, each doing something else, when the host that carries them dies without a word, or is
 //! emptied: they go on, and the pause is what moving the address takes, and the next retransmission. The figures are printed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::Scope;
 use std::time::Duration;
@@ -86,6 +86,24 @@ fn reset_at_backends(fleet: &Fleet) -> usize {
     ended.filter(|served| served.end == End::Rst && served.received.bytes > 0).count()
 }
 
+/// Waits until `heir` counts both ways of so many streams. Its peer told of them each GiB: until the heir has caught up with a stream, its
+/// program counts no FIN of it either, and an end's RST, when challenged, is the first that it learns of its end.
+fn wait_caught_up(heir: &Baton, streams: u64) {
+    let ways = || -> BTreeMap<String, [u64; 2]> {
+        let bytes =
+            |flow: &Value| ["bytes_to_backend", "bytes_to_client"].map(|way| flow[way].as_u64().expect("bytes"));
+        heir.flows().iter().map(|flow| (flow["client"].to_string(), bytes(flow))).collect()
+    };
+    let before = ways();
+    let grows = |client: &String, now: [u64; 2]| {
+        let before = before.get(client).copied().unwrap_or_default();
+        now.iter().zip(before).all(|(now, before)| *now >= before + 1_000_000)
+    };
+    eventually(LONG, "the heir counts the streams", || {
+        ways().iter().filter(|(client, now)| grows(client, **now)).count() as u64 >= streams
+    });
+}
+
 /// Backends speak first, unasked, and then clients.
 pub fn watches_go_on(fleet: &Fleet, conns: &mut [Conn]) {
     const BYTES: u64 = 3000;
@@ -112,6 +130,7 @@ fn a_host_that_dies_under_ping_pongs_streams_and_silent_watches_costs_the_outage
         let death = Death::of(&fleet, &keepalived, &load, &ports);
         load.goes_on(0, TALKING * 100);
         load.streams_on(STREAMING * 2_000_000);
+        wait_caught_up(heir, STREAMING);
         load.bulk_over.store(true, Relaxed);
         whole(streams);
         load.over.store(true, Relaxed);

@@ -33,29 +33,18 @@ impl NameFollower {
 
     /// After an error the last names stay.
     pub(super) fn take(&mut self, found: Result<NameMap, String>) {
+        self.take_file(found.map(|names| NamesInFile { names, skipped: None }));
+    }
+
+    /// Of a file with lines that are no names, the others count. What is wrong is said once, and so is that nothing is any more.
+    fn take_file(&mut self, found: Result<NamesInFile, String>) {
         let fault = match found {
-            Ok(found) => {
-                self.learn(found);
-                None
+            Ok(NamesInFile { names, skipped }) => {
+                self.learn(names);
+                skipped
             }
             Err(error) => Some(error),
         };
-        self.say(fault);
-    }
-
-    /// Of a file with lines that are no names, the others count.
-    fn take_file(&mut self, found: Result<NamesInFile, String>) {
-        match found {
-            Ok(NamesInFile { names, skipped }) => {
-                self.learn(names);
-                self.say(skipped);
-            }
-            Err(error) => self.take(Err(error)),
-        }
-    }
-
-    /// Says what is wrong, or that nothing is any more, once.
-    fn say(&mut self, fault: Option<String>) {
         if self.fault == fault {
             return;
         }

@@ -175,10 +175,13 @@ impl Rebalancer {
         let grows = seen.iter().any(|backend| backend.ready && !backend.has_whole_share);
         let ordered_at_ns = self.ordered_at_ns?;
         let took = Duration::from_nanos(now_ns.saturating_sub(ordered_at_ns));
-        let left = self.explain(left, table).await;
+        let is_late = took >= ORDER_LIMIT;
+        if !is_late && (grows || returning > 0 || !self.asked.is_empty()) {
+            return None;
+        }
         // Those whose clients have moved already stay, however long they are waited for.
-        let may_move = grows || returning > 0 || !self.asked.is_empty() || left.iter().any(|it| it.never_quiet > 0);
-        if may_move && took < ORDER_LIMIT {
+        let left = self.explain(left, table).await;
+        if !is_late && left.iter().any(|it| it.never_quiet > 0) {
             return None;
         }
         self.ordered_at_ns = None;

@@ -106,10 +106,7 @@ fn each_alert_is_played_and_says_what_it_means_and_what_to_type_first() {
 fn the_alerts_ask_for_nothing_that_the_metrics_page_of_a_fleet_lacks() {
     let Some(scene) = Scene::new("alerts", 2) else { return };
     let _servers = scene.serve();
-    let pinned = Pinned::new();
-    if let Err(error) = pinned.open(&[]) {
-        return network::skip("alerts", &error.to_string());
-    }
+    let Some(pinned) = Pinned::unused("alerts") else { return };
     let listen = vec!["10.77.0.100:6443", "10.77.0.101:6443"];
     let config =
         scene.config(0).offloading(&pinned.directory).frontend("max_connections", 500).frontend("listen", listen);

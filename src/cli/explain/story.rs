@@ -25,6 +25,9 @@ use effects::{by_reason, ended};
 /// An order, or a reload, that came this long before an event may be its cause.
 const BEFORE_MS: u64 = 5_000;
 
+/// An explanation has no more: nobody reads on at night.
+const SENTENCES_MAX: usize = 6;
+
 /// What may be a fault, so long after a bad event, may follow from it.
 const LATELY_MS: u64 = 600_000;
 
@@ -82,7 +85,7 @@ impl<'r> Story<'r> {
         let is_it = |(event, _): &&(&Event, usize)| event.number == number;
         let (mut sentences, figures) = self.of_event(self.events.iter().rposition(|it| is_it(&it))?)?;
         let earlier = self.events.iter().filter(is_it).count() - 1;
-        if earlier > 0 && sentences.len() < 6 {
+        if earlier > 0 && sentences.len() < SENTENCES_MAX {
             let (has, its) = if earlier == 1 { ("process has", "its") } else { ("processes have", "their") };
             sentences.push(format!(
                 "{earlier} earlier {has} an event {number} of {its} own: --until TIME explains one of those."

@@ -14,11 +14,7 @@ const SOCKET: &str = "/run/baton/admin.sock";
 
 /// The unit as it is shipped, and a flow that has been offloaded; `None`: skipped.
 fn begin(test: &str, lab: &Lab, unit: &str) -> Option<(Systemd, Pid, Conn)> {
-    let pinned = Pinned::new();
-    if let Err(error) = pinned.open(&[]) {
-        network::skip(test, &error.to_string());
-        return None;
-    }
+    let _pinned = Pinned::unused(test)?;
     let config = lab.config().offloading(Path::new(PINS)).text(Path::new(SOCKET));
     let systemd = Systemd::boot(test, lab, unit, &config)?;
     let pid = systemd.wait_active(None, LONG);

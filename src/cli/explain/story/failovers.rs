@@ -1,14 +1,15 @@
 //! The death of a peer, and what this instance did about it.
 
-use super::{Explained, Figures, Story, is_of_link, moment, peer_of};
+use super::{Explained, Figures, SENTENCES_MAX, Story, is_of_link, moment, peer_of};
 use crate::model::fleet::Liveness;
+use crate::model::fleet::vip::SILENT_NS;
 use crate::model::humane::{duration_ms, limit_ms};
 use crate::table::journal::{Event, What};
 
 /// A failover is over within this time.
 const WITHIN_MS: u64 = 10_000;
 /// A peer is called silent once nothing has come for this long.
-const SILENT_MS: u64 = 250;
+const SILENT_MS: u64 = SILENT_NS / 1_000_000;
 
 /// The event `at`, if it is one of a failover or of a moment's silence. `None`: it is none of these.
 pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
@@ -67,7 +68,7 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
             if death.is_none() && over.is_none() { "It was a moment's silence, which changes nothing: " } else { "" };
         sentences.push(format!("{alone}{} later {}.", duration_ms(lasted_ms), back.what.sentence()));
     }
-    sentences.truncate(6);
+    sentences.truncate(SENTENCES_MAX);
     Some((sentences, figures))
 }
 

@@ -26,7 +26,7 @@ pub(crate) mod rates;
 pub(crate) mod search;
 pub mod session;
 pub mod status;
-mod summary;
+pub(crate) mod summary;
 pub mod unix;
 pub mod upgrade;
 pub(crate) mod watchdog;
@@ -66,6 +66,14 @@ pub struct AdminPorts {
     pub fleet: Part<Fleet>,
 }
 
+/// What earlier processes recorded.
+#[derive(Debug)]
+struct EarlierEvents {
+    /// Of the charts' time, for the page.
+    shown: Vec<Event>,
+    worst: WorstSoFar,
+}
+
 /// The content of the admin servers: the instance's shared state, and its [`Control`].
 pub struct Admin {
     pub table: Arc<Table>,
@@ -78,8 +86,7 @@ pub struct Admin {
     census: Arc<Census>,
     samples: Mutex<Samples>,
     history: Mutex<PageHistory>,
-    /// Events of the charts' time that earlier processes recorded, for the page.
-    earlier: OnceLock<Vec<Event>>,
+    earlier: OnceLock<EarlierEvents>,
     /// Locked during a search.
     searching: Mutex<()>,
 }
@@ -187,17 +194,20 @@ impl Admin {
         }
     }
 
-    /// Takes the events of the charts' time that were recorded, in the order of time; those of this process may be among them.
-    pub(crate) fn set_earlier(&self, mut events: Vec<Event>) {
+    /// Takes the events of the last hour that were recorded, in the order of time; those of this process may be among them. The page has
+    /// those since `shown_from_ms`.
+    pub(crate) fn set_earlier(&self, mut events: Vec<Event>, shown_from_ms: u64) {
         let own: HashSet<_> = self.table.journal.since(0, false).iter().map(Event::anchor).collect();
         events.retain(|event| !own.contains(&event.anchor()));
+        let worst = WorstSoFar::of(&events);
+        events.retain(|event| event.at_unix_ms >= shown_from_ms);
         // A second time is a second task's, which there is not.
-        let _ = self.earlier.set(events);
+        let _ = self.earlier.set(EarlierEvents { shown: events, worst });
     }
 
     /// The last events of this process, and of those before it as far as the charts go back, oldest first, ended flows left out.
     fn events(&self) -> Vec<Event> {
-        let mut events = self.earlier.get().cloned().unwrap_or_default();
+        let mut events = self.earlier.get().map_or_else(Vec::new, |it| it.shown.clone());
         events.extend(self.table.journal.since(0, false));
         events
     }

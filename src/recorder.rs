@@ -31,7 +31,7 @@ use crate::table::journal::{Event, Journal, What};
 use crate::table::recorder::RecorderCensus;
 #[cfg(test)]
 pub(crate) use entry::{BackendSample, FrontendSample, SampleIncrease};
-pub(crate) use entry::{FileOwner, FrontendSettings, Recorded, RecordedSample};
+pub(crate) use entry::{FileOwner, FrontendSettings, Recorded, RecordedSample, ends_counted};
 use entry::{SampledTotals, append_event, append_sample};
 use files::RecordFiles;
 pub(crate) use reader::{ReadFault, Recording, TimedRecord, contents, read_files, read_times};
@@ -211,15 +211,17 @@ fn open(config: &Config) -> (RecordFiles, RecordFiles) {
     (history, flows)
 }
 
-/// The samples and the events but ends of flows since `from_ms`, milliseconds since 1970, with the processes that wrote them: from the
-/// newest files, as [`read_times`] chooses them. What cannot be read is passed over: these are for charts, which show a gap there.
-pub(crate) fn history_since(directory: &Path, from_ms: u64) -> Recording {
+/// The samples since `from_ms` and the events but ends of flows since `events_from_ms`, milliseconds since 1970, with the processes that
+/// wrote them: from the newest files, as [`read_times`] chooses them. What cannot be read is passed over: these are for charts, which show
+/// a gap there.
+pub(crate) fn history_since(directory: &Path, from_ms: u64, events_from_ms: u64) -> Recording {
     let is_since = |what: &Recorded| match what {
         Recorded::Owner(_) => false,
         Recorded::Sample(sample) => sample.at_unix_ms >= from_ms,
-        Recorded::Event(event) => event.at_unix_ms >= from_ms,
+        Recorded::Event(event) => event.at_unix_ms >= events_from_ms,
     };
-    let read = reader::read_series(directory, Some(HISTORY), &(from_ms..=u64::MAX), is_since);
+    let times = from_ms.min(events_from_ms)..=u64::MAX;
+    let read = reader::read_series(directory, Some(HISTORY), &times, is_since);
     let read = read.unwrap_or_default();
     read.unreadable.iter().for_each(|fault| tracing::debug!(%fault, "the charts have a gap here"));
     read

@@ -35,6 +35,7 @@ pub(super) async fn execute(
             version: env!("CARGO_PKG_VERSION").to_owned(),
             protocol: VERSION,
             pid: std::process::id(),
+            started_at_ns: admin.started_at_ns(),
             takes_orders: replies.takes_orders(),
         })),
         Command::Status {} => Ok(json(&admin.status().await)),

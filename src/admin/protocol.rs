@@ -154,6 +154,10 @@ pub struct About {
     pub version: String,
     pub protocol: u32,
     pub pid: u32,
+    /// By the monotonic clock, which a restart of the host begins anew: with the pid, it tells the processes of two containers apart, each of
+    /// which may be 1.
+    #[serde(default)]
+    pub started_at_ns: u64,
     /// Whether this socket takes orders, not only questions.
     #[serde(default = "yes")]
     pub takes_orders: bool,

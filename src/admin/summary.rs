@@ -19,7 +19,7 @@ use crate::table::backend::BackendEntry;
 use crate::table::journal::{Event, EventSeverity, Journal};
 
 /// An event is older news than what the summary says beside it.
-const EVENTS_WITHIN_MS: u64 = 3_600_000;
+pub(crate) const EVENTS_WITHIN_MS: u64 = 3_600_000;
 
 /// Seconds of the rate of new flows.
 const RATE_S: f64 = 10.0;
@@ -38,18 +38,34 @@ pub(super) struct WorstSoFar {
 }
 
 impl WorstSoFar {
-    /// The worst event of the last hour, by [`EventSeverity`]; of equal ones the newest.
-    fn look(&mut self, journal: &Journal, now_unix_ms: u64) -> Option<WorstEvent> {
+    /// Of earlier processes' events, in the order of time.
+    pub(super) fn of<'e>(events: impl IntoIterator<Item = &'e Event>) -> Self {
+        let mut worst = Self::default();
+        events.into_iter().for_each(|event| worst.add(event));
+        worst
+    }
+
+    fn add(&mut self, Event { at_unix_ms, what, .. }: &Event) {
+        if let Some(severity) = what.severity() {
+            let (is_bad, sentence) = (what.weight() == Weight::Bad, what.sentence());
+            self.latest[severity as usize] = Some(WorstEvent { at_unix_ms: *at_unix_ms, is_bad, sentence });
+        }
+    }
+
+    /// The worst event of the last hour, by [`EventSeverity`]; of equal ones the newest. `earlier`: of the processes before this one.
+    fn look(&mut self, journal: &Journal, earlier: Option<&Self>, now_unix_ms: u64) -> Option<WorstEvent> {
         let mut latest_ms = 0;
-        for Event { number, at_unix_ms, what } in journal.since(self.next, false) {
-            self.next = number + 1;
-            latest_ms = at_unix_ms;
-            let Some(severity) = what.severity() else { continue };
-            let is_bad = what.weight() == Weight::Bad;
-            self.latest[severity as usize] = Some(WorstEvent { at_unix_ms, is_bad, sentence: what.sentence() });
+        for event in journal.since(self.next, false) {
+            self.next = event.number + 1;
+            latest_ms = event.at_unix_ms;
+            self.add(&event);
         }
         let since_ms = latest_ms.max(now_unix_ms).saturating_sub(EVENTS_WITHIN_MS);
-        self.latest.iter().rev().flatten().find(|event| event.at_unix_ms >= since_ms).cloned()
+        let of_severity = |severity: usize| {
+            let earlier = earlier.and_then(|it| it.latest[severity].as_ref());
+            self.latest[severity].as_ref().or(earlier).filter(|event| event.at_unix_ms >= since_ms)
+        };
+        (0..EventSeverity::NUMBER).rev().find_map(of_severity).cloned()
     }
 }
 
@@ -98,7 +114,7 @@ pub(super) fn take(
         offload,
         silent_nodes: table.nodes.silent().map(|silent| silent.len() as u64),
         reload_refused: matches!(admin.control.config_state().last_reload, LastReload::Refused { .. }),
-        worst_event: worst.look(&table.journal, unix_ms()),
+        worst_event: worst.look(&table.journal, admin.earlier.get().map(|it| &it.worst), unix_ms()),
         backends: backends.iter().map(of_backend).collect(),
         backends_left_out: 0,
     };
@@ -144,7 +160,7 @@ mod tests {
         let now_ms = unix_ms();
         let mut after = |what| {
             journal.record(what);
-            worst.look(&journal, now_ms).map_or_else(String::new, |event| event.sentence)
+            worst.look(&journal, None, now_ms).map_or_else(String::new, |event| event.sentence)
         };
         let stuck = |worker| What::WorkerStuck { worker, for_ms: 2000 };
         let refused = || What::ReloadRefused { errors: vec!["a typing error".to_owned()] };
@@ -153,7 +169,28 @@ mod tests {
         assert!(after(stuck(1)).starts_with("worker 1 is stuck"));
         assert!(after(refused()).starts_with("worker 1 is stuck"), "it is worse, though older");
         assert!(after(stuck(2)).starts_with("worker 2 is stuck"), "the newest of equal ones");
-        assert_eq!(worst.look(&journal, now_ms + EVENTS_WITHIN_MS + 60_000), None);
+        assert_eq!(worst.look(&journal, None, now_ms + EVENTS_WITHIN_MS + 60_000), None);
+    }
+
+    /// Regression: a crash took the worst event, which was often its cause, from the fleet's pages.
+    #[test]
+    fn the_worst_event_of_the_hour_may_be_of_a_process_before() {
+        let now_ms = unix_ms();
+        let event = |ago_ms, worker| {
+            let what = What::WorkerStuck { worker, for_ms: 2000 };
+            Event { number: 9, at_unix_ms: now_ms - ago_ms, what }
+        };
+        let earlier = WorstSoFar::of(&[event(2000, 7), event(1000, 8)]);
+        let (journal, mut worst) = (Journal::default(), WorstSoFar::default());
+        journal.record(What::ReloadRefused { errors: vec!["a typing error".to_owned()] });
+        let mut at = |now_ms| worst.look(&journal, Some(&earlier), now_ms).map_or_else(String::new, |it| it.sentence);
+        assert!(
+            at(now_ms).starts_with("worker 8 is stuck"),
+            "the newest of equal ones, worse than what this process has"
+        );
+        assert!(at(now_ms + EVENTS_WITHIN_MS - 500).contains("a typing error"), "it is older than an hour");
+        journal.record(What::WorkerStuck { worker: 1, for_ms: 2000 });
+        assert!(worst.look(&journal, Some(&earlier), now_ms).unwrap().sentence.starts_with("worker 1 is stuck"));
     }
 
     /// Regression: after an upgrade the fleet's card said "ready for 59 s", and the backend's own 2 m 18 s.
@@ -173,7 +210,7 @@ mod tests {
         worst.latest[EventSeverity::ClientsSuffer as usize] = event(1_000, "older");
         worst.latest[EventSeverity::Lost as usize] = event(2_000, "newer");
         let journal = Journal::default();
-        let mut at = |now_ms| worst.look(&journal, now_ms).map(|event| event.sentence);
+        let mut at = |now_ms| worst.look(&journal, None, now_ms).map(|event| event.sentence);
         assert_eq!(at(EVENTS_WITHIN_MS + 1_000).as_deref(), Some("older"));
         assert_eq!(at(EVENTS_WITHIN_MS + 1_001).as_deref(), Some("newer"));
         assert_eq!(at(EVENTS_WITHIN_MS + 2_001), None);

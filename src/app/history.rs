@@ -1,16 +1,18 @@
-//! The page's charts and its list of events go on across an upgrade and a restart: the time before comes from the recorder.
+//! The page's charts, its list of events and the fleet's worst event go on across an upgrade and a restart: the time before comes from
+//! the recorder. From it this process learns, too, how the one before it ended.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::admin::Admin;
 use crate::admin::history::{EVERY_NS, PastMoment, SPAN_NS};
+use crate::admin::summary::EVENTS_WITHIN_MS;
 use crate::config::Config;
 use crate::essential;
 use crate::model::end_reason::EndReason;
-use crate::recorder::{self, FileOwner, Recorded, RecordedSample, Recording};
+use crate::recorder::{self, FileOwner, Recorded, RecordedSample, Recording, TimedRecord};
 use crate::sys::clock::{now_ns, unix_ms};
-use crate::table::journal::Event;
+use crate::table::journal::{Event, What};
 
 const SLOT_MS: u64 = EVERY_NS / 1_000_000;
 
@@ -40,8 +42,13 @@ pub(super) async fn fill(admin: Arc<Admin>, config: Arc<Config>) {
     let work = move || {
         let (now_ns, now_unix_ms) = (now_ns(), unix_ms());
         let from_ms = now_unix_ms.saturating_sub(SPAN_NS / 1_000_000);
-        let recording = recorder::history_since(&config.recorder.directory, from_ms);
-        let (own, events) = told_by(&recording, &FileOwner::of(&config));
+        let events_from_ms = now_unix_ms.saturating_sub(EVENTS_WITHIN_MS);
+        let recording = recorder::history_since(&config.recorder.directory, from_ms, events_from_ms);
+        let this = FileOwner::of(&config);
+        if let Some(died) = death(&recording, &this, now_unix_ms) {
+            admin.table.journal.record(died);
+        }
+        let (own, events) = told_by(&recording, &this);
         // Two moments of one slot would leave the next one empty.
         let ahead_ms = (now_ns / 1_000_000) % SLOT_MS + SLOT_MS - now_unix_ms % SLOT_MS;
         admin.fill_history(
@@ -49,19 +56,46 @@ pub(super) async fn fill(admin: Arc<Admin>, config: Arc<Config>) {
             now_unix_ms,
             moments(&own, ahead_ms).map(|it| (it.sample.at_unix_ms, it.moment, it.sample.flows_by_backend())),
         );
-        admin.set_earlier(events);
+        admin.set_earlier(events, from_ms);
     };
     essential::aside(work).await;
 }
 
-/// The samples of this instance, each with the number of its process, and its events. Another instance may have the same directory.
-fn told_by<'r>(recording: &'r Recording, own: &FileOwner) -> (Vec<(usize, &'r RecordedSample)>, Vec<Event>) {
-    let is_own = |owner: &FileOwner| match (&owner.instance, &own.instance) {
+/// How the process before `this` ended, if it neither stopped nor was upgraded.
+fn death(recording: &Recording, this: &FileOwner, now_unix_ms: u64) -> Option<What> {
+    let owner = |record: &TimedRecord| &recording.owners[record.owner];
+    let is_before = |record: &&TimedRecord| is_own(owner(record), this) && !owner(record).is_same_process(this);
+    let last = recording.records.iter().rfind(is_before)?;
+    let pid = owner(last).pid;
+    let its = || recording.records.iter().rev().filter(|record| owner(record).is_same_process(owner(last)));
+    let end = its().find_map(|record| match &record.what {
+        Recorded::Event(event) => match event.what {
+            What::Stopping { .. } | What::UpgradeBegun { .. } => Some(true),
+            What::UpgradeFailed { .. } | What::Started { .. } => Some(false),
+            _ => None,
+        },
+        _ => None,
+    });
+    let flows = its().find_map(|record| match &record.what {
+        Recorded::Sample(sample) => Some(sample.flows()),
+        _ => None,
+    });
+    let silent_ms = now_unix_ms.saturating_sub(last.at_unix_ms);
+    (end != Some(true)).then_some(What::ProcessDied { pid, silent_ms, flows })
+}
+
+/// Another instance may have the same directory.
+fn is_own(owner: &FileOwner, own: &FileOwner) -> bool {
+    match (&owner.instance, &own.instance) {
         (Some(its), Some(own)) => its == own,
         _ => true,
-    };
+    }
+}
+
+/// The samples of this instance, each with the number of its process, and its events.
+fn told_by<'r>(recording: &'r Recording, own: &FileOwner) -> (Vec<(usize, &'r RecordedSample)>, Vec<Event>) {
     let (mut samples, mut events) = (Vec::new(), Vec::new());
-    for record in recording.records.iter().filter(|record| is_own(&recording.owners[record.owner])) {
+    for record in recording.records.iter().filter(|record| is_own(&recording.owners[record.owner], own)) {
         match &record.what {
             Recorded::Sample(sample) => samples.push((record.owner, sample)),
             Recorded::Event(event) => events.push(event.clone()),
@@ -202,5 +236,32 @@ mod tests {
         let of = |name| told_by(&recording, &owner(name)).0.into_iter().map(|(it, _)| it).collect::<Vec<_>>();
         assert_eq!(of(Some("lb-a")), [0, 2]);
         assert_eq!(of(None), [0, 1, 2], "it has had a name since");
+    }
+
+    /// Regression: after a crash the page's time line and the fleet's card had a start alone, as after any restart.
+    #[test]
+    fn a_process_that_recorded_no_stop_and_no_upgrade_has_died() {
+        let started = || What::Started { version: "1".to_owned() };
+        let begun = || What::UpgradeBegun { binary: String::new(), config: String::new() };
+        let failed = || What::UpgradeFailed { why: String::new(), moved: 0 };
+        let ended = |events: Vec<What>| {
+            let mut recording = Recording::default();
+            for pid in [7, 8] {
+                recording.owners.push(FileOwner { pid, ..FileOwner::default() });
+            }
+            let mut add = |owner, what| recording.records.push(TimedRecord { at_unix_ms: 10_000, owner, what });
+            let event = |what| Recorded::Event(Event { number: 0, at_unix_ms: 10_000, what });
+            events.into_iter().for_each(|what| add(0, event(what)));
+            add(1, event(started()));
+            add(0, Recorded::Sample(sample(10_000, 80, 0, 0)));
+            death(&recording, &recording.owners[1].clone(), 16_000)
+        };
+        let has_died =
+            |events| matches!(ended(events), Some(What::ProcessDied { pid: 7, silent_ms: 6000, flows: Some(80) }));
+        assert!(has_died(vec![started()]));
+        assert!(has_died(vec![begun(), failed()]));
+        assert!(ended(vec![started(), begun()]).is_none());
+        assert!(ended(vec![started(), What::Stopping { flows: 1, timeout_ms: 0 }]).is_none());
+        assert!(death(&Recording::default(), &FileOwner::default(), 1).is_none(), "the first process of all");
     }
 }

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use serde::Serialize;
 
 use super::output::{CliError, Output};
 use super::recording::{self, RecordingFrom};
@@ -14,7 +15,7 @@ use crate::admin::client::ClientError;
 use crate::admin::protocol::{Command, EventFilter, Listed};
 use crate::model::duration;
 use crate::model::moment;
-use crate::recorder::Recorded;
+use crate::recorder::{FileOwner, Recorded};
 use crate::table::journal::{Event, What};
 
 #[derive(Debug, Args)]
@@ -44,6 +45,21 @@ pub(super) enum EventsSince {
     Number(u64),
     /// Milliseconds since 1970.
     Time(u64),
+}
+
+/// An event of the recorder's files, as `--json` prints it, with the process that numbered it.
+#[derive(Serialize)]
+struct RecordedEvent<'r> {
+    #[serde(flatten)]
+    event: &'r Event,
+    process: RecordedProcess<'r>,
+}
+
+#[derive(Serialize)]
+struct RecordedProcess<'r> {
+    pid: u32,
+    host: &'r str,
+    instance: Option<&'r str>,
 }
 
 /// How much is listed after `--at`.
@@ -118,7 +134,7 @@ fn follow_events(
             Err(lost) => lost,
         };
         let (again, now) = socket::connect_again(socket, lost)?;
-        if now.pid != process.pid {
+        if (now.pid, now.started_at_ns) != (process.pid, process.started_at_ns) {
             // Each process numbers its events anew.
             filter.since = 0;
         }
@@ -145,10 +161,18 @@ fn list_recorded(
         }
         listed += 1;
         let owner = &found.owners[record.owner];
-        if !output.json && process.replace(owner.pid) != Some(owner.pid) && found.owners.len() > 1 {
+        let is_another = process.replace(owner).is_none_or(|before: &FileOwner| !before.is_same_process(owner));
+        if !output.json && is_another && found.owners.len() > 1 {
             output.line(output.faint(&recording::owner_in_words(owner)))?;
         }
-        write(event, &format!("{:>6}", event.number), output)?;
+        match output.json {
+            true => {
+                let FileOwner { pid, host, instance, .. } = owner;
+                let process = RecordedProcess { pid: *pid, host, instance: instance.as_deref() };
+                output.json_line(&RecordedEvent { event, process })?;
+            }
+            false => write(event, &format!("{:>6}", event.number), output)?,
+        }
     }
     // Standard output has the events alone.
     if listed == 0 {
@@ -186,8 +210,8 @@ mod tests {
 
     use super::*;
 
-    /// A process at the socket: it tells `pid`, is asked for events from `since` on, has those with `numbers`, and ends.
-    fn serve_once(listener: &UnixListener, pid: u32, since: u64, numbers: &[u64]) {
+    /// A process at the socket: it tells its pid and when it began, is asked for events from `since` on, has those with `numbers`, and ends.
+    fn serve_once(listener: &UnixListener, (pid, began): (u32, u32), since: u64, numbers: &[u64]) {
         let (stream, _) = listener.accept().unwrap();
         let mut reader = BufReader::new(&stream);
         let mut answer = |asked: &str, lines: String| {
@@ -196,9 +220,12 @@ mod tests {
             assert!(line.contains(asked), "{line}");
             (&stream).write_all(lines.as_bytes()).unwrap();
         };
-        answer("version", format!("{{\"ok\":{{\"version\":\"1\",\"protocol\":1,\"pid\":{pid}}}}}\n"));
+        answer(
+            "version",
+            format!("{{\"ok\":{{\"version\":\"1\",\"protocol\":1,\"pid\":{pid},\"started_at_ns\":{began}}}}}\n"),
+        );
         let event = |number: &u64| {
-            let event = Event { number: *number, at_unix_ms: 1, what: What::Started { version: pid.to_string() } };
+            let event = Event { number: *number, at_unix_ms: 1, what: What::Started { version: began.to_string() } };
             format!("{{\"item\":{}}}\n", serde_json::to_string(&event).unwrap())
         };
         answer(&format!("\"since\":{since},"), numbers.iter().map(event).collect());
@@ -211,10 +238,12 @@ mod tests {
         let path = directory.path().join("admin.sock");
         let listener = UnixListener::bind(&path).unwrap();
         let processes = std::thread::spawn(move || {
-            serve_once(&listener, 7, 5, &[5, 6]);
+            serve_once(&listener, (7, 7), 5, &[5, 6]);
             // The connection broke, and the process goes on.
-            serve_once(&listener, 7, 7, &[7]);
-            serve_once(&listener, 8, 0, &[1, 9]);
+            serve_once(&listener, (7, 7), 7, &[7]);
+            // Containers number their processes anew.
+            serve_once(&listener, (7, 8), 0, &[1, 8]);
+            serve_once(&listener, (9, 9), 0, &[1, 9]);
         });
         let mut seen = Vec::new();
         let filter = EventFilter { since: 5, flows: false, follow: true };
@@ -224,7 +253,7 @@ mod tests {
         });
         followed.unwrap();
         processes.join().unwrap();
-        let expected = [(5, 7), (6, 7), (7, 7), (1, 8), (9, 8)];
+        let expected = [(5, 7), (6, 7), (7, 7), (1, 8), (8, 8), (1, 9), (9, 9)];
         let sentence = |pid: u32| What::Started { version: pid.to_string() }.sentence();
         assert_eq!(seen, expected.map(|(number, pid)| (number, sentence(pid))));
     }

@@ -101,7 +101,12 @@ pub(super) fn run(
     };
     match output.json {
         true => output.document(&Explanation { sentences, figures })?,
-        false => output.wrapped(&(sentences.join("\n") + "\n"))?,
+        false => {
+            output.wrapped(&(sentences.join("\n") + "\n"))?;
+            for command in &figures.see_also {
+                output.line(output.faint(&format!("another has this name: {command}")))?;
+            }
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -123,12 +128,12 @@ fn beside_ended(mut living: Vec<String>, another_has_ended: bool) -> Vec<String>
     living
 }
 
-/// Says that a backend has the name of a peer.
-fn beside_peer(arguments: &ExplainArguments, (mut sentences, figures): Explained, story: &Story<'_>) -> Explained {
+/// Says that a peer has the name of this backend.
+fn beside_peer(arguments: &ExplainArguments, (sentences, mut figures): Explained, story: &Story<'_>) -> Explained {
     if let Subject::Backend(name) = &arguments.subject
         && story.of_peer(name).next().is_some()
     {
-        sentences.push(format!("A peer has this name, too: baton explain instance:{name} explains it."));
+        figures.see_also.push(format!("baton explain instance:{name}"));
     }
     (sentences, figures)
 }

@@ -1,7 +1,10 @@
 //! The bodies of records. What is many (ended flows, samples) is packed; the rest is JSON, which later versions read too.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::sync::LazyLock;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -9,12 +12,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::{Config, ProbeKind, reset_after_silence};
+use crate::config::{Config, ProbeKind, RebalanceWhen, reset_after_silence};
 use crate::model::end_reason::EndReason;
 use crate::model::histogram::LatencySnapshot;
 use crate::model::humane::printable;
 use crate::model::ids::FlowId;
 use crate::model::recorder_file::append;
+use crate::sys::clock::unix_ms;
 use crate::table::backend::Registry;
 use crate::table::journal::{Event, What};
 
@@ -33,6 +37,8 @@ pub(crate) enum Recorded {
 pub(crate) struct FileOwner {
     pub version: String,
     pub pid: u32,
+    /// About when it began, ms since 1970; 0: an earlier version wrote it. Each process of a container may have the pid 1.
+    pub began_unix_ms: u64,
     /// Among its peers; `None`: it has no name.
     pub instance: Option<String>,
     pub host: String,
@@ -60,6 +66,8 @@ pub(crate) struct FrontendSettings {
     pub idle_timeout_ms: Option<u64>,
     /// The longest time from a backend's silence to the last RST to its clients.
     pub reset_after_silence_ms: u64,
+    /// As the file has it: `after_outage`.
+    pub rebalance_when: String,
 }
 
 /// The counters at one moment; those that end in `total` never fall while a process runs.
@@ -137,6 +145,9 @@ struct EndedMore<'r> {
     node: Option<&'r str>,
     source: Option<SocketAddr>,
 }
+
+/// Of this process's first configuration.
+static BEGAN_UNIX_MS: LazyLock<u64> = LazyLock::new(unix_ms);
 
 /// The kinds of records, as files have them.
 const OWNER: u8 = 1;
@@ -262,6 +273,11 @@ fn ended(body: &[u8]) -> Option<Event> {
 }
 
 impl Recorded {
+    /// Whether it is the end of a flow.
+    pub(crate) fn is_end(&self) -> bool {
+        matches!(self, Self::Event(event) if matches!(event.what, What::FlowEnded { .. }))
+    }
+
     /// Milliseconds since 1970; `None`: it belongs to all that follows.
     pub(crate) fn at_unix_ms(&self) -> Option<u64> {
         match self {
@@ -272,7 +288,26 @@ impl Recorded {
     }
 }
 
+/// The ends within `times`, ms since 1970, that were counted in samples, by reason.
+pub(crate) fn ends_counted<'s>(
+    samples: impl Iterator<Item = &'s RecordedSample>,
+    times: &RangeInclusive<u64>,
+) -> BTreeMap<&'static str, u64> {
+    let mut counted = BTreeMap::new();
+    for (label, ends) in samples.filter(|it| times.contains(&it.at_unix_ms)).flat_map(|it| &it.increase.ended) {
+        if let Some(reason) = EndReason::ALL.iter().find(|reason| reason.label() == label) {
+            *counted.entry(reason.label()).or_default() += ends;
+        }
+    }
+    counted
+}
+
 impl FileOwner {
+    /// Whether the same process wrote both, with whatever settings.
+    pub(crate) fn is_same_process(&self, other: &Self) -> bool {
+        (self.pid, self.began_unix_ms, &self.host) == (other.pid, other.began_unix_ms, &other.host)
+    }
+
     pub(crate) fn of(config: &Config) -> Self {
         let ms = |duration: Duration| duration.as_millis() as u64;
         let frontends = config.frontends.iter().map(|it| FrontendSettings {
@@ -294,10 +329,17 @@ impl FileOwner {
             drain_timeout_ms: ms(it.drain_timeout),
             idle_timeout_ms: it.idle_timeout.map(ms),
             reset_after_silence_ms: ms(reset_after_silence(&it.health, config.process.reset_within)),
+            rebalance_when: match it.rebalance.when {
+                RebalanceWhen::AfterOutage => "after_outage",
+                RebalanceWhen::Always => "always",
+                RebalanceWhen::Ordered => "ordered",
+            }
+            .to_owned(),
         });
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
+            began_unix_ms: *BEGAN_UNIX_MS,
             instance: config.name().map(ToString::to_string),
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             reset_within_ms: ms(config.process.reset_within),

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{FileOwner, Recorded, RecordedSample, Recording};
+use super::{FileOwner, Recorded, RecordedSample, Recording, ends_counted};
 use crate::model::end_reason::EndReason;
+use crate::model::fleet::InstanceName;
 use crate::model::health::HealthState;
+use crate::model::ids::FlowId;
 use crate::table::journal::{Event, What};
 
 /// A time of which everything was read.
@@ -18,7 +20,9 @@ pub(crate) struct Past {
     /// All but the ends of flows, in the order of time.
     events: Vec<(usize, Event)>,
     /// The ends of flows.
-    ends: Vec<Event>,
+    ends: Vec<(usize, Event)>,
+    /// See [`Recording::ends_lost_until_ms`].
+    lost_until_ms: u64,
 }
 
 /// One instance at one moment, as far as it was recorded.
@@ -72,12 +76,15 @@ pub(crate) fn tells_of(what: &Recorded, from_ms: u64, until_ms: u64) -> bool {
 
 impl Past {
     pub(crate) fn new(recording: Recording) -> Self {
-        let mut past = Self { owners: recording.owners, ..Self::default() };
+        let lost_until_ms = recording.ends_lost_until_ms();
+        let mut past = Self { owners: recording.owners, lost_until_ms, ..Self::default() };
         for record in recording.records {
             match record.what {
                 Recorded::Owner(_) => {}
                 Recorded::Sample(sample) => past.samples.push((record.owner, sample)),
-                Recorded::Event(event) if matches!(event.what, What::FlowEnded { .. }) => past.ends.push(event),
+                Recorded::Event(event) if matches!(event.what, What::FlowEnded { .. }) => {
+                    past.ends.push((record.owner, event));
+                }
                 Recorded::Event(event) => past.events.push((record.owner, event)),
             }
         }
@@ -86,16 +93,7 @@ impl Past {
 
     /// The state at `at_ms`, milliseconds since 1970.
     pub(crate) fn at(&self, at_ms: u64) -> ReplayMoment {
-        let ended_since = at_ms.saturating_sub(RATES_OVER_MS);
-        let mut ended = BTreeMap::new();
-        for event in &self.ends {
-            if let What::FlowEnded { reason, .. } = &event.what
-                && event.at_unix_ms > ended_since
-                && event.at_unix_ms <= at_ms
-            {
-                *ended.entry(reason.label()).or_default() += 1;
-            }
-        }
+        let ended = self.ended(at_ms.saturating_sub(RATES_OVER_MS) + 1, at_ms);
         let nothing = ReplayMoment { at_unix_ms: at_ms, ended, ..ReplayMoment::default() };
         let until = self.samples.partition_point(|(_, sample)| sample.at_unix_ms <= at_ms);
         let Some((owner, last)) = self.samples[..until].last() else { return nothing };
@@ -165,21 +163,60 @@ impl Past {
 
     /// The times and reasons of ends from `from_ms` up to `until_ms`.
     pub(crate) fn ends(&self, from_ms: u64, until_ms: u64) -> impl Iterator<Item = (u64, EndReason)> {
-        let within = move |event: &&Event| (from_ms..=until_ms).contains(&event.at_unix_ms);
-        self.ends.iter().filter(within).filter_map(|event| match &event.what {
+        let within = move |(_, event): &&(usize, Event)| (from_ms..=until_ms).contains(&event.at_unix_ms);
+        self.ends.iter().filter(within).filter_map(|(_, event)| match &event.what {
             What::FlowEnded { reason, .. } => Some((event.at_unix_ms, *reason)),
             _ => None,
         })
     }
 
-    /// The ends of those flows that lived at `at_ms` and have ended since. A flow that lives still is not among them.
+    /// The number of ends from `from_ms` up to `until_ms`, by reason: to the second where the record no longer has each of them.
+    pub(crate) fn ended(&self, from_ms: u64, until_ms: u64) -> BTreeMap<&'static str, u64> {
+        let mut ended = ends_counted(
+            self.samples(from_ms, until_ms).iter().map(|(_, sample)| sample),
+            &(from_ms..=until_ms.min(self.lost_until_ms)),
+        );
+        for (_, reason) in self.ends(from_ms, until_ms) {
+            *ended.entry(reason.label()).or_default() += 1;
+        }
+        ended
+    }
+
+    /// Whether flows that lived at `at_ms` may have ended since without an end in the record, which has only the youngest.
+    pub(crate) fn lacks_ends(&self, at_ms: u64) -> bool {
+        let later = self.samples(at_ms.saturating_add(1), u64::MAX).iter().map(|(_, sample)| sample);
+        !ends_counted(later, &(at_ms..=self.lost_until_ms)).is_empty()
+    }
+
+    /// The ends of those flows that lived here at `at_ms` and have ended since. A flow that lives still is not among them.
     pub(crate) fn ended_since(&self, at_ms: u64) -> impl Iterator<Item = &Event> {
-        self.ends.iter().filter(move |event| match &event.what {
-            What::FlowEnded { duration_ms, .. } => {
-                event.at_unix_ms > at_ms && event.at_unix_ms.saturating_sub(*duration_ms) <= at_ms
+        let taken = self.taken();
+        let lived = move |(owner, event): &&(usize, Event)| match &event.what {
+            What::FlowEnded { flow, duration_ms, .. } => {
+                event.at_unix_ms > at_ms
+                    && event.at_unix_ms.saturating_sub(*duration_ms) <= at_ms
+                    && (self.is_own(*flow, *owner) || came_ms(&taken, *flow, event.at_unix_ms) <= at_ms)
             }
             _ => false,
-        })
+        };
+        self.ends.iter().filter(lived).map(|(_, event)| event)
+    }
+
+    /// Whether a flow began at this instance.
+    fn is_own(&self, flow: FlowId, owner: usize) -> bool {
+        let own = self.owners[owner].instance.as_deref().map_or(0, |name| InstanceName(name.into()).tag());
+        flow.tag() == own || flow.tag() == 0
+    }
+
+    /// When flows came from other instances, and the tags of these.
+    fn taken(&self) -> Vec<(u64, u16)> {
+        let taken = self.events.iter().filter_map(|(_, event)| match &event.what {
+            What::FailedOver { instance, .. } | What::FlowsClaimed { instance, .. } => {
+                Some((event.at_unix_ms, instance.tag()))
+            }
+            _ => None,
+        });
+        taken.collect()
     }
 
     /// The number of flows in each of `parts` equal parts of the time, at its end. `None`: no process recorded.
@@ -202,6 +239,14 @@ impl ReplayBackend {
     pub(crate) fn health_state(&self) -> Option<HealthState> {
         HealthState::ALL.into_iter().find(|state| state.label() == self.state)
     }
+}
+
+/// When a flow of another instance, which ended at `ended_ms`, came here, by what was taken from others; 0: nothing tells of it.
+fn came_ms(taken: &[(u64, u16)], flow: FlowId, ended_ms: u64) -> u64 {
+    let before = &taken[..taken.partition_point(|(at_ms, _)| *at_ms <= ended_ms)];
+    // It may have been at a third instance between.
+    let found = before.iter().rfind(|(_, tag)| *tag == flow.tag()).or(before.last());
+    found.map_or(0, |(at_ms, _)| *at_ms)
 }
 
 /// Rates are averages over so much, like those of the status.
@@ -319,5 +364,44 @@ mod tests {
         assert_eq!(past.ended_since(100_000).count(), 0, "it had ended");
         assert_eq!(past.at(100_000).ended.values().sum::<u64>(), 1);
         assert!(tells_of(&end(100_000).1, 99_998, 99_999) && !tells_of(&end(100_000).1, 99_000, 99_990));
+    }
+
+    /// Regression: at 2,000 ends a second the record of ends covers minutes, and the moments before were told without any.
+    #[test]
+    fn ends_that_the_record_no_longer_has_are_counted_from_the_samples() {
+        let counted = |at_s, ends| {
+            let Recorded::Sample(mut of_second) = sample(at_s, "ready", 30, 0) else { unreachable!() };
+            of_second.increase.ended = vec![("client_closed".to_owned(), ends)];
+            (0, Recorded::Sample(of_second))
+        };
+        let kept = (0, Recorded::Event(Event { number: 1, at_unix_ms: 120_000, what: ended(9) }));
+        let mut past = past([counted(100, 50), counted(105, 70), counted(118, 3), kept, counted(121, 9)]);
+        past.lost_until_ms = 90_000;
+        assert!(past.at(105_000).ended.is_empty() && !past.lacks_ends(104_000), "all are in the record");
+        past.lost_until_ms = 119_000;
+        assert_eq!(past.at(105_500).ended, BTreeMap::from([("client_closed", 120)]));
+        assert_eq!(past.ended(118_000, 122_000).values().sum::<u64>(), 4, "none twice");
+        assert!(past.lacks_ends(104_000) && !past.lacks_ends(118_000));
+    }
+
+    /// Regression: a flow that another instance had until its host died was listed among the flows of this one of an hour before.
+    #[test]
+    fn a_flow_that_came_from_another_instance_was_not_here_before_it_came() {
+        let name = |name: &str| InstanceName(name.into());
+        let came = |at_s: u64, from: &str| {
+            let what = What::FailedOver { instance: name(from), inherited: 1, reset: 0 };
+            (0, Recorded::Event(Event { number: at_s, at_unix_ms: at_s * 1000, what }))
+        };
+        let end = |flow: FlowId| {
+            let mut what = ended(9);
+            let What::FlowEnded { flow: its, duration_ms, .. } = &mut what else { unreachable!() };
+            (*its, *duration_ms) = (flow, 100_000);
+            (0, Recorded::Event(Event { number: 900, at_unix_ms: 200_000, what }))
+        };
+        let of = |from: &str| FlowId::of(name(from).tag(), 7);
+        let mut past = past([came(130, "lb-b"), came(150, "lb-c"), end(of("lb-b")), end(of("lb-a")), end(FlowId(7))]);
+        past.owners[0].instance = Some("lb-a".to_owned());
+        assert_eq!(past.ended_since(120_000).count(), 2, "its own, and one of before there was a fleet");
+        assert_eq!(past.ended_since(130_000).count(), 3);
     }
 }

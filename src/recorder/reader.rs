@@ -8,8 +8,9 @@ use std::time::UNIX_EPOCH;
 
 use thiserror::Error;
 
+use super::FLOWS;
 use super::entry::{self, FileOwner, Recorded};
-use super::files::{begun_ms, files_of};
+use super::files::{begun_ms, files_of, series_of};
 use crate::model::recorder_file::{RecordsIn, Unreadable};
 
 /// Why nothing can be read.
@@ -36,6 +37,9 @@ fn whose(source: &io::Error) -> &'static str {
 /// A record was made at most so long before it was written: events wait while a disk hangs.
 const WAITED_MS: u64 = 60_000;
 
+/// The counters of a sample may be ahead of the ends as events by so much.
+const COUNTED_EARLIER_MS: u64 = 1_000;
+
 /// What was recorded in a time, in the order of time.
 #[derive(Debug, Default)]
 pub(crate) struct Recording {
@@ -44,6 +48,9 @@ pub(crate) struct Recording {
     pub owners: Vec<FileOwner>,
     /// The time from the first record to the last, whichever were asked for; `None`: there is none.
     pub covers: Option<RangeInclusive<u64>>,
+    /// Of the first end of a flow in the files, whichever were asked for; `None`: there is none. The ends have files of their own,
+    /// of which the oldest go: of earlier ones the samples alone tell how many there were.
+    pub ends_from_ms: Option<u64>,
     pub skipped_bytes: u64,
     /// Whole records that this version cannot read.
     pub unknown: u64,
@@ -125,6 +132,9 @@ pub(super) fn read_series(
         if !reaches_into(begun_ms, written_ms, times) {
             // What is not read is covered nevertheless.
             [begun_ms, written_ms].into_iter().flatten().for_each(|at_unix_ms| recording.cover(at_unix_ms));
+            if let (Some(begun_ms), true) = (begun_ms, is_of_ends(path)) {
+                recording.cover_end(begun_ms);
+            }
             continue;
         }
         let read = content(path).and_then(|read| match read {
@@ -135,6 +145,10 @@ pub(super) fn read_series(
     }
     recording.sort();
     Ok(recording)
+}
+
+fn is_of_ends(path: &Path) -> bool {
+    path.file_name().and_then(|name| series_of(name.to_str()?)) == Some(FLOWS)
 }
 
 /// When a file was last written to, ms since 1970.
@@ -160,6 +174,11 @@ impl Recording {
             None if !self.unreadable.is_empty() => Err(self.unreadable.swap_remove(0)),
             _ => Ok(self),
         }
+    }
+
+    /// Until when ends that were counted are not in the record, as far as there were any; ms since 1970.
+    pub(crate) fn ends_lost_until_ms(&self) -> u64 {
+        self.ends_from_ms.unwrap_or(u64::MAX).saturating_sub(COUNTED_EARLIER_MS)
     }
 
     fn sort(&mut self) {
@@ -192,9 +211,16 @@ impl Recording {
         self.covers = Some(at_unix_ms.min(*covers.start())..=at_unix_ms.max(*covers.end()));
     }
 
+    fn cover_end(&mut self, at_unix_ms: u64) {
+        self.ends_from_ms = Some(self.ends_from_ms.map_or(at_unix_ms, |it| it.min(at_unix_ms)));
+    }
+
     fn add(&mut self, what: Recorded, owner: &mut Option<usize>, wanted: impl Fn(&Recorded) -> bool) {
         let Some(at_unix_ms) = what.at_unix_ms() else { return };
         self.cover(at_unix_ms);
+        if what.is_end() {
+            self.cover_end(at_unix_ms);
+        }
         if wanted(&what) {
             let owner = *owner.get_or_insert_with(|| {
                 // Its first record is damaged.

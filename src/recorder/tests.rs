@@ -224,14 +224,14 @@ fn samples_and_events_for_the_page_are_read_beside_torn_ones_and_a_file_that_can
     let third = content.windows(7).position(|bytes| bytes == b"at 4001").unwrap();
     content[third] ^= 1;
     fs::write(&torn, content).unwrap();
-    let recording = history_since(folder.path(), 4_000_000);
+    let recording = history_since(folder.path(), 4_000_000, 4_000_000);
     let found = |wanted: fn(&Recorded) -> bool| {
         let records = recording.records.iter().filter(|record| wanted(&record.what));
         records.map(|record| record.at_unix_ms / 1000).collect::<Vec<_>>()
     };
     assert_eq!(found(|what| matches!(what, Recorded::Sample(_))), [4_000, 4_001, 6_000, 6_001]);
     assert_eq!(found(|what| matches!(what, Recorded::Event(_))), [4_000, 4_002, 6_000, 6_001]);
-    assert!(history_since(Path::new("/proc/none"), 0).records.is_empty());
+    assert!(history_since(Path::new("/proc/none"), 0, 0).records.is_empty());
 }
 
 #[test]

@@ -183,6 +183,14 @@ pub enum What {
     Started {
         version: String,
     },
+    /// The process before this one has recorded no stop and no upgrade.
+    ProcessDied {
+        pid: u32,
+        /// From its last record to the recording of this.
+        silent_ms: u64,
+        /// In its last sample, if it had one lately.
+        flows: Option<u32>,
+    },
     Stopping {
         flows: usize,
         timeout_ms: u64,

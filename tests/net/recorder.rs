@@ -53,9 +53,9 @@ fn events_and_ended_flows_outlive_a_killed_process_an_upgrade_and_the_next_proce
     kept.echo(2, 1000);
     let old = it.baton.status()["instance"]["pid"].clone();
     it.baton.order(&["upgrade"]);
-    let new = it.baton.status()["instance"]["pid"].clone();
-    assert_ne!(old, new);
-    let new = Stranger::new(new.as_i64().expect("a number"));
+    let new_pid = it.baton.status()["instance"]["pid"].clone();
+    assert_ne!(old, new_pid);
+    let new = Stranger::new(new_pid.as_i64().expect("a number"));
     kept.echo(3, 1000);
     it.baton.order(&["drain", "b1"]);
     drop(kept);
@@ -79,6 +79,11 @@ fn events_and_ended_flows_outlive_a_killed_process_an_upgrade_and_the_next_proce
     it.baton = Baton::start_with(&it.lab.lb, it.lab.directory());
     it.baton.wait_until_ready();
     eventually(LONG, "the third start is on disk", || it.recorded("started").len() == 3);
+    eventually(LONG, "it says how the process before it ended", || !it.recorded("process_died").is_empty());
+    let died = it.recorded("process_died");
+    assert_eq!((died.len(), &died[0]["pid"]), (1, &new_pid), "not the one that was upgraded: {died:?}");
+    let said = it.offline(&["explain", "last"]);
+    assert!(said.contains("The process before it ended without a stop"), "{said}");
     let status = it.baton.status();
     assert_eq!(status["recorder"]["directory"], it.directory.to_str().expect("UTF-8"));
     assert_eq!((&status["recorder"]["dropped_total"], &status["recorder"]["fault"]), (&0.into(), &Value::Null));

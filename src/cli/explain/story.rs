@@ -20,7 +20,7 @@ use crate::model::ids::FlowId;
 use crate::model::names::named;
 use crate::recorder::{FrontendSettings, Recorded, RecordedSample, Recording, TimedRecord};
 use crate::table::journal::{Event, What};
-use effects::{by_reason, ended};
+use effects::{by_reason, ended, lost};
 
 /// An order, or a reload, that came this long before an event may be its cause.
 const BEFORE_MS: u64 = 5_000;
@@ -43,6 +43,14 @@ pub(super) struct Figures {
     pub flows_ordered: u64,
     /// Ends of flows in the record that belong to it, by reason.
     pub flows_ended: BTreeMap<&'static str, u64>,
+    /// Ends of flows of that time, whosever they were, that are no longer in the record: above 0, the ends by reason are at least so many.
+    pub ends_not_recorded: u64,
+    /// Of the first end of a flow in the record.
+    #[serde(skip)]
+    pub ends_from_ms: Option<u64>,
+    /// Commands that explain what else has this name.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub see_also: Vec<String>,
     /// From what is explained to the last of these ends.
     pub ended_within_ms: u64,
     /// For which the state lasted; `None`: it still did when the record ended.
@@ -101,8 +109,13 @@ impl<'r> Story<'r> {
             What::PeerLiveness { .. } | What::FailedOver { .. } | What::VipGained { .. } => {
                 failovers::failover(self, at).or_else(|| self.plain(at))
             }
-            What::FlowEnded { flow, .. } => self.flow(*flow),
-            What::FlowsOrdered { frontend, backend, .. } => {
+            What::FlowEnded { .. } => self.end(at),
+            // The start that it is told after says more of it.
+            What::ProcessDied { .. } => {
+                let start = self.events[..at].iter().rposition(|(event, _)| matches!(event.what, What::Started { .. }));
+                self.plain(start.filter(|start| self.death_before(*start).is_some()).unwrap_or(at))
+            }
+            What::FlowsOrdered { frontend, backend, reason, .. } if is_by_backend(*reason) => {
                 let decided = self.change_before(at, frontend, backend).and_then(|change| self.change(change));
                 decided.or_else(|| self.plain(at))
             }
@@ -129,15 +142,12 @@ impl<'r> Story<'r> {
         };
         let at =
             last(&|event| is_loss(event) && is_new(event)).or_else(|| last(&is_loss)).or_else(|| last(&|_| true))?;
-        let (mut sentences, figures) = self.of_event(at)?;
+        let (sentences, mut figures) = self.of_event(at)?;
         let (told, _) = of_backend(self.events[at].0)?;
         let frontends = self.events.iter().filter(|(event, _)| is_it(event)).filter_map(|(event, _)| of_backend(event));
         let others: BTreeSet<_> =
             frontends.map(|(frontend, _)| frontend).filter(|frontend| *frontend != told).collect();
-        if !others.is_empty() {
-            let named: Vec<_> = others.iter().map(|frontend| format!("baton explain {frontend}/{name}")).collect();
-            sentences.push(format!("A backend of another frontend has this name, too: {}.", named.join(", ")));
-        }
+        figures.see_also.extend(others.iter().map(|frontend| format!("baton explain {frontend}/{name}")));
         Some((sentences, figures))
     }
 
@@ -162,24 +172,36 @@ impl<'r> Story<'r> {
 
     /// An event with what came before and after it.
     fn plain(&self, at: usize) -> Option<Explained> {
-        let (event, _) = self.events[at];
+        let (event, owner) = self.events[at];
         let mut sentences = vec![format!("At {} {}.", moment(event.at_unix_ms), event.what.sentence())];
         match &event.what {
             // No order to the process before it begins another one.
             What::Started { .. } => sentences.extend(self.death_before(at)),
             What::NodesSilent { for_ms, .. } => sentences.extend(self.fault_before(at, for_ms + AFTER_MS)),
+            What::RebalancePlanned { .. } | What::Rebalanced { .. } => {
+                let ordered = self.order_of(at, "rebalance", None);
+                sentences.extend(ordered.or_else(|| self.settings(owner, of_rebalance(event)?).and_then(rebalances)));
+            }
             _ => sentences.extend(self.order_before(at)),
         }
         let mut figures = Figures { at_unix_ms: event.at_unix_ms, ..Figures::default() };
-        let is_effect = |other: &Event| matches!(other.what, What::FlowEnded { reason, .. } if !matches!(reason, EndReason::ClientClosed | EndReason::BackendClosed));
-        self.count_ends(event.at_unix_ms..=event.at_unix_ms + AFTER_MS, is_effect, &mut figures);
+        let is_effect = |reason| match &event.what {
+            What::FlowsOrdered { reason: ordered, .. } => reason == *ordered,
+            What::RebalancePlanned { .. } | What::Rebalanced { .. } => reason == EndReason::Rebalanced,
+            _ => !matches!(reason, EndReason::ClientClosed | EndReason::BackendClosed),
+        };
+        let after = event.at_unix_ms..=event.at_unix_ms + AFTER_MS;
+        self.count_ends((None, None), after, is_effect, &mut figures);
+        let lost = lost(&figures);
         if !figures.flows_ended.is_empty() {
             sentences.push(format!(
-                "In the {} after it, {} by a fault or an order ({}).",
+                "In the {} after it, {} by a fault or an order ({}).{lost}",
                 duration_ms(AFTER_MS),
                 ended(&figures),
                 by_reason(&figures)
             ));
+        } else if !lost.is_empty() {
+            sentences.push(lost.trim_start().to_owned());
         }
         let next = self.events[at + 1..].iter().map(|(event, _)| *event);
         let next = next.filter(|next| !matches!(next.what, What::FlowEnded { .. }));
@@ -200,7 +222,9 @@ impl<'r> Story<'r> {
         let ordered = matches!(cause, Cause::OrderedDrain | Cause::OrderedEject | Cause::Removed | Cause::Readdressed);
         // An order that ends one is obeyed at once.
         let undrained = match (from, to) {
-            (HealthState::Draining | HealthState::Ejected, HealthState::Ready) => self.order_of(at, "undrain", backend),
+            (HealthState::Draining | HealthState::Ejected, HealthState::Ready) => {
+                self.order_of(at, "undrain", Some(backend))
+            }
             _ => None,
         };
         match (settings, ordered) {
@@ -239,7 +263,7 @@ impl<'r> Story<'r> {
             None => format!(
                 "The record has no later change: {frontend}/{backend} was still {} at {}.",
                 to.label(),
-                self.end()
+                self.ends_at()
             ),
         });
         sentences.retain(|sentence| !sentence.is_empty());
@@ -251,12 +275,24 @@ impl<'r> Story<'r> {
         self.recording.owners[owner].frontends.iter().find(|it| it.name == frontend)
     }
 
-    /// A flow that has ended.
+    /// The last flow with this number that has ended: without a fleet, each process numbers its flows anew.
     fn flow(&self, id: FlowId) -> Option<Explained> {
-        let is_end = |event: &Event| matches!(&event.what, What::FlowEnded { flow, .. } if *flow == id);
-        let at = self.events.iter().rposition(|(event, _)| is_end(event))?;
+        let is_end = |(event, _): &&(&Event, usize)| matches!(&event.what, What::FlowEnded { flow, .. } if *flow == id);
+        let (mut sentences, figures) = self.end(self.events.iter().rposition(|it| is_end(&it))?)?;
+        let earlier = self.events.iter().filter(is_end).count() - 1;
+        if earlier > 0 && sentences.len() < SENTENCES_MAX {
+            let flows = plural(earlier as u64, "flow");
+            sentences
+                .push(format!("Earlier processes had {flows} with this number: --until TIME explains such a one."));
+        }
+        Some((sentences, figures))
+    }
+
+    /// The flow whose end is the event at `at`.
+    fn end(&self, at: usize) -> Option<Explained> {
         let (event, owner) = self.events[at];
         let What::FlowEnded {
+            flow: id,
             frontend,
             backend,
             client,
@@ -298,9 +334,7 @@ impl<'r> Story<'r> {
         if matches!(reason, EndReason::Killed) {
             sentences.extend(self.order_before(at));
         }
-        let caused =
-            matches!(reason, EndReason::BackendEjected | EndReason::EjectedByOperator | EndReason::DrainDeadline);
-        if let (true, Some(backend)) = (caused, backend)
+        if let (true, Some(backend)) = (is_by_backend(*reason), backend)
             && let Some(change) = self.change_before(at, frontend, backend)
             && let Some((decided, _)) = self.change(change)
         {
@@ -382,10 +416,15 @@ impl<'r> Story<'r> {
         format!("{earlier} before, it had {} of the frontend's {}.", plural(its, "flow"), all)
     }
 
-    /// The end of the record.
-    fn end(&self) -> String {
+    /// When the record ends.
+    fn ends_at(&self) -> String {
         self.recording.records.last().map_or_else(String::new, |record| moment(record.at_unix_ms))
     }
+}
+
+/// Whether flows end for this reason since their backend's state has changed.
+fn is_by_backend(reason: EndReason) -> bool {
+    matches!(reason, EndReason::BackendEjected | EndReason::EjectedByOperator | EndReason::DrainDeadline)
 }
 
 /// Whether clients that lose their backend had another one.
@@ -462,6 +501,23 @@ fn limit(settings: &FrontendSettings, reason: EndReason) -> Option<String> {
         _ => return None,
     };
     Some(format!("{key} = {} decided it.", duration_ms(value)))
+}
+
+/// The setting that moves flows, with its value.
+fn rebalances(settings: &FrontendSettings) -> Option<String> {
+    let what = match settings.rebalance_when.as_str() {
+        "after_outage" => "flows that began while a backend was away move to it once it is back, each at most once",
+        "always" => "flows move away from a backend that has more than its share",
+        _ => return None,
+    };
+    Some(format!("rebalance.when = \"{}\" decided it: {what}.", settings.rebalance_when))
+}
+
+fn of_rebalance(event: &Event) -> Option<&str> {
+    match &event.what {
+        What::RebalancePlanned { frontend, .. } | What::Rebalanced { frontend, .. } => Some(frontend),
+        _ => None,
+    }
 }
 
 fn of_backend(event: &Event) -> Option<(&str, &str)> {

@@ -52,9 +52,7 @@ pub(super) fn render(past: &Past, at_ms: u64, source: &Path) -> String {
     charts::render(&mut page, span, &frontends, &history, &lately);
     page.push_str("<div class=\"two\">\n");
     page::events(&mut page, &lately, axis.from_unix_ms);
-    let mut ended = BTreeMap::<&str, u64>::new();
-    past.ends(axis.from_unix_ms, at_ms).for_each(|(_, reason)| *ended.entry(reason.label()).or_default() += 1);
-    page::ended(&mut page, &ended);
+    page::ended(&mut page, &past.ended(axis.from_unix_ms, at_ms));
     page.push_str("</div>\n");
     flows(&mut page, past, &moment);
     let source = Escaped(source.display());
@@ -160,10 +158,14 @@ fn flows(page: &mut String, past: &Past, moment: &ReplayMoment) {
     let at_ms = moment.at_unix_ms;
     let ends: Vec<_> = past.ended_since(at_ms).collect();
     let shown = if ends.len() > FLOWS { format!(", the first {}", count(FLOWS as u64)) } else { String::new() };
+    let known = match past.lacks_ends(at_ms) {
+        true => "and more: the record has only the youngest ends",
+        false => "as far as was recorded",
+    };
     write(
         page,
         format_args!(
-            "<section>\n<h2>Flows of this moment<span class=\"facts\">{} of {} have ended since, as far as was recorded{shown}</span></h2>\n",
+            "<section>\n<h2>Flows of this moment<span class=\"facts\">{} of {} have ended since, {known}{shown}</span></h2>\n",
             count(ends.len() as u64),
             count(moment.flows.into()),
         ),

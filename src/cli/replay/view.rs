@@ -193,11 +193,13 @@ fn flow_rows(player: &mut Player, moment: &ReplayMoment, width: u16, room: usize
             Cell::painted(weight, reason.label()),
         ]);
     }
-    let title = format!(
-        "{} of this moment, {} of which have ended since",
-        plural(moment.flows.into(), "flow"),
-        count(known as u64)
-    );
+    let (lived, known) = (plural(moment.flows.into(), "flow"), count(known as u64));
+    let title = match player.past.lacks_ends(player.at_ms) {
+        true => format!(
+            "{lived} of this moment, at least {known} of which have ended since: the record has only the youngest ends"
+        ),
+        false => format!("{lived} of this moment, {known} of which have ended since"),
+    };
     (title, lines(&grid, width, false, None))
 }
 

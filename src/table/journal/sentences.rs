@@ -206,6 +206,17 @@ impl What {
                 say!(Plain, { uid, pid, order }, "uid {uid} (process {pid}) orders: baton {order}")
             }
             Self::Started { version } => say!(Plain, { version }, "Baton {version} starts"),
+            Self::ProcessDied { pid, silent_ms, flows } => {
+                let had =
+                    flows.map_or_else(String::new, |flows| format!(", when it had {}", plural(flows.into(), "flow")));
+                let silent = duration_ms(*silent_ms);
+                say!(
+                    Bad,
+                    { pid, silent_ms, ?flows },
+                    "the process before this one (pid {pid}) ended without a stop, as by a crash, a kill or a power cut: its last \
+                     record was made {silent} ago{had}"
+                )
+            }
             Self::Stopping { flows, timeout_ms } => {
                 let (number, timeout) = (plural(*flows as u64, "flow"), duration_ms(*timeout_ms));
                 say!(Plain, { flows, timeout_ms }, "Baton stops: {number} may go on for {timeout}")

@@ -4,6 +4,7 @@ use super::{BEFORE_MS, LATELY_MS, Story, moment};
 use crate::model::fleet::Liveness;
 use crate::model::humane::{duration_ms, plural};
 use crate::model::weight::Weight;
+use crate::recorder::TimedRecord;
 use crate::table::journal::{Event, What};
 
 impl Story<'_> {
@@ -31,7 +32,7 @@ impl Story<'_> {
 
     /// How the process before the one that starts at `at` ended, if it did not stop and was not upgraded.
     pub(super) fn death_before(&self, at: usize) -> Option<String> {
-        let (event, _) = self.events[at];
+        let (event, owner) = self.events[at];
         let What::Started { .. } = event.what else { return None };
         let is_start = |what: &What| matches!(what, What::Started { .. });
         let upgraded = self.events[at + 1..].iter().map(|(event, _)| &event.what);
@@ -44,9 +45,14 @@ impl Story<'_> {
         {
             return None;
         }
-        let last = self.recording.records.iter().rfind(|record| record.at_unix_ms < event.at_unix_ms)?;
+        let owners = &self.recording.owners;
+        // This one may have recorded before it said that it starts.
+        let is_of_another = |record: &&TimedRecord| {
+            record.at_unix_ms < event.at_unix_ms && !owners[record.owner].is_same_process(&owners[owner])
+        };
+        let last = self.recording.records.iter().rfind(is_of_another)?;
         let older = duration_ms(event.at_unix_ms - last.at_unix_ms);
-        let flows = self.sample_before(event.at_unix_ms).map(|sample| plural(sample.flows().into(), "flow"));
+        let flows = self.sample_before(last.at_unix_ms).map(|sample| plural(sample.flows().into(), "flow"));
         let had = flows.map_or_else(String::new, |flows| format!(", when it had {flows}"));
         Some(format!(
             "The process before it ended without a stop, as by a crash or a kill: its last record is {older} older{had}."
@@ -67,12 +73,13 @@ impl Story<'_> {
         })
     }
 
-    /// The order `word` for a backend, which came a moment before the event that it caused.
-    pub(super) fn order_of(&self, at: usize, word: &str, backend: &str) -> Option<String> {
+    /// The order `word`, for a backend or for any, which came a moment before the event that it caused.
+    pub(super) fn order_of(&self, at: usize, word: &str, backend: Option<&str>) -> Option<String> {
         self.told_before(at, AT_ONCE_MS, |before| match &self.events[before].0.what {
             What::OrderReceived { order, .. } => {
                 let mut words = order.split_whitespace();
-                words.next() == Some(word) && words.any(|it| it == backend || it.ends_with(&format!("/{backend}")))
+                let is_it = |it: &str, backend: &str| it == backend || it.ends_with(&format!("/{backend}"));
+                words.next() == Some(word) && backend.is_none_or(|backend| words.any(|it| is_it(it, backend)))
             }
             _ => false,
         })

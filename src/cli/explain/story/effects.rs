@@ -1,11 +1,13 @@
 //! What the loss of a backend did to clients.
 
-use super::{AFTER_MS, Figures, OtherBackend, Story};
+use std::ops::RangeInclusive;
+
+use super::{AFTER_MS, Figures, OtherBackend, Story, is_by_backend, moment};
 use crate::model::end_reason::{EndReason, EndedBy};
 use crate::model::health::HealthState;
 use crate::model::humane::{duration_ms, plural};
-use crate::recorder::FrontendSettings;
-use crate::table::journal::{Event, What};
+use crate::recorder::{FrontendSettings, Recorded, ends_counted};
+use crate::table::journal::What;
 
 impl Story<'_> {
     /// What a loss did to the backend's flows.
@@ -13,7 +15,7 @@ impl Story<'_> {
         &self,
         frontend: &str,
         backend: &str,
-        times: std::ops::RangeInclusive<u64>,
+        times: RangeInclusive<u64>,
         owner: usize,
         figures: &mut Figures,
         sentences: &mut Vec<String>,
@@ -26,17 +28,6 @@ impl Story<'_> {
                 figures.flows_ordered += *flows as u64;
             }
         }
-        let is_effect = |event: &Event| match &event.what {
-            What::FlowEnded { frontend: f, backend: Some(b), reason, .. } => {
-                f == frontend
-                    && b == backend
-                    && matches!(
-                        reason,
-                        EndReason::BackendEjected | EndReason::EjectedByOperator | EndReason::DrainDeadline
-                    )
-            }
-            _ => false,
-        };
         // Those that it has ordered end a little later, and their backend may be back by then.
         let later = self.recording.owners[owner].reset_within_ms + AFTER_MS;
         let again = self.events.iter().map(|(event, _)| *event).find(|event| {
@@ -44,14 +35,15 @@ impl Story<'_> {
                 && matches!(&event.what, What::BackendChanged { frontend: f, backend: b, to, .. } if (&**f, &**b) == (frontend, backend) && *to != HealthState::Ready)
         });
         let until = times.end().saturating_add(later).min(again.map_or(u64::MAX, |event| event.at_unix_ms - 1));
-        self.count_ends(*times.start()..=until, is_effect, figures);
+        self.count_ends((Some(frontend), Some(backend)), *times.start()..=until, is_by_backend, figures);
         let settings = self.settings(owner, frontend);
         let gone = settings.map_or_else(String::new, |settings| {
-            let before = times.start().saturating_sub(settings.reset_after_silence_ms)..=*times.start();
-            self.ended_by_backend(frontend, backend, before)
+            self.ended_by_backend(frontend, backend, settings.reset_after_silence_ms, *times.start()..=until)
         });
+        let gone = lost(figures) + &gone;
         if figures.flows_ended.is_empty() {
             sentences.push(match figures.flows_ordered {
+                0 if figures.ends_not_recorded > 0 => format!("The record has no end of its flows.{gone}"),
                 0 => format!("Baton reset none of its flows.{gone}"),
                 flows => {
                     format!("Baton ordered {} to end; the record has none of these ends.{gone}", plural(flows, "flow"))
@@ -86,18 +78,18 @@ impl Story<'_> {
         }
     }
 
-    /// The flows that a backend ended itself, as one does whose process dies: a sentence.
-    fn ended_by_backend(&self, frontend: &str, backend: &str, times: std::ops::RangeInclusive<u64>) -> String {
+    /// The flows that a backend ended itself, as one does whose process dies: a sentence. A probe sees the death a moment later.
+    fn ended_by_backend(&self, frontend: &str, backend: &str, before_ms: u64, times: RangeInclusive<u64>) -> String {
         let mut gone = Figures::default();
-        let is_its = |event: &Event| {
-            matches!(&event.what, What::FlowEnded { frontend: f, backend: Some(b), reason, .. }
-                if (&**f, &**b) == (frontend, backend) && reason.by() == EndedBy::Backend)
-        };
-        let within = duration_ms(times.end() - times.start());
-        self.count_ends(times, is_its, &mut gone);
+        let is_its = |reason: EndReason| reason.by() == EndedBy::Backend;
+        let times = times.start().saturating_sub(before_ms)..=*times.end();
+        self.count_ends((Some(frontend), Some(backend)), times, is_its, &mut gone);
         match gone.flows_ended.is_empty() {
             true => String::new(),
-            false => format!(" In the {within} before, it ended {} itself ({}).", flows_of(&gone), by_reason(&gone)),
+            false => {
+                let (before, flows) = (duration_ms(before_ms), at_least(&gone, "flow"));
+                format!(" From {before} before this on, it ended {flows} itself ({}).", by_reason(&gone))
+            }
         }
     }
 
@@ -109,43 +101,73 @@ impl Story<'_> {
             OtherBackend::After(ms) => begun_ms + ms,
             OtherBackend::Never => u64::MAX,
         };
-        let is_refusal = |event: &Event| {
-            matches!(&event.what, What::FlowEnded { frontend: f, reason, .. }
-                if f == frontend && matches!(reason, EndReason::NoBackend | EndReason::ConnectFailed | EndReason::ConnectTimedOut))
-        };
+        let is_refusal =
+            |reason| matches!(reason, EndReason::NoBackend | EndReason::ConnectFailed | EndReason::ConnectTimedOut);
         let mut refused = Figures::default();
-        self.count_ends(begun_ms..=until_ms, is_refusal, &mut refused);
+        self.count_ends((Some(frontend), None), begun_ms..=until_ms, is_refusal, &mut refused);
         match refused.flows_ended.is_empty() {
             true => String::new(),
             false => {
-                let connections = plural(refused.flows_ended.values().sum(), "new connection");
+                let connections = at_least(&refused, "new connection");
                 format!(" Meanwhile Baton reset {connections} ({}).", by_reason(&refused))
             }
         }
     }
 
+    /// Adds the ends within `times`, for a reason of this kind, of the flows of a frontend and a backend; `None`: of any.
     pub(super) fn count_ends(
         &self,
-        times: std::ops::RangeInclusive<u64>,
-        is_effect: impl Fn(&Event) -> bool,
+        (frontend, backend): (Option<&str>, Option<&str>),
+        times: RangeInclusive<u64>,
+        is_reason: impl Fn(EndReason) -> bool,
         figures: &mut Figures,
     ) {
-        for (event, _) in self.events.iter().filter(|(event, _)| times.contains(&event.at_unix_ms) && is_effect(event))
-        {
-            if let What::FlowEnded { reason, .. } = &event.what {
+        figures.ends_from_ms = self.recording.ends_from_ms;
+        figures.ends_not_recorded += self.not_recorded(&times, &is_reason);
+        for (event, _) in self.events.iter().filter(|(event, _)| times.contains(&event.at_unix_ms)) {
+            if let What::FlowEnded { frontend: f, backend: b, reason, .. } = &event.what
+                && is_reason(*reason)
+                && frontend.is_none_or(|it| it == f)
+                && backend.is_none_or(|it| b.as_deref() == Some(it))
+            {
                 *figures.flows_ended.entry(reason.label()).or_default() += 1;
                 figures.ended_within_ms = event.at_unix_ms - times.start();
             }
         }
     }
+
+    /// The number of ends within `times` that were counted before the first one in the record.
+    fn not_recorded(&self, times: &RangeInclusive<u64>, is_reason: impl Fn(EndReason) -> bool) -> u64 {
+        let samples = self.recording.records.iter().filter_map(|record| match &record.what {
+            Recorded::Sample(sample) => Some(sample),
+            _ => None,
+        });
+        let counted = ends_counted(samples, &(*times.start()..=self.recording.ends_lost_until_ms().min(*times.end())));
+        let of_kind = EndReason::ALL.iter().filter(|reason| is_reason(**reason));
+        of_kind.filter_map(|reason| counted.get(reason.label())).sum()
+    }
 }
 
-fn flows_of(figures: &Figures) -> String {
-    plural(figures.flows_ended.values().sum(), "flow")
+/// `at least 30 flows`.
+fn at_least(figures: &Figures, what: &str) -> String {
+    let ends = plural(figures.flows_ended.values().sum(), what);
+    if figures.ends_not_recorded > 0 { format!("at least {ends}") } else { ends }
+}
+
+/// What the record lacks: a sentence, or nothing.
+pub(super) fn lost(figures: &Figures) -> String {
+    let before = figures.ends_from_ms.map_or_else(String::new, |at_ms| format!(" of before {}", moment(at_ms)));
+    match figures.ends_not_recorded {
+        0 => String::new(),
+        ends => format!(
+            " The record has no ends{before}: {} of such reasons, of this backend or others.",
+            plural(ends, "flow")
+        ),
+    }
 }
 
 pub(super) fn ended(figures: &Figures) -> String {
-    format!("{} ended", flows_of(figures))
+    format!("{} ended", at_least(figures, "flow"))
 }
 
 /// `backend_ejected 30, client_reset 2`.

@@ -22,11 +22,12 @@ fn owner() -> FileOwner {
         drain_timeout_ms: 150_000,
         idle_timeout_ms: Some(7_200_000),
         reset_after_silence_ms: 2250,
+        rebalance_when: "after_outage".to_owned(),
     };
     FileOwner { reset_within_ms: 250, lease_renew_ms: 10_000, frontends: vec![frontend], ..FileOwner::default() }
 }
 
-/// The recording of these events, each so long after [`AT_MS`], of one process.
+/// The recording of these events, each so long after [`AT_MS`]: of one process, and of another one from each start on but the first event.
 pub(crate) fn recording(events: Vec<(u64, What)>) -> Recording {
     let backend = |name: &str, flows| BackendSample {
         frontend: "apiserver".to_owned(),
@@ -44,9 +45,14 @@ pub(crate) fn recording(events: Vec<(u64, What)>) -> Recording {
         ..RecordedSample::default()
     };
     let mut records = vec![TimedRecord { at_unix_ms: sample.at_unix_ms, owner: 0, what: Recorded::Sample(sample) }];
-    records.extend((0..).zip(events).map(|(number, (later, what))| {
+    let mut owners = vec![owner()];
+    for (number, (later, what)) in (0..).zip(events) {
+        if number > 0 && matches!(what, What::Started { .. }) {
+            owners.push(FileOwner { pid: owners.len() as u32, ..owner() });
+        }
         let event = Event { number, at_unix_ms: AT_MS + later, what };
-        TimedRecord { at_unix_ms: event.at_unix_ms, owner: 0, what: Recorded::Event(event) }
-    }));
-    Recording { records, owners: vec![owner()], ..Recording::default() }
+        let what = Recorded::Event(event);
+        records.push(TimedRecord { at_unix_ms: AT_MS + later, owner: owners.len() - 1, what });
+    }
+    Recording { records, owners, ..Recording::default() }
 }

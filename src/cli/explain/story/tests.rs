@@ -71,6 +71,7 @@ fn a_backend_that_hung_is_explained_with_times_figures_and_the_setting_that_deci
         ended_within_ms: 240,
         lasted_ms: Some(192_000),
         longest_gap_ms: Some(12_250),
+        ..Figures::default()
     };
     assert_eq!(figures, expected);
     for same in [Subject::Backend("apiserver/cp2".to_owned()), Subject::Event(0), Subject::Event(1), Subject::Last] {
@@ -284,7 +285,9 @@ fn an_outage_is_told_with_the_flows_that_the_backend_ended_and_the_connections_t
     assert!(said.len() <= 6, "{said:?}");
     let said = said.join("\n");
     assert!(
-        said.contains("Baton reset none of its flows. In the 2.2 s before, it ended 1 flow itself (backend_closed 1)."),
+        said.contains(
+            "Baton reset none of its flows. From 2.2 s before this on, it ended 1 flow itself (backend_closed 1)."
+        ),
         "{said}"
     );
     assert!(said.contains("was ready until 14 s after this"), "{said}");
@@ -349,12 +352,12 @@ fn a_name_of_backends_in_two_frontends_is_explained_with_how_to_ask_for_the_othe
     };
     let in_other = What::BackendChanged { frontend: "konnectivity".to_owned(), backend, from, to, cause };
     let recording = recording(vec![(0, in_other), (9000, changed(Ready, Ejected, Cause::Refused))]);
-    let said = |name: &str| told(&recording, Subject::Backend(name.to_owned())).unwrap();
-    let sentences = said("cp2");
+    let story = Story::new(&recording);
+    let said = |name: &str| story.tell(&Subject::Backend(name.to_owned())).unwrap();
+    let (sentences, figures) = said("cp2");
     assert!(sentences[0].contains("apiserver/cp2"), "{sentences:?}");
-    let other = "A backend of another frontend has this name, too: baton explain konnectivity/cp2.";
-    assert_eq!(sentences.last().map(String::as_str), Some(other));
-    assert!(!said("konnectivity/cp2").iter().any(|it| it.contains("too: ")), "one of them was asked for");
+    assert_eq!(figures.see_also, ["baton explain konnectivity/cp2"]);
+    assert!(said("konnectivity/cp2").1.see_also.is_empty(), "one of them was asked for");
 }
 
 #[test]
@@ -374,4 +377,130 @@ fn what_decided_is_named_where_it_was_not_fall() {
     patient.owners[0].frontends[0].reset_fall = 6;
     let said = told(&patient, Subject::Last).unwrap().join("\n");
     assert!(said.contains("; reset_fall = 6 decided when; reset_within"), "{said}");
+}
+
+/// Regression: once the record had only the youngest ends, their number was told as that of all.
+#[test]
+fn ends_that_the_record_no_longer_has_are_named_and_make_its_figures_lower_limits() {
+    let mut recording = hung();
+    let whole = Story::new(&recording).tell(&Subject::Last).unwrap();
+    let counted = |at_unix_ms, label: &str, ends| {
+        let ended = vec![(label.to_owned(), ends)];
+        let increase = crate::recorder::SampleIncrease { ended, ..Default::default() };
+        let what = Recorded::Sample(RecordedSample { at_unix_ms, increase, ..RecordedSample::default() });
+        TimedRecord { at_unix_ms, owner: 0, what }
+    };
+    // The second sample counts ends that are also in the record.
+    recording.records.insert(3, counted(AT_MS + 50, "backend_ejected", 4000));
+    recording.records.push(counted(AT_MS + 1050, "backend_ejected", 30));
+    recording.records.push(counted(AT_MS + 1050, "client_closed", 70));
+    recording.ends_from_ms = Some(AT_MS + 8);
+    assert_eq!(told(&recording, Subject::Last).as_ref(), Some(&whole.0), "a sample may be ahead of the events");
+
+    recording.ends_from_ms = Some(AT_MS + 1100);
+    let (sentences, figures) = Story::new(&recording).tell(&Subject::Last).unwrap();
+    assert_eq!(figures.ends_not_recorded, 4000);
+    let expected = "Of its flows at least 30 flows ended (backend_ejected 30), the last of them 240 ms after this; reset_within = 250 ms \
+                    spreads such resets. The record has no ends of before 2026-11-25 03:12:08.512Z: 4,000 flows of such reasons, of this \
+                    backend or others.";
+    assert_eq!(sentences[3], expected);
+
+    recording.records.retain(|record| !record.what.is_end());
+    recording.ends_from_ms = None;
+    let said = told(&recording, Subject::Last).unwrap().join("\n");
+    assert!(said.contains("none of these ends. The record has no ends: 4,030 flows of such reasons"), "{said}");
+}
+
+/// Regression: the first event of a process, before that of its start, was taken for the last record of the process before it: the
+/// first start of all was told as a crash, and after six seconds of outage the last record was 6 ms older.
+#[test]
+fn what_a_process_records_before_its_start_is_no_record_of_the_one_before_it() {
+    let start = |at| (at, What::Started { version: "1".to_owned() });
+    let shut = |at| (at, What::OffloadShut { why: "x".to_owned(), unwatched: false });
+    let mut first = recording(vec![shut(1), start(7)]);
+    first.records.remove(0);
+    first.records.iter_mut().for_each(|record| record.owner = 0);
+    let said = told(&first, Subject::Event(1)).unwrap();
+    assert!(!said.iter().any(|it| it.contains("The process before it")), "{said:?}");
+
+    let mut again = recording(vec![start(0), (1000, What::WorkerMoves { worker: 1 }), shut(7000), start(7006)]);
+    let at_shut = again.records.len() - 2;
+    again.records[at_shut].owner = 1;
+    let said = told(&again, Subject::Event(3)).unwrap();
+    assert!(said[1].contains("its last record is 6.0 s older, when it had 90 flows"), "{said:?}");
+}
+
+/// Regression: of 17 flows that a killed apiserver had, the 7 that its kernel ended after the first failed probe were not told.
+#[test]
+fn what_a_backend_ended_after_it_was_ejected_is_told_beside_what_baton_reset() {
+    use HealthState::{Ejected, Ready};
+    let events = vec![
+        (0, changed(Ready, Ejected, Cause::Refused)),
+        (3, ended(1, EndReason::BackendClosed)),
+        (4, ended(2, EndReason::BackendReset)),
+        (100, ended(3, EndReason::BackendEjected)),
+    ];
+    let said = told(&recording(events), Subject::Last).unwrap().join("\n");
+    assert!(
+        said.contains("Of its flows 1 flow ended (backend_ejected 1), the last of them 100 ms after this"),
+        "{said}"
+    );
+    assert!(said.contains("it ended 2 flows itself (backend_closed 1, backend_reset 1)."), "{said}");
+}
+
+/// Regression: the end of one client's flows by `baton kill` was put down to an ejection of the backend that was long over.
+#[test]
+fn flows_that_an_operator_killed_are_not_put_down_to_the_last_loss_of_their_backend() {
+    use HealthState::{Ejected, Ready};
+    let (frontend, backend) = ("apiserver".to_owned(), "cp2".to_owned());
+    let order = "kill --client 10.0.0.31".to_owned();
+    let recording = recording(vec![
+        (0, changed(Ready, Ejected, Cause::Refused)),
+        (5000, changed(Ejected, Ready, Cause::Passed)),
+        (9000, What::OrderReceived { uid: 0, pid: 42, order }),
+        (9001, What::FlowsOrdered { frontend, backend, flows: 1, reason: EndReason::Killed }),
+        (9002, ended(1, EndReason::Killed)),
+        (9003, ended(2, EndReason::ClientReset)),
+    ]);
+    let said = told(&recording, Subject::Event(3)).unwrap();
+    assert!(said[0].contains("because an operator gave the order"), "{said:?}");
+    assert!(said[1].contains("baton kill --client 10.0.0.31"), "{said:?}");
+    assert!(said[2].contains("1 flow ended by a fault or an order (killed 1)"), "{said:?}");
+}
+
+/// Regression: the end of a flow in an earlier process was told as that of a later flow with the same number.
+#[test]
+fn the_end_of_a_flow_is_told_of_its_own_process_and_that_its_number_came_again() {
+    let start = |at| (at, What::Started { version: "1".to_owned() });
+    let recording = recording(vec![
+        start(0),
+        (1000, ended(1, EndReason::Killed)),
+        start(60_000),
+        (61_000, ended(1, EndReason::ClientReset)),
+    ]);
+    let said = |subject| told(&recording, subject).unwrap();
+    assert!(said(Subject::Event(1))[0].contains("for the reason killed"), "{:?}", said(Subject::Event(1)));
+    let last = said(Subject::Flow(FlowId(1)));
+    assert!(last[0].contains("for the reason client_reset"), "{last:?}");
+    assert!(last.last().unwrap().starts_with("Earlier processes had 1 flow with this number"), "{last:?}");
+}
+
+/// Regression: the ends of all other orders of those ten seconds were told as effects of a rebalancing.
+#[test]
+fn what_a_rebalancing_did_is_told_without_the_ends_of_other_orders() {
+    let drain = What::OrderReceived { uid: 0, pid: 42, order: "drain apiserver/cp1".to_owned() };
+    let moves = What::RebalancePlanned { frontend: "apiserver".to_owned(), moves: 2 };
+    let recording = recording(vec![
+        (0, drain),
+        (200, moves),
+        (300, ended(1, EndReason::Rebalanced)),
+        (400, ended(2, EndReason::EjectedByOperator)),
+    ]);
+    let said = told(&recording, Subject::Event(1)).unwrap().join("\n");
+    assert!(
+        said.contains("(rebalanced 1)")
+            && !said.contains("drain")
+            && said.contains("rebalance.when = \"after_outage\""),
+        "{said}"
+    );
 }

@@ -23,12 +23,7 @@ use crate::table::flows::FlowState;
 pub(super) fn draw(frame: &mut Frame<'_>, board: &mut Board, now_ns: u64) {
     let area = frame.area();
     let foot = foot(board, area.width);
-    // Lines that are broken between words are less than full.
-    let rows = |line: &Line<'_>| match line.width() {
-        width if width <= area.width.into() => 1,
-        width => 1 + (width as u16 + 10) / area.width.max(1),
-    };
-    let foot_rows: u16 = foot.iter().map(rows).sum();
+    let foot_rows = rows(&foot, area.width);
     let [body, bottom] =
         Layout::vertical([Constraint::Min(0), Constraint::Length(foot_rows.min(FOOT_MAX))]).areas(area);
     draw_body(frame, body, board, now_ns);
@@ -36,6 +31,15 @@ pub(super) fn draw(frame: &mut Frame<'_>, board: &mut Board, now_ns: u64) {
     if board.mode == Mode::Help {
         draw_help(frame, body, &keys::HELP);
     }
+}
+
+/// The rows that `lines` take, broken between words, which are less than full.
+fn rows(lines: &[Line<'_>], width: u16) -> u16 {
+    let of_line = |line: &Line<'_>| match line.width() {
+        its if its <= width.into() => 1,
+        its => 1 + (its as u16 + 10) / width.max(1),
+    };
+    lines.iter().map(of_line).sum()
 }
 
 /// Fills the frame, without the line of keys.
@@ -46,12 +50,14 @@ pub(super) fn draw_all(frame: &mut Frame<'_>, board: &mut Board, now_ns: u64) {
 
 fn draw_body(frame: &mut Frame<'_>, area: Rect, board: &mut Board, now_ns: u64) {
     let head = head(board, now_ns);
+    // A narrow terminal breaks long sentences; the tables keep half of a low one.
+    let head_rows = rows(&head, area.width).min((area.height / 2).max(2));
     let backends = board.status.backends().count();
     // The flows get at least as many rows as the backends.
-    let room = usize::from(area.height).saturating_sub(head.len() + 5);
+    let room = usize::from(area.height).saturating_sub(usize::from(head_rows) + 5);
     let backend_rows = backends.min((room / 2).max(1));
     let [at_head, _, at_backends, at_why, at_title, at_flows] = Layout::vertical([
-        Constraint::Length(head.len() as u16),
+        Constraint::Length(head_rows),
         Constraint::Length(1),
         Constraint::Length(backend_rows as u16 + 1),
         Constraint::Length(1),
@@ -59,7 +65,7 @@ fn draw_body(frame: &mut Frame<'_>, area: Rect, board: &mut Board, now_ns: u64) 
         Constraint::Min(0),
     ])
     .areas(area);
-    frame.render_widget(Paragraph::new(head), at_head);
+    frame.render_widget(Paragraph::new(head).wrap(Wrap { trim: true }), at_head);
     // The age of what is shown, and what this socket is for, in the corner.
     let corner = Rect { height: at_head.height.min(1), ..at_head };
     frame.render_widget(Paragraph::new(Line::from(time(board)).alignment(Alignment::Right)), corner);

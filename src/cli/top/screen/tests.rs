@@ -328,3 +328,17 @@ fn one_frame_is_text_without_its_keys() {
     assert_eq!(shown.lines().count(), 24);
     assert!(shown.lines().all(|line| line == line.trim_end()));
 }
+
+/// Regression: of the last event, which says why, a terminal of 80 columns showed the beginning alone.
+#[test]
+fn a_long_event_is_broken_and_not_cut() {
+    let mut board = board(true);
+    let why = "no interface is left to which packets of the frontends' addresses come and on which a program can be";
+    let what = crate::table::journal::What::OffloadShut { why: format!("{why} attached"), unwatched: false };
+    board.status.events.last_mut().unwrap().what = what;
+    for (width, height) in [(80, 24), (40, 30)] {
+        let shown = drawn(&mut board, width, height).backend().to_string();
+        assert!(shown.contains("attached"), "{shown}");
+        assert!(shown.contains("cp3") && shown.contains("CLIENT"), "the tables have room: {shown}");
+    }
+}

@@ -59,22 +59,28 @@ impl RecordFiles {
     /// what a killed process has written, and a host that loses power loses some seconds.
     ///
     /// # Errors
-    /// Nothing, or a part of `records`, is in the file; the next call begins another.
+    /// Nothing, or a part of `records`, is in the file; the next call begins another. A file that was begun for them is gone: on a full disk
+    /// each call would leave one.
     pub(super) fn write(&mut self, records: &[u8], at_unix_ms: u64) -> io::Result<u64> {
         if records.is_empty() {
             return Ok(0);
         }
         let part = self.bytes_max / PARTS;
         let mut written = records.len() as u64;
-        let mut current = match self.current.take() {
-            Some(current) if current.bytes + written <= part => current,
+        let (mut current, is_new) = match self.current.take() {
+            Some(current) if current.bytes + written <= part => (current, false),
             _ => {
                 let current = self.begin(at_unix_ms, part)?;
                 written += current.bytes;
-                current
+                (current, true)
             }
         };
-        current.file.write_all(records)?;
+        if let Err(error) = current.file.write_all(records) {
+            if is_new {
+                discard(&current.path);
+            }
+            return Err(error);
+        }
         current.bytes += records.len() as u64;
         self.current = Some(current);
         Ok(written)
@@ -101,7 +107,10 @@ impl RecordFiles {
             }
         };
         let opening = [header(), self.opening.clone()].concat();
-        file.write_all(&opening)?;
+        if let Err(error) = file.write_all(&opening) {
+            discard(&path);
+            return Err(error);
+        }
         Ok(Current { file, path, bytes: opening.len() as u64 })
     }
 
@@ -119,6 +128,11 @@ impl RecordFiles {
         }
         Ok(())
     }
+}
+
+/// Removes a file that has no whole record, if that can be.
+fn discard(path: &Path) {
+    let _ = fs::remove_file(path);
 }
 
 /// The files of a series, or of all, in the order of their beginning, each with its size.

@@ -102,6 +102,62 @@ fn a_flow_that_lives_is_explained_where_nothing_is_recorded() {
     assert!(said.starts_with(&format!("Flow {id} of ")), "{said}");
 }
 
+/// A file system of its own, which is soon full.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    #[track_caller]
+    fn new(path: PathBuf) -> Self {
+        std::fs::create_dir_all(&path).expect("a directory");
+        let mount = ["-t", "tmpfs", "-o", "size=256k", "baton-test", path.to_str().expect("UTF-8")];
+        assert!(std::process::Command::new("mount").args(mount).status().expect("mount runs").success());
+        Self(path)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// Regression: on a full disk the recorder left one empty file a second, tens of thousands in a night.
+#[test]
+fn a_full_disk_leaves_no_empty_files_and_is_written_to_again_once_it_has_room() {
+    let Some(lab) = Lab::new("recorder full disk") else { return };
+    let _servers = lab.echo_everywhere();
+    let disk = SmallDisk::new(lab.directory().join("recorder"));
+    let it = Recorded::start(lab, |config| config);
+    let files = || {
+        let files = std::fs::read_dir(&disk.0).expect("a directory").map(|file| file.expect("a file"));
+        files.filter(|file| file.file_name() != "filler").collect::<Vec<_>>()
+    };
+    eventually(LONG, "it records", || !files().is_empty());
+    let filler = disk.0.join("filler");
+    let mut full = std::fs::File::create(&filler).expect("a file");
+    let fill = |full: &mut std::fs::File| while std::io::Write::write_all(full, &[0; 256]).is_ok() {};
+    fill(&mut full);
+    let before = files().len();
+    let dropped = || it.baton.status()["recorder"]["dropped_total"].as_u64().expect("a number");
+    let had = dropped();
+    let begun = std::time::Instant::now();
+    // The last page of a file takes some events more; then it tries once a second.
+    eventually(LONG, "it has tried several times", || {
+        fill(&mut full);
+        it.baton.order(&["drain", "b2"]);
+        it.baton.order(&["undrain", "b2"]);
+        dropped() > had && begun.elapsed() > secs(4)
+    });
+    assert!(it.baton.status()["recorder"]["fault"].is_string());
+    let after = files();
+    assert!(after.len() <= before + 1, "{before} files have become {}", after.len());
+    let empty = after.iter().filter(|file| file.metadata().expect("a file").len() == 0).count();
+    assert_eq!(empty, 0);
+    std::fs::remove_file(&filler).expect("a file");
+    drop(full);
+    eventually(LONG, "it records again", || !it.recorded("records_dropped").is_empty());
+}
+
 /// Regression guard: events of the last moments before a kill are those that explain it.
 #[test]
 fn an_event_is_on_disk_at_once_so_that_a_kill_does_not_lose_it() {

@@ -29,6 +29,7 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::time::Duration;
 
+use super::chronicle::JointLog;
 use super::log;
 use layout::{BalancerKind, FleetLayout, Rival};
 pub(super) use stage::FleetError;
@@ -101,12 +102,13 @@ async fn print_events(stages: &mut [FleetStage]) -> Result<bool, FleetError> {
     for (stage, watcher) in stages.iter().zip(&watchers) {
         watcher.view(stage).head().iter().for_each(|line| log::print(line));
     }
+    let mut joint = JointLog::of(stages.len());
     let mut ticks = tokio::time::interval(Duration::from_millis(100));
     loop {
         ticks.tick().await;
-        for (stage, watcher) in stages.iter_mut().zip(&mut watchers) {
+        for (place, (stage, watcher)) in stages.iter_mut().zip(&mut watchers).enumerate() {
             watcher.gather(stage)?;
-            log::print_lines(&watcher.due());
+            log::print_lines(&joint.due(place, watcher.chronicle()));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 mod table;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -12,6 +12,7 @@ use super::layout::BalancerKind;
 use super::stage::{FleetError, FleetKey, FleetStage};
 use super::view::{FleetWatcher, Losses};
 use crate::lab::demo::BUDGET;
+use crate::lab::demo::chronicle::JointLog;
 use crate::lab::demo::log;
 use crate::sys::clock::now_ns;
 
@@ -64,8 +65,9 @@ impl FleetFault {
 pub(super) async fn run(stages: &mut [FleetStage]) -> Result<bool, FleetError> {
     let begin = Instant::now();
     let watchers = FleetWatcher::for_each_of(stages);
-    let mut guides: Vec<_> =
-        stages.iter_mut().zip(watchers).map(|(stage, watcher)| FleetGuide { stage, watcher }).collect();
+    let log = RefCell::new(JointLog::of(stages.len()));
+    let guide = |(place, (stage, watcher))| FleetGuide { stage, watcher, log: &log, place };
+    let mut guides: Vec<_> = stages.iter_mut().zip(watchers).enumerate().map(guide).collect();
     for guide in &guides {
         guide.watcher.view(guide.stage).head().iter().for_each(|line| log::print(line));
     }
@@ -78,7 +80,7 @@ pub(super) async fn run(stages: &mut [FleetStage]) -> Result<bool, FleetError> {
                 let (calm, struck) = (Cell::new(0), Cell::new(0));
                 tokio::try_join!(one.beside(&calm, FleetGuide::calm_down), other.beside(&calm, FleetGuide::calm_down))?;
                 tokio::try_join!(one.begin(), other.begin())?;
-                say_begin(&mut [one, other], title);
+                say_begin(&log, &mut [one, other], title);
                 let strike = async |guide: &mut FleetGuide<'_>| guide.strike(fault, title).await;
                 let found = tokio::try_join!(one.beside(&struck, strike), other.beside(&struck, strike))?;
                 outcomes[0].push(found.0);
@@ -89,14 +91,14 @@ pub(super) async fn run(stages: &mut [FleetStage]) -> Result<bool, FleetError> {
                 for guide in alone {
                     guide.calm_down().await?;
                     guide.begin().await?;
-                    say_begin(&mut [guide], title);
+                    say_begin(&log, &mut [guide], title);
                     outcomes[0].push(guide.strike(fault, title).await?);
                     guide.press(FleetKey::Repair).await?;
                 }
             }
         }
     }
-    guides.iter_mut().for_each(|guide| log::print_lines(&guide.watcher.rest()));
+    print_rest(&log, &mut guides.iter_mut().collect::<Vec<_>>());
     let longest = guides[0].watcher.view(guides[0].stage).longest_gap();
     let all = guides[0].watcher.lost();
     let kubelets = guides[0].stage.clients.len();
@@ -109,18 +111,24 @@ pub(super) async fn run(stages: &mut [FleetStage]) -> Result<bool, FleetError> {
 }
 
 /// Prints the title of a fault that begins now.
-fn say_begin(guides: &mut [&mut FleetGuide<'_>], title: &str) {
-    for guide in guides.iter_mut() {
-        log::print_lines(&guide.watcher.rest());
-    }
+fn say_begin(log: &RefCell<JointLog>, guides: &mut [&mut FleetGuide<'_>], title: &str) {
+    print_rest(log, guides);
     let holder = |guide: &FleetGuide<'_>| guide.stage.holder().map_or("none", |it| guide.stage.hosts[it].plan.name);
     let holders = guides.iter().map(|guide| holder(guide)).collect::<Vec<_>>();
     log::print(&format!("\n== {title}: the VIP is on {}", holders.join(" and ")));
 }
 
+fn print_rest(log: &RefCell<JointLog>, guides: &mut [&mut FleetGuide<'_>]) {
+    let chronicles = guides.iter_mut().map(|guide| guide.watcher.chronicle());
+    log::print_lines(&log.borrow_mut().rest(chronicles));
+}
+
 struct FleetGuide<'a> {
     stage: &'a mut FleetStage,
     watcher: FleetWatcher,
+    log: &'a RefCell<JointLog>,
+    /// In the log.
+    place: usize,
 }
 
 impl FleetGuide<'_> {
@@ -258,7 +266,7 @@ impl FleetGuide<'_> {
 
     fn tell(&mut self) -> Result<(), FleetError> {
         self.watcher.gather(self.stage)?;
-        log::print_lines(&self.watcher.due());
+        log::print_lines(&self.log.borrow_mut().due(self.place, self.watcher.chronicle()));
         Ok(())
     }
 }

@@ -198,14 +198,8 @@ impl FleetWatcher {
         }
     }
 
-    /// The lines to print now.
-    pub(super) fn due(&mut self) -> Vec<ViewLine> {
-        self.chronicle.due()
-    }
-
-    /// All lines that are not printed yet.
-    pub(super) fn rest(&mut self) -> Vec<ViewLine> {
-        self.chronicle.rest()
+    pub(super) fn chronicle(&mut self) -> &mut Chronicle {
+        &mut self.chronicle
     }
 
     /// Takes in the events of all since the last call.

@@ -428,7 +428,7 @@ pub struct Limits {
 /// `[frontend.rebalance]`, `when`: what begins to move existing flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RebalanceWhen {
-    /// A backend that is back: flows that began while it was away move.
+    /// A backend that is back: flows that began since its last probe that passed move.
     AfterOutage,
     /// Any backend with more than its share gives idle flows away at any time.
     Always,

@@ -81,7 +81,9 @@ pub(crate) struct RebalanceParts {
 
 /// The moves that rebalancing would make now, for every frontend, whatever its `[frontend.rebalance]` says.
 pub(crate) fn plan(registry: &Registry, config: &Config) -> Vec<Move> {
-    let moves = |frontend: &Arc<Frontend>| plan_frontend(&entries(registry, frontend), frontend, 0, now_ns());
+    let moves = |frontend: &Arc<Frontend>| {
+        plan_frontend(&entries(registry, frontend), frontend, frontend.rebalance.tolerance_percent, 0, now_ns())
+    };
     config.frontends.iter().flat_map(moves).collect()
 }
 
@@ -155,13 +157,19 @@ fn entries(registry: &Registry, frontend: &Frontend) -> Vec<Arc<BackendEntry>> {
     registry.backends().into_iter().filter(|entry| configured(entry)).collect()
 }
 
-fn plan_frontend(entries: &[Arc<BackendEntry>], frontend: &Frontend, returning: u32, now_ns: u64) -> Vec<Move> {
+fn plan_frontend(
+    entries: &[Arc<BackendEntry>],
+    frontend: &Frontend,
+    tolerance_percent: u32,
+    returning: u32,
+    now_ns: u64,
+) -> Vec<Move> {
     // A hashed client would return to the same backend, and be moved again, for ever.
     if frontend.balance == Balance::SourceHash {
         return Vec::new();
     }
     let loads: Vec<_> = entries.iter().map(|entry| load(entry, now_ns)).collect();
-    let planned = rebalance::plan(&loads, returning, frontend.rebalance.tolerance_percent).into_iter().map(|excess| {
+    let planned = rebalance::plan(&loads, returning, tolerance_percent).into_iter().map(|excess| {
         let entry = &entries[excess.backend];
         let (frontend, backend) = entry.full_name();
         Move { frontend, backend, id: entry.id, flows: loads[excess.backend].flows, excess: excess.flows }

@@ -60,6 +60,8 @@ pub(super) struct Rebalancer {
     goal: Goal,
     /// Since when some backend has had too many; `None` while all are even.
     uneven_since_ns: Option<u64>,
+    /// Whether an event has said that flows move since then.
+    is_announced: bool,
     /// Flows that should have moved at that time.
     planned: u32,
     asked: HashMap<FlowId, AskedFlow>,
@@ -67,7 +69,8 @@ pub(super) struct Rebalancer {
     /// Flows that have moved for this goal, in all and by client: no client is moved more often than it has flows.
     moved: u32,
     moved_of: HashMap<IpAddr, u32>,
-    /// Those that had moved after an outage when an order came: the rest of the outage does not move them again.
+    /// Those that had moved after an outage when an order came, in all and by client: the rest of the outage does not move them again.
+    moved_before: u32,
     moved_before_order: HashMap<IpAddr, u32>,
     /// When the last ones moved.
     returning: VecDeque<u64>,
@@ -91,11 +94,13 @@ impl Rebalancer {
             ordered_at_ns: None,
             goal: Goal::None,
             uneven_since_ns: None,
+            is_announced: false,
             planned: 0,
             asked: HashMap::new(),
             refused: HashSet::new(),
             moved: 0,
             moved_of: HashMap::new(),
+            moved_before: 0,
             moved_before_order: HashMap::new(),
             returning: VecDeque::new(),
             flows_before: 0,
@@ -143,7 +148,7 @@ impl Rebalancer {
         let seen = backends.iter().filter(|entry| entry.weight() > 0).map(|entry| BackendSeen {
             ready: is_ready(entry),
             probed: entry.health().cause != Cause::NotProbed,
-            since_ns: entry.health().since_ns,
+            served_until_ns: entry.health().served_until_ns,
             has_whole_share: has_whole_share(entry, now_ns),
         });
         let seen: Vec<_> = seen.collect();
@@ -160,9 +165,9 @@ impl Rebalancer {
         let returning = (self.returning.len() as u32).min(self.flows_before.saturating_sub(flows));
         let mut moves = match self.goal {
             Goal::None => Vec::new(),
-            _ => plan_frontend(&backends, frontend, returning, now_ns),
+            _ => plan_frontend(&backends, frontend, self.tolerance_percent(frontend), returning, now_ns),
         };
-        self.note(&moves, table, frontend, now_ns);
+        self.note(&moves, now_ns);
         let left = moves.clone();
         // Also when there is nothing to move: moves that nobody needed do not add up.
         let allowed = self.allowance.take(self.per_minute(frontend), now_ns);
@@ -202,19 +207,27 @@ impl Rebalancer {
     fn pursue(&mut self, goal: Goal, table: &RebalanceParts, frontend: &Frontend) {
         let is_same = std::mem::discriminant(&goal) == std::mem::discriminant(&self.goal);
         if !is_same {
-            if self.moved > 0 && self.goal != Goal::Always {
+            let is_suspended = matches!((self.goal, goal), (Goal::AfterOutage { .. }, Goal::Ordered));
+            if self.moved > 0 && self.goal != Goal::Always && !is_suspended {
                 let (frontend, flows) = (frontend.name.to_string(), self.moved as usize);
                 table.journal.record(What::Rebalanced { frontend, flows });
             }
-            (self.moved, self.uneven_since_ns) = (0, None);
+            let moved = std::mem::take(&mut self.moved);
+            self.uneven_since_ns = None;
             let moved_of = std::mem::take(&mut self.moved_of);
             match (self.goal, goal) {
-                (Goal::AfterOutage { .. }, Goal::Ordered) => self.moved_before_order = moved_of,
+                (Goal::AfterOutage { .. }, Goal::Ordered) => {
+                    (self.moved_before, self.moved_before_order) = (moved, moved_of)
+                }
                 (Goal::Ordered, Goal::AfterOutage { .. }) => {
+                    self.moved = std::mem::take(&mut self.moved_before);
                     self.moved_of = std::mem::take(&mut self.moved_before_order);
                     moved_of.into_iter().for_each(|(client, moved)| *self.moved_of.entry(client).or_default() += moved);
                 }
-                _ => self.moved_before_order.clear(),
+                _ => {
+                    self.moved_before = 0;
+                    self.moved_before_order.clear();
+                }
             }
             self.asked.clear();
             self.refused.clear();
@@ -223,15 +236,14 @@ impl Rebalancer {
     }
 
     /// Notes whether the backends are even.
-    fn note(&mut self, moves: &[Move], table: &RebalanceParts, frontend: &Frontend, now_ns: u64) {
+    fn note(&mut self, moves: &[Move], now_ns: u64) {
         let excess = moves.iter().map(|planned| planned.excess).sum();
         if moves.is_empty() {
             self.uneven_since_ns = None;
         } else if self.uneven_since_ns.is_none() {
             self.uneven_since_ns = Some(now_ns);
             self.planned = excess;
-            let (frontend, moves) = (frontend.name.to_string(), excess as usize);
-            table.journal.record(What::RebalancePlanned { frontend, moves });
+            self.is_announced = false;
         }
         // While shares grow, so does what has to move.
         self.planned = self.planned.max(excess);
@@ -279,6 +291,11 @@ impl Rebalancer {
                 self.refused.insert(id);
             }
         }
+        // Not before one can move: those of before the outage stay.
+        if !picked.is_empty() && !std::mem::replace(&mut self.is_announced, true) {
+            let (frontend, moves) = (frontend.name.to_string(), self.planned as usize);
+            table.journal.record(What::RebalancePlanned { frontend, moves });
+        }
         for flow in picked {
             let Some(backend) = flow.backend else { continue };
             self.asked.insert(flow.id, AskedFlow { at_ns: now_ns, client: client_of(&flow), backend });
@@ -304,6 +321,14 @@ impl Rebalancer {
         }
     }
 
+    fn tolerance_percent(&self, frontend: &Frontend) -> u32 {
+        let configured = frontend.rebalance.tolerance_percent;
+        match self.goal {
+            Goal::AfterOutage { .. } => configured.min(AFTER_OUTAGE_PERCENT),
+            _ => configured,
+        }
+    }
+
     /// How long a flow must be quiet now.
     fn quiet(&self, frontend: &Frontend, now_ns: u64) -> Duration {
         let uneven_for = Duration::from_nanos(now_ns.saturating_sub(self.uneven_since_ns.unwrap_or(now_ns)));
@@ -314,6 +339,9 @@ impl Rebalancer {
         }
     }
 }
+
+/// Each backend but one may keep so much more than its share after an outage: of three, the last one then has 10 percent less.
+const AFTER_OUTAGE_PERCENT: u32 = 5;
 
 /// One walk over all flows.
 #[derive(Debug)]

@@ -52,6 +52,7 @@ impl Bench {
             health_state: HealthState::Ejected,
             cause: Cause::Refused,
             since_ns,
+            served_until_ns: since_ns,
             ..(*backend.health()).clone()
         };
         backend.set_health(view);
@@ -82,7 +83,7 @@ impl Bench {
 
     /// The flows that each backend should give away.
     fn excess(&self, now_ns: u64) -> Vec<(String, u32)> {
-        let moves = plan_frontend(&entries(&self.table.registry, &self.frontend), &self.frontend, 0, now_ns);
+        let moves = plan_frontend(&entries(&self.table.registry, &self.frontend), &self.frontend, 0, 0, now_ns);
         moves.into_iter().map(|planned| (planned.backend, planned.excess)).collect()
     }
 

@@ -121,6 +121,8 @@ pub struct HealthView {
     pub cause: Cause,
     /// Monotonic ns of the last change.
     pub since_ns: u64,
+    /// Until when it is known to have served, if it is not ready: monotonic ns, before `since_ns` if probes decided.
+    pub served_until_ns: u64,
     /// The last probe's result in words, and how long it took.
     pub last_probe: Option<String>,
     pub last_probe_us: u64,
@@ -328,6 +330,7 @@ impl Registry {
                 health_state: HealthState::Ejected,
                 cause: Cause::NotProbed,
                 since_ns: 0,
+                served_until_ns: 0,
                 last_probe: None,
                 last_probe_us: 0,
                 order: None,

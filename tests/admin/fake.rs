@@ -237,6 +237,7 @@ fn health(backend: &str, now: u64) -> HealthView {
         health_state,
         cause,
         since_ns: now,
+        served_until_ns: now,
         last_probe: Some("200".to_owned()),
         last_probe_us: 3100,
         order: None,

@@ -125,6 +125,7 @@ async fn the_page_escapes_what_comes_from_outside() {
         health_state: HealthState::Ejected,
         cause: Cause::Tls { error: error.clone() },
         since_ns: 1,
+        served_until_ns: 1,
         last_probe: Some(error.clone()),
         last_probe_us: 1,
         order: None,

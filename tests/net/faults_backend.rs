@@ -539,6 +539,37 @@ fn row31_after_an_outage_flows_that_began_in_it_are_spread_and_older_ones_stay()
     });
 }
 
+/// Regression: clients that connected again at once, before enough probes had failed, counted as older than the outage: the backend
+/// that came back had no flow for good.
+#[test]
+fn row31_clients_that_left_before_the_outage_was_noticed_come_back() {
+    let Some(lab) = Lab::new("row31 at once") else { return };
+    let b1 = lab.b1.serve(Behaviour::Echo);
+    let _b2 = lab.b2.serve(Behaviour::Echo);
+    let config = lab.config().only(&["b1", "b2"]).health("interval", "1s").health("fast_interval", "1s");
+    let baton = lab.start(&config.health("fall", 3).health("slow_start", "0s"));
+    let mut clients = served_in_turn(&lab, 10, 100);
+    eventually(LONG, "five flows on b1", || baton.flows_of("b1") == 5);
+    drop(b1);
+    baton.order(&["kill", "--backend", "b1"]);
+    let mut come_back = |on_b1: u64| {
+        eventually(LONG, "each is connected", || {
+            for conn in clients.iter_mut() {
+                if conn.end(ms(1)) != End::Open {
+                    *conn = lab.client.connect(lab.lb.v4(6443));
+                }
+            }
+            baton.flows_of("b1") == on_b1 && baton.flows_of("b2") == 10 - on_b1
+        });
+    };
+    come_back(0);
+    assert_eq!(baton.health_state("b1"), "ready", "nobody has noticed");
+    baton.wait_health("b1", "ejected", LONG);
+    let _b1 = lab.b1.serve(Behaviour::Echo);
+    baton.wait_health("b1", "ready", LONG);
+    come_back(5);
+}
+
 /// Regression: an upgrade ended the outage, and the backend that had come back stayed without flows.
 #[test]
 fn row31_an_upgrade_within_an_outage_does_not_end_it() {

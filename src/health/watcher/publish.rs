@@ -44,6 +44,7 @@ impl Watcher {
             health_state: self.machine.health_state(),
             cause: self.machine.cause(),
             since_ns: self.machine.since_ns(),
+            served_until_ns: self.machine.served_until_ns(),
             last_probe: self.last_probe.clone(),
             last_probe_us: self.last_probe_us,
             order: self.machine.order(),

@@ -139,6 +139,9 @@ pub(crate) struct Machine {
     deadline: Option<Deadline>,
     shown: (HealthState, Say),
     since_ns: u64,
+    /// When the last probe that passed began; at first, when this was made.
+    passed_ns: u64,
+    served_until_ns: u64,
     resetting: Option<EndReason>,
     probe: ProbePlan,
     actions: VecDeque<HealthAction>,
@@ -221,6 +224,8 @@ impl Machine {
             deadline: None,
             shown: (health_state, Say::Nobody),
             since_ns: now_ns,
+            passed_ns: now_ns,
+            served_until_ns: now_ns,
             resetting: None,
             probe: ProbePlan { running: false, started_ns: None, due_ns: now_ns, suspected: false },
             actions: VecDeque::new(),
@@ -237,6 +242,9 @@ impl Machine {
     pub(crate) fn handle_outcome(&mut self, now_ns: u64, outcome: ProbeOutcome, flows_moved: bool, random: u64) {
         let conclusive = !matches!(outcome, ProbeOutcome::Inconclusive { .. });
         if conclusive {
+            if matches!(outcome, ProbeOutcome::Passed { .. }) {
+                self.passed_ns = self.probe.started_ns.unwrap_or(now_ns);
+            }
             self.count(outcome, flows_moved, now_ns);
             self.fresh = false;
         }
@@ -369,6 +377,11 @@ impl Machine {
         }
     }
 
+    /// Until when it is known to have served, in monotonic ns, if it is not ready.
+    pub(crate) fn served_until_ns(&self) -> u64 {
+        self.served_until_ns
+    }
+
     /// Since when, in monotonic ns.
     pub(crate) fn since_ns(&self) -> u64 {
         self.since_ns
@@ -487,6 +500,13 @@ impl Machine {
         if self.shown != (to, say) {
             self.shown = (to, say);
             self.since_ns = now_ns;
+            self.served_until_ns = match (from, say) {
+                // Its clients may have left it long before so many probes had failed.
+                (HealthState::Ready, Say::Probes | Say::Damping) => self.passed_ns.min(now_ns),
+                (HealthState::Ready, _) => now_ns,
+                _ if to == HealthState::Ready => now_ns,
+                _ => self.served_until_ns,
+            };
             self.actions.push_back(HealthAction::Changed { from, to, cause: self.cause() });
         }
         if from != HealthState::Ready && to == HealthState::Ready {

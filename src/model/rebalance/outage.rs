@@ -1,4 +1,4 @@
-//! An outage as rebalancing sees it: from the moment at which a backend stops being ready, until all are ready again with
+//! An outage as rebalancing sees it: from the last moment at which a backend is known to have served, until all are ready again with
 //! their whole share, and a while after. Flows that began in that time are where they are because of the outage.
 
 use std::collections::HashMap;
@@ -12,8 +12,8 @@ pub(crate) struct BackendSeen {
     pub ready: bool,
     /// Whether any probe has ended: until then nobody knows whether it is ready.
     pub probed: bool,
-    /// Monotonic ns of the last change of its health state.
-    pub since_ns: u64,
+    /// Monotonic ns until which it is known to have served, if it is not ready: its clients leave it before probes decide.
+    pub served_until_ns: u64,
     /// False during slow start.
     pub has_whole_share: bool,
 }
@@ -46,7 +46,7 @@ impl Outage {
     #[must_use]
     pub(crate) fn observe(self, backends: &[BackendSeen], now_ns: u64) -> Self {
         let gone = |backend: &&BackendSeen| backend.probed && !backend.ready;
-        let gone_since_ns = backends.iter().filter(gone).map(|backend| backend.since_ns).min();
+        let gone_since_ns = backends.iter().filter(gone).map(|backend| backend.served_until_ns).min();
         let since_ns = match (self.since_ns(), gone_since_ns) {
             (Some(known), Some(gone)) => known.min(gone),
             (Some(since_ns), None) | (None, Some(since_ns)) => since_ns,
@@ -80,15 +80,15 @@ mod tests {
     const S: u64 = 1_000_000_000;
 
     fn ready() -> BackendSeen {
-        BackendSeen { ready: true, probed: true, since_ns: 0, has_whole_share: true }
+        BackendSeen { ready: true, probed: true, served_until_ns: 0, has_whole_share: true }
     }
 
-    fn gone(since_ns: u64) -> BackendSeen {
-        BackendSeen { ready: false, since_ns, ..ready() }
+    fn gone(served_until_ns: u64) -> BackendSeen {
+        BackendSeen { ready: false, served_until_ns, ..ready() }
     }
 
-    fn starting(since_ns: u64) -> BackendSeen {
-        BackendSeen { since_ns, has_whole_share: false, ..ready() }
+    fn starting(served_until_ns: u64) -> BackendSeen {
+        BackendSeen { served_until_ns, has_whole_share: false, ..ready() }
     }
 
     #[test]

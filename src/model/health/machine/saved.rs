@@ -22,6 +22,11 @@ pub struct Saved {
     deadline: Option<Deadline>,
     shown: (HealthState, Say),
     since_ns: u64,
+    /// Absent from an earlier release.
+    #[serde(default)]
+    passed_ns: Option<u64>,
+    #[serde(default)]
+    served_until_ns: Option<u64>,
     resetting: Option<EndReason>,
     probe_started_ns: Option<u64>,
     probe_due_ns: u64,
@@ -58,6 +63,8 @@ impl Machine {
             deadline: self.deadline,
             shown: self.shown,
             since_ns: self.since_ns,
+            passed_ns: Some(self.passed_ns),
+            served_until_ns: Some(self.served_until_ns),
             resetting: self.resetting,
             probe_started_ns: self.probe.started_ns,
             probe_due_ns: due_ns,
@@ -86,6 +93,8 @@ impl Machine {
             deadline: saved.deadline,
             shown: saved.shown,
             since_ns: saved.since_ns,
+            passed_ns: saved.passed_ns.unwrap_or(now_ns),
+            served_until_ns: saved.served_until_ns.unwrap_or(saved.since_ns),
             resetting: saved.resetting,
             probe,
             actions: Default::default(),

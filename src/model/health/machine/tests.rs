@@ -183,6 +183,30 @@ fn a_blip_neither_ejects_nor_resets() {
     assert_eq!(bench.actions, []);
 }
 
+/// Regression: clients that connected again before so many probes had failed counted as older than the outage, and no rebalancing moved
+/// them back: one backend had no flow for ever.
+#[test]
+fn it_is_known_to_have_served_until_the_last_probe_that_passed_began() {
+    let mut bench = Bench::ready(policy());
+    bench.pass(S);
+    bench.probe(ProbeOutcome::Passed);
+    let passed_ns = bench.now_ns;
+    bench.probe(silent());
+    bench.probe(silent());
+    assert_eq!(bench.machine.health_state(), HealthState::Ejected);
+    assert!(bench.machine.since_ns() > passed_ns + S);
+    assert_eq!(bench.machine.served_until_ns(), passed_ns);
+    let saved = bench.machine.save();
+    assert_eq!(Machine::restore(policy(), saved, bench.now_ns).served_until_ns(), passed_ns);
+    bench.probe(not_ready());
+    bench.probe(not_ready());
+    assert_eq!((bench.machine.health_state(), bench.machine.served_until_ns()), (HealthState::Draining, passed_ns));
+    bench.probe(ProbeOutcome::Passed);
+    bench.probe(ProbeOutcome::Passed);
+    bench.order(Order::Drain);
+    assert_eq!(bench.machine.served_until_ns(), bench.now_ns, "an order is no death");
+}
+
 #[test]
 fn resetting_has_its_own_threshold() {
     let mut bench = Bench::ready(Policy { reset_fall: 4, ..policy() });

@@ -68,6 +68,8 @@ pub(crate) struct FrontendSettings {
     pub reset_after_silence_ms: u64,
     /// As the file has it: `after_outage`.
     pub rebalance_when: String,
+    /// `None`: no such limit.
+    pub max_connections: Option<u32>,
 }
 
 /// The counters at one moment; those that end in `total` never fall while a process runs.
@@ -335,6 +337,7 @@ impl FileOwner {
                 RebalanceWhen::Ordered => "ordered",
             }
             .to_owned(),
+            max_connections: it.limits.max_connections,
         });
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -102,10 +102,12 @@ impl WhatIfLook<'_> {
             }
             Happening::Restarts => &[BudgetFault::ApiserverKilled],
         };
+        let room = room_in(&spare).filter(|room| *room < of_it.len() as u64);
         let cases = faults.iter().map(|fault| {
-            let gap = match spare.is_empty() {
-                true => ExpectedGap::Unknown(NO_OTHER.to_owned()),
-                false => self.gap(*fault, Some(&current.frontend.name)),
+            let gap = match (spare.is_empty(), room) {
+                (true, _) => ExpectedGap::Unknown(NO_OTHER.to_owned()),
+                (false, Some(_)) => ExpectedGap::Unknown(FULL.to_owned()),
+                (false, None) => self.gap(*fault, Some(&current.frontend.name)),
             };
             // A backend's own kernel closes each connection; Baton spreads its resets.
             let resets_over_ms = if *fault == BudgetFault::ApiserverKilled { 0 } else { self.resets_over_ms(&of_it) };
@@ -115,7 +117,12 @@ impl WhatIfLook<'_> {
         if !spare.is_empty() && !of_it.is_empty() {
             let names: Vec<_> = spare.iter().map(|it| it.label().into_owned()).collect();
             let draining = if spare[0].health().health_state == HealthState::Ready { "" } else { ", which only drain" };
+            let draining = if spare.len() == 1 { draining.replace("drain", "drains") } else { draining.to_owned() };
             notes.push(format!("Clients that are reset connect again to {}{draining}.", names.join(", ")));
+            notes.extend(room.map(|room| {
+                let left = plural(of_it.len() as u64 - room, "flow");
+                format!("These have room for {room} of them (max_connections): {left} would be reset again and again until a backend has room.")
+            }));
         }
         notes.extend(self.peers_have_more());
         let (frontend, backend) = current.full_name();
@@ -346,6 +353,11 @@ fn takers(registry: &Registry, lost: &BackendEntry) -> Vec<Arc<BackendEntry>> {
     if ready.is_empty() { of(HealthState::Draining) } else { ready }
 }
 
+/// How many more flows these may have by their max_connections; `None`: one of them has no such limit.
+fn room_in(takers: &[Arc<BackendEntry>]) -> Option<u64> {
+    takers.iter().map(|it| it.max_connections().map(|max| u64::from(max.saturating_sub(it.load())))).sum()
+}
+
 fn own_name(config: &Config) -> String {
     config.name().map_or_else(host_name, ToString::to_string)
 }
@@ -360,6 +372,7 @@ const THIS: [&str; 4] = ["this", "this instance", "this host", "baton"];
 /// The first is that of errors.
 const ALL_BACKENDS: [&str; 7] =
     ["apiservers", "all apiservers", "the apiservers", "backends", "all backends", "the backends", "all"];
+const FULL: &str = "the other backends have no room for all of its flows (max_connections)";
 const NO_OTHER: &str = "no other backend serves: Baton resets new connections until one does";
 const IDLE: &str = "it has no VIP and no flow: no client waits for it";
 const NO_VIP: &str = "its clients are on its own host: no VIP moves";

@@ -177,7 +177,7 @@ impl<'r> Story<'r> {
         match &event.what {
             // No order to the process before it begins another one.
             What::Started { .. } => sentences.extend(self.death_before(at)),
-            What::NodesSilent { for_ms, .. } => sentences.extend(self.fault_before(at, for_ms + AFTER_MS)),
+            What::NodesSilent { nodes, for_ms, .. } => sentences.extend(self.silence(at, nodes, *for_ms)),
             What::RebalancePlanned { .. } | What::Rebalanced { .. } => {
                 let ordered = self.order_of(at, "rebalance", None);
                 sentences.extend(ordered.or_else(|| self.settings(owner, of_rebalance(event)?).and_then(rebalances)));
@@ -231,27 +231,32 @@ impl<'r> Story<'r> {
             (_, true) => sentences.extend(self.order_before(at)),
             (_, false) if undrained.is_some() => sentences.extend(undrained),
             (_, false) if from == to || self.is_first(at, frontend, backend) => {
-                sentences.push("This was its first probe, which decides alone.".to_owned());
+                let before = self.state_before_start(at, frontend, backend).unwrap_or_default();
+                sentences.push(format!("This was its first probe, which decides alone.{before}"));
             }
             (Some(settings), false) => sentences.extend(decided_by(settings, *to, cause)),
             (None, false) => {}
         }
-        let over = self.events[at + 1..].iter().map(|(event, _)| *event).find(|next| {
-            matches!(&next.what, What::BackendChanged { frontend: f, backend: b, to: now, .. } if (f, b) == (frontend, backend) && now != to)
+        let over = self.events[at + 1..].iter().map(|(event, _)| *event).find(|next| match &next.what {
+            What::BackendChanged { frontend: f, backend: b, to: now, .. } => (f, b) == (frontend, backend) && now != to,
+            What::BackendRemoved { frontend: f, backend: b } => (f, b) == (frontend, backend),
+            _ => false,
         });
         if *to == HealthState::Ready {
             return Some((sentences, figures));
         }
         let until = over.map_or(u64::MAX, |over| over.at_unix_ms);
-        sentences.push(self.share_before(frontend, backend, event.at_unix_ms));
+        sentences.push(self.share_before(frontend, backend, event.at_unix_ms, owner));
         self.effect(frontend, backend, event.at_unix_ms..=until, owner, &mut figures, &mut sentences);
         if let (HealthState::Ejected, false, Some(settings)) = (*to, ordered, settings) {
             let without = self.without_backend(at, frontend);
             if figures.flows_ordered > 0 || !figures.flows_ended.is_empty() || without != OtherBackend::Ready {
-                let sentence;
-                (sentence, figures.longest_gap_ms) =
-                    longest_gap(settings, self.recording.owners[owner].lease_renew_ms, without);
-                sentences.push(sentence + &self.refused_meanwhile(at, frontend, without));
+                let lease_renew_ms = self.recording.owners[owner].lease_renew_ms;
+                let (sentence, gap_ms) = longest_gap(settings, lease_renew_ms, without);
+                let refused = self.refused_meanwhile(at, frontend, without, until);
+                // Whoever found no place waited on.
+                figures.longest_gap_ms = gap_ms.filter(|_| without != OtherBackend::Ready || refused.is_empty());
+                sentences.push(sentence + &refused);
             }
         }
         sentences.push(match over {
@@ -311,6 +316,7 @@ impl<'r> Story<'r> {
         let why = error.as_ref().map_or(String::new(), |error| format!(" ({error})"));
         let saw = match reason.client_saw() {
             ClientSaw::Fin => "its client saw FIN",
+            ClientSaw::Rst if is_refusal(*reason) => "its client saw RST",
             ClientSaw::Rst => "its client saw RST, and could connect again at once",
             ClientSaw::Nothing => "Baton sent its client nothing",
         };
@@ -408,9 +414,16 @@ impl<'r> Story<'r> {
         })
     }
 
-    /// The backend's share of the flows in the last sample before.
-    fn share_before(&self, frontend: &str, backend: &str, at_unix_ms: u64) -> String {
-        let Some(sample) = self.sample_before(at_unix_ms) else { return String::new() };
+    /// The backend's share of the flows in the last sample of this process before.
+    fn share_before(&self, frontend: &str, backend: &str, at_unix_ms: u64, owner: usize) -> String {
+        let owners = &self.recording.owners;
+        let sampled = self.recording.records.iter().rev().find_map(|record| match &record.what {
+            Recorded::Sample(sample) if sample.at_unix_ms <= at_unix_ms => {
+                Some(sample).filter(|_| owners[record.owner].is_same_process(&owners[owner]))
+            }
+            _ => None,
+        });
+        let Some(sample) = sampled else { return String::new() };
         let (its, all) = share(sample, frontend, backend);
         let earlier = duration_ms(at_unix_ms - sample.at_unix_ms);
         format!("{earlier} before, it had {} of the frontend's {}.", plural(its, "flow"), all)
@@ -425,6 +438,12 @@ impl<'r> Story<'r> {
 /// Whether flows end for this reason since their backend's state has changed.
 fn is_by_backend(reason: EndReason) -> bool {
     matches!(reason, EndReason::BackendEjected | EndReason::EjectedByOperator | EndReason::DrainDeadline)
+}
+
+/// Whether another connection would have ended for the same reason.
+fn is_refusal(reason: EndReason) -> bool {
+    use EndReason::{BackendsFull, LimitFrontend, LimitSource, LimitTotal, NoBackend};
+    matches!(reason, LimitTotal | LimitFrontend | LimitSource | BackendsFull | NoBackend)
 }
 
 /// Whether clients that lose their backend had another one.
@@ -498,6 +517,9 @@ fn limit(settings: &FrontendSettings, reason: EndReason) -> Option<String> {
         EndReason::IdleTimeout => ("idle_timeout", settings.idle_timeout_ms?),
         EndReason::DrainDeadline | EndReason::FrontendRemoved => ("drain_timeout", settings.drain_timeout_ms),
         EndReason::ConnectTimedOut => ("connect_timeout", settings.connect_timeout_ms),
+        EndReason::LimitFrontend => {
+            return Some(format!("max_connections = {} decided it.", settings.max_connections?));
+        }
         _ => return None,
     };
     Some(format!("{key} = {} decided it.", duration_ms(value)))

@@ -242,7 +242,7 @@ impl Machine {
     pub(crate) fn handle_outcome(&mut self, now_ns: u64, outcome: ProbeOutcome, flows_moved: bool, random: u64) {
         let conclusive = !matches!(outcome, ProbeOutcome::Inconclusive { .. });
         if conclusive {
-            if matches!(outcome, ProbeOutcome::Passed { .. }) {
+            if matches!(outcome, ProbeOutcome::Passed) {
                 self.passed_ns = self.probe.started_ns.unwrap_or(now_ns);
             }
             self.count(outcome, flows_moved, now_ns);

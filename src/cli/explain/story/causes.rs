@@ -1,7 +1,10 @@
 //! What may be a fault, and what may have caused it.
 
-use super::{BEFORE_MS, LATELY_MS, Story, moment};
+use std::collections::BTreeMap;
+
+use super::{AFTER_MS, BEFORE_MS, LATELY_MS, Story, moment};
 use crate::model::fleet::Liveness;
+use crate::model::health::HealthState;
 use crate::model::humane::{duration_ms, plural};
 use crate::model::weight::Weight;
 use crate::recorder::TimedRecord;
@@ -66,10 +69,80 @@ impl Story<'_> {
         })
     }
 
-    /// The last bad event in the time before an event, of another kind.
-    pub(super) fn fault_before(&self, at: usize, within_ms: u64) -> Option<String> {
-        self.told_before(at, within_ms, |before| {
-            self.weight(before) == Weight::Bad && !matches!(self.events[before].0.what, What::NodesSilent { .. })
+    /// Why nodes are silent, as far as something tells of it: up to three sentences.
+    pub(super) fn silence(&self, at: usize, nodes: &[String], for_ms: u64) -> Vec<String> {
+        let (event, owner) = self.events[at];
+        let begun_ms = event.at_unix_ms.saturating_sub(for_ms);
+        let mut sentences = Vec::new();
+        // What came later is no cause of it.
+        let is_cause = |before: usize| {
+            self.events[before].0.at_unix_ms <= begun_ms + NOTICED_MS
+                && self.weight(before) == Weight::Bad
+                && !matches!(self.events[before].0.what, What::NodesSilent { .. })
+        };
+        sentences.extend(self.told_before(at, for_ms + AFTER_MS, is_cause));
+        let ended = self.events[..at].iter().rev().find_map(|(event, _)| match &event.what {
+            What::FlowEnded { node: Some(node), frontend, backend, reason, .. } if Some(node) == nodes.first() => {
+                Some((event.at_unix_ms, frontend, backend.as_deref().unwrap_or("no backend"), reason.label()))
+            }
+            _ => None,
+        });
+        if let (Some((ended_ms, frontend, backend, reason)), Some(node)) = (ended, nodes.first()) {
+            let earlier = duration_ms(event.at_unix_ms - ended_ms);
+            sentences.push(format!(
+                "The last flow of {node} ended {earlier} before, with {frontend}/{backend}, for the reason {reason}."
+            ));
+        }
+        let unserved =
+            self.recording.owners[owner].frontends.iter().find_map(|it| self.unserved_at(&it.name, event.at_unix_ms));
+        match unserved {
+            Some(unserved) => sentences.push(unserved),
+            None => {
+                let renewal = duration_ms(self.recording.owners[owner].lease_renew_ms);
+                sentences.push(format!("A node renews its lease each {renewal} (cluster.lease_renew): silence for longer is what this counts."));
+            }
+        }
+        sentences
+    }
+
+    /// That no backend of a frontend was ready at a time: a sentence.
+    fn unserved_at(&self, frontend: &str, at_unix_ms: u64) -> Option<String> {
+        let mut states = BTreeMap::<&str, (bool, u64)>::new();
+        let sampled = self.sample_before(at_unix_ms)?;
+        for backend in sampled.backends.iter().filter(|it| it.frontend == frontend) {
+            states.insert(&backend.name, (backend.state == HealthState::Ready.label(), sampled.at_unix_ms));
+        }
+        for (event, _) in self.events.iter().filter(|(event, _)| event.at_unix_ms <= at_unix_ms) {
+            if let What::BackendChanged { frontend: f, backend, to, .. } = &event.what
+                && f == frontend
+                && let Some(state) = states.get_mut(backend.as_str())
+            {
+                let is_later = event.at_unix_ms > sampled.at_unix_ms;
+                if is_later || state.0 == (*to == HealthState::Ready) {
+                    *state = (*to == HealthState::Ready, event.at_unix_ms);
+                }
+            }
+        }
+        let since_ms = states.values().map(|(_, since_ms)| *since_ms).max()?;
+        let all_gone = !states.values().any(|(is_ready, _)| *is_ready);
+        all_gone.then(|| format!("No backend of {frontend} was ready then, since {}.", moment(since_ms)))
+    }
+
+    /// What the process before had found of a backend that is lost by the first probe of this one: a sentence.
+    pub(super) fn state_before_start(&self, at: usize, frontend: &str, backend: &str) -> Option<String> {
+        let (_, owner) = self.events[at];
+        let owners = &self.recording.owners;
+        let (before, found) = self.events[..at].iter().rev().find(|(event, of)| {
+            !owners[*of].is_same_process(&owners[owner])
+                && matches!(&event.what, What::BackendChanged { frontend: f, backend: b, .. } if (&**f, &**b) == (frontend, backend))
+        })?;
+        let What::BackendChanged { to, cause, .. } = &before.what else { return None };
+        let is_last =
+            self.events[..at].iter().rev().map(|(_, of)| of).find(|of| !owners[**of].is_same_process(&owners[owner]));
+        let is_of_last = is_last.is_some_and(|last| owners[*last].is_same_process(&owners[*found]));
+        (is_of_last && *to != HealthState::Ready).then(|| {
+            let (state, since) = (to.label(), moment(before.at_unix_ms));
+            format!(" For the process before, it was {state} since {since}: {cause}.")
         })
     }
 
@@ -97,3 +170,6 @@ impl Story<'_> {
 
 /// What an order does at once follows within this time.
 const AT_ONCE_MS: u64 = 250;
+
+/// A fault is noticed so long after the clients feel it, at most.
+const NOTICED_MS: u64 = 3_000;

@@ -93,24 +93,30 @@ impl Story<'_> {
         }
     }
 
-    /// The new connections that no backend took: a sentence.
-    pub(super) fn refused_meanwhile(&self, at: usize, frontend: &str, without: OtherBackend) -> String {
+    /// The new connections that no backend took, while none was ready or until `over_ms`: a sentence.
+    pub(super) fn refused_meanwhile(&self, at: usize, frontend: &str, without: OtherBackend, over_ms: u64) -> String {
         let begun_ms = self.events[at].0.at_unix_ms;
         let until_ms = match without {
-            OtherBackend::Ready => return String::new(),
+            OtherBackend::Ready => over_ms,
             OtherBackend::After(ms) => begun_ms + ms,
             OtherBackend::Never => u64::MAX,
         };
-        let is_refusal =
-            |reason| matches!(reason, EndReason::NoBackend | EndReason::ConnectFailed | EndReason::ConnectTimedOut);
+        let is_full = without == OtherBackend::Ready;
+        let is_refusal = |reason| match reason {
+            EndReason::BackendsFull => true,
+            EndReason::NoBackend | EndReason::ConnectFailed | EndReason::ConnectTimedOut => !is_full,
+            _ => false,
+        };
         let mut refused = Figures::default();
         self.count_ends((Some(frontend), None), begun_ms..=until_ms, is_refusal, &mut refused);
-        match refused.flows_ended.is_empty() {
-            true => String::new(),
-            false => {
-                let connections = at_least(&refused, "new connection");
-                format!(" Meanwhile Baton reset {connections} ({}).", by_reason(&refused))
-            }
+        let connections = at_least(&refused, "new connection");
+        match (refused.flows_ended.is_empty(), is_full) {
+            (true, _) => String::new(),
+            (false, true) => format!(
+                " That is so for clients that found a place: the other backends had max_connections, and Baton reset {connections} ({}).",
+                by_reason(&refused)
+            ),
+            (false, false) => format!(" Meanwhile Baton reset {connections} ({}).", by_reason(&refused)),
         }
     }
 

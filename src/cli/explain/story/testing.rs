@@ -23,6 +23,7 @@ fn owner() -> FileOwner {
         idle_timeout_ms: Some(7_200_000),
         reset_after_silence_ms: 2250,
         rebalance_when: "after_outage".to_owned(),
+        max_connections: Some(20),
     };
     FileOwner { reset_within_ms: 250, lease_renew_ms: 10_000, frontends: vec![frontend], ..FileOwner::default() }
 }

@@ -504,3 +504,77 @@ fn what_a_rebalancing_did_is_told_without_the_ends_of_other_orders() {
         "{said}"
     );
 }
+
+/// Regression: nodes whose silence had begun eight seconds before a backend was lost were told as its effect, and that no backend was
+/// ready was not told.
+#[test]
+fn silent_nodes_are_told_with_what_came_before_their_silence_and_with_an_outage_that_lasts() {
+    use HealthState::{Ejected, Ready};
+    let mut end = ended(1, EndReason::ClientClosed);
+    let What::FlowEnded { node, .. } = &mut end else { unreachable!() };
+    *node = Some("worker-1".to_owned());
+    let why = crate::model::nodes::SilenceKind::NoConnection;
+    let silent = What::NodesSilent { nodes: vec!["worker-1".to_owned()], more: 0, why, for_ms: 10_000 };
+    let lost = || (9000, changed(Ready, Ejected, Cause::Refused));
+    let said = told(&recording(vec![(0, end.clone()), lost(), (10_000, silent.clone())]), Subject::Last).unwrap();
+    assert!(!said.iter().any(|it| it.contains("cp2: ready → ejected")), "{said:?}");
+    assert!(
+        said[1].starts_with(
+            "The last flow of worker-1 ended 10 s before, with apiserver/cp2, for the reason client_closed"
+        ),
+        "{said:?}"
+    );
+    assert!(said[2].contains("cluster.lease_renew"), "{said:?}");
+
+    let all_lost =
+        vec![(0, end), (100, other(Ready, Ejected)), (1000, changed(Ready, Ejected, Cause::Refused)), (10_000, silent)];
+    let said = told(&recording(all_lost), Subject::Last).unwrap();
+    assert!(said[1].contains("cp2: ready → ejected"), "{said:?}");
+    assert!(said[3].starts_with("No backend of apiserver was ready then, since 2026-11-25 03:12:08.412Z."), "{said:?}");
+}
+
+/// Regression: a backend that a reload removed was "still ejected" for ever.
+#[test]
+fn the_loss_of_a_backend_that_is_removed_ends_with_its_removal() {
+    use HealthState::{Ejected, Ready};
+    let (frontend, backend) = ("apiserver".to_owned(), "cp2".to_owned());
+    let removed = (6000, What::BackendRemoved { frontend, backend });
+    let said =
+        told(&recording(vec![(0, changed(Ready, Ejected, Cause::Refused)), removed]), Subject::Event(0)).unwrap();
+    assert!(
+        said.last().unwrap().starts_with("This lasted 6.0 s: at ") && said.last().unwrap().contains("removed"),
+        "{said:?}"
+    );
+}
+
+/// Regression: clients that found no place, since the other backends were full, were promised the longest gap of those that did.
+#[test]
+fn full_backends_are_told_beside_the_longest_gap_which_is_not_known_then() {
+    use HealthState::{Ejected, Ready};
+    let full = |at| (at, ended(at, EndReason::BackendsFull));
+    let lost = (0, changed(Ready, Ejected, Cause::Refused));
+    let recording = recording(vec![lost, (50, ended(1, EndReason::BackendEjected)), full(100), full(3000)]);
+    let (sentences, figures) = Story::new(&recording).tell(&Subject::Event(0)).unwrap();
+    let said = sentences.join("\n");
+    assert!(said.contains("had max_connections, and Baton reset 2 new connections (backends_full 2)"), "{said}");
+    assert_eq!(figures.longest_gap_ms, None);
+    let limited = self::recording(vec![(0, ended(1, EndReason::LimitFrontend))]);
+    let said = told(&limited, Subject::Flow(FlowId(1))).unwrap();
+    assert!(said[1].ends_with("its client saw RST.") && said[2] == "max_connections = 20 decided it.", "{said:?}");
+}
+
+/// Regression: after a crash while a backend hung, the flows of the process before were told as this one's, and that the backend had
+/// been lost long before was not.
+#[test]
+fn the_first_probe_of_a_process_is_told_with_what_the_process_before_had_found() {
+    use HealthState::{Ejected, Ready};
+    let start = |at| (at, What::Started { version: "1".to_owned() });
+    let lost = |at| (at, changed(Ready, Ejected, Cause::TimedOut { after_ms: 500 }));
+    let said = told(&recording(vec![start(0), lost(1000), start(9000), lost(9600)]), Subject::Event(3)).unwrap();
+    let found = "For the process before, it was ejected since 2026-11-25 03:12:08.412Z: no answer within 500 ms.";
+    assert!(said[1].starts_with("This was its first probe") && said[1].ends_with(found), "{said:?}");
+    assert!(!said.iter().any(|it| it.contains("of the frontend's")), "no sample of this process: {said:?}");
+    let back = vec![start(0), lost(1000), (2000, changed(Ejected, Ready, Cause::Passed)), start(9000), lost(9600)];
+    let said = told(&recording(back), Subject::Event(4)).unwrap();
+    assert_eq!(said[1], "This was its first probe, which decides alone.");
+}

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use super::output::{CliError, Output, colours, columns};
 use super::wrap::wrap;
 use crate::config::budget::{BudgetHost, FrontendBudget, LongestGap};
-use crate::config::{self, Cluster, Config};
+use crate::config::{self, Cluster, Config, Severity};
 use crate::model::budget::{BudgetFault, lasts};
 use crate::model::duration::display;
 use crate::preflight::{self, sysctl_file};
@@ -75,7 +75,16 @@ pub(super) fn host_in_words(path: &Path) -> io::Result<String> {
     let arguments = CheckArguments::of_host();
     let mut out = Vec::new();
     report(path, &preflight::budget_host(None), false, None, &mut out, &mut io::sink())?;
-    let config = config::load(path).ok().map(|loaded| loaded.config);
+    // Without the lines of the file, which may have a secret.
+    let (config, findings) = match config::load(path) {
+        Ok(loaded) => (Some(loaded.config), loaded.warnings),
+        Err(rejected) => (None, [rejected.errors, rejected.warnings].concat()),
+    };
+    for finding in findings {
+        let severity = if finding.severity == Severity::Error { "error" } else { "warning" };
+        writeln!(out, "{severity}: {finding}")?;
+    }
+    writeln!(out)?;
     host::report(config.as_ref(), &arguments, false, &mut out, &mut io::sink())?;
     Ok(String::from_utf8_lossy(&out).into_owned())
 }

@@ -81,7 +81,7 @@ fn play(args: &GamedayArgs, json: bool) -> Result<bool, GamedayError> {
         return Err(GamedayError::For);
     }
     args.drill.check_server()?;
-    let plan = GamedayPlan::read(&args.file, args.drill.every)?;
+    let plan = GamedayPlan::read(&args.file, args.drill.every, args.drill.grace)?;
     if args.plan {
         let (kubelets, server) = (args.drill.kubelets, args.drill.server.as_deref());
         match json {

@@ -250,7 +250,7 @@ impl NodeWatch {
             name,
             state: &memory.state,
             silence: memory.silence(now_ns, timers),
-            budget_ns: memory.heard_ns().map(|at_ns| (at_ns + timers.grace_ns).saturating_sub(now_ns)),
+            budget_ns: memory.heard_ns(timers).map(|at_ns| (at_ns + timers.grace_ns).saturating_sub(now_ns)),
         })
     }
 }
@@ -337,11 +337,13 @@ impl NodeMemory {
         }
     }
 
-    /// When the node may have renewed its lease last.
-    fn heard_ns(&self) -> Option<u64> {
+    /// When the node has renewed its lease last: at the latest, unless another instance alone saw its last byte; then at the earliest.
+    fn heard_ns(&self, timers: &NodeTimers) -> Option<u64> {
         match &self.state {
             NodeState::Connected(flows) => flows.last_byte_ns(),
-            NodeState::Lost(loss) => Some(loss.last_byte_ns.unwrap_or(loss.since_ns)),
+            NodeState::Lost(loss) => {
+                Some(loss.last_byte_ns.unwrap_or(loss.since_ns.saturating_sub(timers.lease_renew_ns)))
+            }
             NodeState::NeverSeen | NodeState::Unknown { .. } => None,
         }
     }

@@ -252,7 +252,7 @@ fn came_ms(taken: &[(u64, u16)], flow: FlowId, ended_ms: u64) -> u64 {
 /// Rates are averages over so much, like those of the status.
 const RATES_OVER_MS: u64 = 10_000;
 /// Without a sample for longer than this, no process recorded: there is one each second.
-const SILENCE_MS: u64 = 3_000;
+const SILENCE_MS: u64 = 2_000;
 
 #[cfg(test)]
 mod tests {
@@ -335,8 +335,8 @@ mod tests {
     fn a_time_in_which_no_process_recorded_has_no_figures() {
         let past = past([(0, sample(100, "ready", 30, 1000)), (0, sample(200, "ready", 30, 1000))]);
         assert_eq!(past.at(99_999).process, None);
-        assert!(past.at(103_000).process.is_some());
-        assert_eq!(past.at(103_001).process, None);
+        assert!(past.at(102_000).process.is_some());
+        assert_eq!(past.at(102_001).process, None);
         assert_eq!(past.flows_over(95_000, 205_000, 11)[..2], [Some(40), None]);
         assert_eq!(past.flows_over(95_000, 205_000, 11)[9..], [None, Some(40)]);
     }

@@ -189,8 +189,17 @@ async fn the_effects_of_a_death_are_told_with_the_settings_that_decide_and_nothi
     assert_eq!(parts, [(10_000, "cluster.lease_renew = 10s"), (2250, probes)]);
     assert_eq!(said.notes, ["Clients that are reset connect again to cp1."]);
 
+    // Regression: clients for which the other backends have no room were promised the gap of the others.
+    instance.backend("cp1").configure(1, Some(7));
+    let full = ask_of("cp2", Happening::Dies).await.unwrap();
+    assert!(matches!(&full.cases[0].gap, ExpectedGap::Unknown(why) if why.contains("max_connections")), "{full:?}");
+    assert!(full.notes[1].starts_with("These have room for 1 of them (max_connections): 3 flows would be"), "{full:?}");
+    instance.backend("cp1").configure(1, Some(10));
+    assert_eq!(ask_of("cp2", Happening::Dies).await.unwrap(), said);
+    instance.backend("cp1").configure(1, None);
+
     let said = ask_of("cp1", Happening::Restarts).await.unwrap();
-    assert_eq!(said.notes, ["Clients that are reset connect again to cp2, which only drain."]);
+    assert_eq!(said.notes, ["Clients that are reset connect again to cp2, which only drains."]);
     instance.backend("cp2").set_health(HealthView::clone(&instance.backend("cp3").health()));
     let said = ask_of("cp1", Happening::Restarts).await.unwrap();
     assert!(matches!(&said.cases[0].gap, ExpectedGap::Unknown(why) if why.starts_with("no other backend serves")));

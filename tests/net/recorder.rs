@@ -140,13 +140,13 @@ fn a_full_disk_leaves_no_empty_files_and_is_written_to_again_once_it_has_room() 
     let before = files().len();
     let dropped = || it.baton.status()["recorder"]["dropped_total"].as_u64().expect("a number");
     let had = dropped();
-    let begun = std::time::Instant::now();
+    let watch = Stopwatch::start();
     // The last page of a file takes some events more; then it tries once a second.
     eventually(LONG, "it has tried several times", || {
         fill(&mut full);
         it.baton.order(&["drain", "b2"]);
         it.baton.order(&["undrain", "b2"]);
-        dropped() > had && begun.elapsed() > secs(4)
+        dropped() > had && watch.elapsed() > secs(4)
     });
     assert!(it.baton.status()["recorder"]["fault"].is_string());
     let after = files();

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::sys::clock::now_ns;
+use crate::sys::clock::{now_ns, ns_of_unix_ms};
 
 /// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +14,21 @@ pub(super) struct ViewLine {
     /// `you`, `baton`, an instance or a node.
     pub who: String,
     pub text: String,
+}
+
+/// The times of one process's events, taken in the order of their numbers: several events of one millisecond, or of two readings of the
+/// clocks, keep it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct EventTimes {
+    last_ns: u64,
+}
+
+impl EventTimes {
+    /// On the monotonic clock.
+    pub(super) fn next_ns(&mut self, at_unix_ms: u64) -> u64 {
+        self.last_ns = self.last_ns.max(ns_of_unix_ms(at_unix_ms));
+        self.last_ns
+    }
 }
 
 /// Sorts lines by the times of their events.
@@ -165,5 +180,21 @@ mod tests {
         assert_eq!(texts(log.due(1, &mut both[1])), ["other", "one"]);
         both[0].add(at(100), "one, later", "");
         assert_eq!(texts(log.rest(&mut both)), ["one, later", "other, later"]);
+    }
+
+    /// Regression: the order of an operator stood behind its effect of the same millisecond in about each second log.
+    #[test]
+    fn events_of_one_millisecond_keep_their_order() {
+        let (mut chronicle, mut times) = (Chronicle::default(), EventTimes::default());
+        let at_unix_ms = crate::sys::clock::unix_ms();
+        let mut lasts_ns = 0;
+        for number in 0..100 {
+            let at_ns = times.next_ns(at_unix_ms);
+            assert!(at_ns >= lasts_ns);
+            lasts_ns = at_ns;
+            chronicle.add(at_ns, "baton", number.to_string());
+        }
+        let texts: Vec<_> = chronicle.rest().into_iter().map(|line| line.text).collect();
+        assert_eq!(texts, (0..100).map(|number| number.to_string()).collect::<Vec<_>>());
     }
 }

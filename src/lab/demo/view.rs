@@ -3,12 +3,12 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
-use super::chronicle::{Chronicle, ViewLine};
+use super::chronicle::{Chronicle, EventTimes, ViewLine};
 use super::process::Condition;
 use super::stage::DemoStage;
 use crate::lab::kubelet::{KubeletEvent, Summary};
 use crate::model::health::HealthState;
-use crate::sys::clock::{now_ns, ns_of_unix_ms};
+use crate::sys::clock::now_ns;
 
 /// The state of the demo at one moment.
 #[derive(Clone, Debug)]
@@ -49,6 +49,7 @@ impl View {
 #[derive(Debug, Default)]
 pub(super) struct ViewWatcher {
     next_event: u64,
+    times: EventTimes,
     /// Clients that have failed since they were last connected: one line covers all their attempts.
     failing: HashSet<String>,
     chronicle: Chronicle,
@@ -70,7 +71,7 @@ impl ViewWatcher {
         let (events, next) = stage.status.borrow_and_update().events_since(self.next_event);
         self.next_event = next;
         for event in events {
-            self.chronicle.add(ns_of_unix_ms(event.at_unix_ms), "baton", event.what.sentence());
+            self.chronicle.add(self.times.next_ns(event.at_unix_ms), "baton", event.what.sentence());
         }
         for client in &mut stage.clients {
             let name = client.kubelet.summary().name;

@@ -41,11 +41,12 @@ struct Day<'p> {
 }
 
 /// What the kubelets have reported since a step began.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Window {
     gap_ms: u64,
     lost: u64,
     failures: u64,
+    last_error: Option<String>,
 }
 
 /// Plays all steps, or those up to a halt.
@@ -158,7 +159,7 @@ impl Day<'_> {
             };
         }
         let open = self.fleet.summaries().iter().map(|it| it.last_renewal_ms).max().unwrap_or(0);
-        let Window { gap_ms, lost, failures } = self.window;
+        let Window { gap_ms, lost, failures, .. } = self.window;
         let (undone_ms, undo) = undo.map_or((None, None), |(at, ran)| (Some(at), Some(ran)));
         let report = StepReport {
             title: step.title.clone(),
@@ -194,7 +195,9 @@ impl Day<'_> {
         let young = self.every + self.every / 2;
         let all = self.fleet.summaries();
         if let Some(late) = all.iter().find(|it| it.renewals == 0 || it.last_renewal_ms > young.as_millis() as u64) {
-            return Some(format!("kubelet {} has no heartbeat", late.name));
+            let why =
+                self.window.last_error.as_ref().map_or_else(String::new, |error| format!(": {}", printable(error)));
+            return Some(format!("kubelet {} has no heartbeat{why}", late.name));
         }
         let (node, instance, _) = self.guard.worst()?;
         Some(format!("{instance} says that node {} is silent", printable(&node)))
@@ -268,7 +271,10 @@ impl Window {
         match event {
             KubeletEvent::Renewed { gap_ms, .. } => self.gap_ms = self.gap_ms.max(*gap_ms),
             KubeletEvent::Disconnected { .. } => self.lost += 1,
-            KubeletEvent::Failed { .. } => self.failures += 1,
+            KubeletEvent::Failed { error } => {
+                self.failures += 1;
+                self.last_error = Some(error.clone());
+            }
             _ => {}
         }
     }

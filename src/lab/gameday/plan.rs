@@ -92,21 +92,21 @@ pub(crate) enum PlanError {
 
 impl GamedayPlan {
     /// Reads the plan for kubelets with a heartbeat each `every`.
-    pub(super) fn read(path: &Path, every: Duration) -> Result<Self, PlanError> {
+    pub(super) fn read(path: &Path, every: Duration, grace: Duration) -> Result<Self, PlanError> {
         let text = std::fs::read_to_string(path).map_err(|source| PlanError::Read { path: path.into(), source })?;
         let syntax = |error: toml::de::Error| PlanError::Syntax {
             path: path.into(),
             said: printable_lines(error.to_string().trim_end()),
         };
         let plan: Self = toml::from_str(&text).map_err(syntax)?;
-        match plan.fault(every) {
+        match plan.fault(every, grace) {
             Some((place, said)) => Err(PlanError::Wrong { path: path.into(), place: printable(&place).into(), said }),
             None => Ok(plan),
         }
     }
 
     /// The first place that is wrong, and why.
-    fn fault(&self, every: Duration) -> Option<(String, String)> {
+    fn fault(&self, every: Duration, grace: Duration) -> Option<(String, String)> {
         let wrong = |place: &str, said: String| Some((place.to_owned(), said));
         if self.silent_max <= every {
             let (max, every) = (duration::display(self.silent_max), duration::display(every));
@@ -114,6 +114,13 @@ impl GamedayPlan {
                 "silent_max",
                 format!("{max} is not longer than the heartbeats' interval, {every} (--every)"),
             );
+        }
+        if self.silent_max >= grace {
+            let (max, grace) = (duration::display(self.silent_max), duration::display(grace));
+            let said = format!(
+                "{max} is not shorter than the grace period, {grace} (--grace): it would stop once nodes are NotReady"
+            );
+            return wrong("silent_max", said);
         }
         let mut names = BTreeSet::new();
         for (number, instance) in self.instances.iter().enumerate() {
@@ -259,7 +266,8 @@ mod tests {
         let path = directory.path().join("plan.toml");
         std::fs::write(&path, text).unwrap();
         let directory = format!("{}/", directory.path().display());
-        GamedayPlan::read(&path, Duration::from_secs(10)).map_err(|error| error.to_string().replace(&directory, ""))
+        GamedayPlan::read(&path, Duration::from_secs(10), Duration::from_secs(40))
+            .map_err(|error| error.to_string().replace(&directory, ""))
     }
 
     #[test]
@@ -285,6 +293,7 @@ mod tests {
         let all = [
             refused("25s", "10s"),
             refused("25s", "soon"),
+            refused("25s", "40s"),
             refused("at = \"lb-a\"", "at = \"lb-c\""),
             refused("\"ssh\", \"lb-a\", \"baton\"", ""),
             refused("[\"evacuate\"]", "[]"),

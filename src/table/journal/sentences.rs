@@ -427,7 +427,7 @@ impl What {
             }
             Self::RecordsDropped { records } => {
                 let number = plural(*records, "event");
-                say!(Notice, { records }, "{number} could not be written and are missing in the recorder's files")
+                say!(Notice, { records }, "the recorder's files lack {number}, which could not be written")
             }
             Self::FlowEnded {
                 flow,

@@ -7,11 +7,11 @@ use super::host::{Balancer, Duty, FleetLink};
 use super::layout::{BalancerKind, VIP};
 use super::stage::{FleetError, FleetStage};
 use crate::lab::demo::BUDGET;
-use crate::lab::demo::chronicle::{Chronicle, ViewLine};
+use crate::lab::demo::chronicle::{Chronicle, EventTimes, ViewLine};
 use crate::lab::demo::process::Condition;
 use crate::lab::demo::view::own_name;
 use crate::lab::kubelet::{KubeletEvent, Summary};
-use crate::sys::clock::{now_ns, ns_of_unix_ms};
+use crate::sys::clock::now_ns;
 use crate::table::journal::What;
 
 /// The state of the fleet at one moment.
@@ -169,6 +169,7 @@ struct SeenEvents {
     pid: u32,
     next: u64,
     last_unix_ms: u64,
+    times: EventTimes,
 }
 
 impl FleetWatcher {
@@ -223,7 +224,7 @@ impl FleetWatcher {
                 let before = seen.last_unix_ms;
                 for event in events.into_iter().filter(|event| event.at_unix_ms > before) {
                     seen.last_unix_ms = seen.last_unix_ms.max(event.at_unix_ms);
-                    let at_ns = ns_of_unix_ms(event.at_unix_ms);
+                    let at_ns = seen.times.next_ns(event.at_unix_ms);
                     // A host that is cut off finds all others dead.
                     let is_heard = at_ns > self.chronicle.start_ns()
                         && (host.link == FleetLink::Up || matches!(event.what, What::VipGivenUp { .. }));

@@ -30,10 +30,10 @@
 //! everybody when there is nowhere better to go makes an overload worse. It never runs for a slow, damped or
 //! wrongly certified backend: those serve their flows.
 
+mod outcome;
 mod saved;
 
 use std::collections::VecDeque;
-use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -42,6 +42,7 @@ use crate::model::balance::Preference;
 pub(crate) use crate::model::damping::DampingPolicy;
 use crate::model::damping::Penalty;
 use crate::model::end_reason::EndReason;
+pub(crate) use outcome::ProbeOutcome;
 pub(crate) use saved::Saved;
 
 /// The settings of one backend's health.
@@ -59,44 +60,6 @@ pub(crate) struct Policy {
     pub slow_start_ns: u64,
     pub drain_timeout_ns: u64,
     pub damping: DampingPolicy,
-}
-
-/// How one probe ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum ProbeOutcome {
-    Passed,
-    /// It answered with this status.
-    NotReady {
-        status: u16,
-    },
-    Failed(Cause),
-    /// This host could not probe (no descriptor, no port): it says nothing of the backend.
-    Inconclusive {
-        error: String,
-    },
-}
-
-impl ProbeOutcome {
-    /// The `outcome` label of metrics.
-    pub(crate) fn label(&self) -> &'static str {
-        match self {
-            Self::Passed => "passed",
-            Self::NotReady { .. } => "not_ready",
-            Self::Failed(cause) => cause.label(),
-            Self::Inconclusive { .. } => "inconclusive",
-        }
-    }
-}
-
-impl fmt::Display for ProbeOutcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Passed => write!(f, "passed"),
-            Self::NotReady { status } => write!(f, "answered {status}"),
-            Self::Failed(cause) => write!(f, "{cause}"),
-            Self::Inconclusive { error } => write!(f, "this host cannot probe: {error}"),
-        }
-    }
 }
 
 /// The actions for the owner of the machine.

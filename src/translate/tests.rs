@@ -5,6 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::config::{self, Config};
 
+mod haproxy;
+
 fn file(name: &str, text: &str) -> ForeignFile {
     ForeignFile { name: name.to_owned(), text: text.to_owned() }
 }

@@ -389,7 +389,10 @@ fn backend_table(
     if ["0.0.0.0", "[::]"].contains(&&*host) {
         ledger.missing(
             line,
-            format!("{host}: HAProxy connects to where the client did, and Baton to addresses of backends only"),
+            format!(
+                "{}: HAProxy connects to where the client did, and Baton to addresses of backends only",
+                server.address
+            ),
         );
         return None;
     }
@@ -466,7 +469,7 @@ fn health_address(server: &CfgServer, host: &str, port: u16, draft: &mut Draft, 
     let host = at.map_or(Ok((host.to_owned(), None)), |option| value::server(&option.value)).map(|(host, _)| host);
     let to = to.map_or(Some(port), |option| option.value.parse().ok().filter(|port| *port > 0));
     let address = host.ok().zip(to).map(|(host, port)| format!("{host}:{port}"));
-    match address.filter(|it| it.parse::<SocketAddr>().is_ok()) {
+    match address.filter(|it| it.parse::<SocketAddr>().is_ok_and(|it| !it.ip().is_unspecified())) {
         Some(address) => draft.set("health_address", quoted(&address), line, ledger),
         None => ledger
             .missing(line, "addr, port: \"health_address\" is an address with a port, and the server is known by name"),

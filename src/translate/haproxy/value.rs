@@ -79,9 +79,15 @@ pub(super) fn listening(text: &str, only_v6: bool) -> Result<Vec<SocketAddr>, St
     Ok(all)
 }
 
-/// The address of a server: its host, an IPv6 address in brackets, and its port if it has one.
+/// The address of a server: its host, an IPv6 address in brackets, and its port if it has one. The host is 0.0.0.0 where the text has
+/// `*` or none, which HAProxy takes for the same (configuration.txt, section 5.2, `server`).
 pub(super) fn server(text: &str) -> Result<(String, Option<u16>), String> {
-    let text = tcp(text)?;
+    let (host, port) = host_and_port(tcp(text)?)?;
+    let is_any = ["", "*"].contains(&&*host);
+    Ok((if is_any { Ipv4Addr::UNSPECIFIED.to_string() } else { host }, port))
+}
+
+fn host_and_port(text: &str) -> Result<(String, Option<u16>), String> {
     if let Ok(ip) = bare(text).parse::<IpAddr>() {
         // An IPv6 address without brackets ends in a port all the same, unless it is in brackets.
         if ip.is_ipv4() || text.starts_with('[') {

@@ -18,10 +18,11 @@ use super::ForeignFile;
 use super::ledger::Ledger;
 use super::toml::Toml;
 use super::variable;
+use access::condition;
 use notes::{Meaning, has_directive, is_unlimited, meaning, of_resolvers, other_section};
 use probe::GlobalProbes;
 use proxy::{ProxyPair, TranslatedProxies};
-use sections::{CfgSection, Directive, SectionKind, sections};
+use sections::{CfgSection, Directive, Effective, SectionKind, sections};
 use value::{bounded, duration, time};
 
 /// Writes the keys of whole tables into `toml`, the frontends into `proxies`, and into `steps` what is to do by hand.
@@ -75,7 +76,7 @@ fn lead<'c>(frontend: &'c CfgSection, all: &'c [CfgSection], ledger: &mut Ledger
         ledger.kept(frontend.line, "no frontend is written: it is disabled");
         return None;
     }
-    let name = backend_name(frontend, ledger).or_else(|| effective.find("default_backend"));
+    let name = backend_name(frontend, &effective, ledger).or_else(|| effective.find("default_backend"));
     let has_servers = frontend.kind == SectionKind::Listen
         && ["server", "server-template"].iter().any(|keyword| frontend.own(keyword).next().is_some());
     let Some(directive) = name.filter(|_| !has_servers) else {
@@ -96,17 +97,18 @@ fn lead<'c>(frontend: &'c CfgSection, all: &'c [CfgSection], ledger: &mut Ledger
     Some(backend)
 }
 
-/// A `use_backend` without a condition; those with one have no equal.
-fn backend_name<'c>(frontend: &'c CfgSection, ledger: &mut Ledger) -> Option<&'c Directive> {
+/// The first `use_backend` that applies to every connection; those that apply to some have no equal.
+fn backend_name<'c>(frontend: &'c CfgSection, effective: &Effective, ledger: &mut Ledger) -> Option<&'c Directive> {
     let mut found = None;
     for directive in frontend.own("use_backend") {
-        if directive.words.len() == 2 && found.is_none() {
-            found = Some(directive);
-        } else {
-            ledger.missing(
+        match condition(directive, 2, effective) {
+            _ if found.is_some() => ledger.kept(directive.line, "the rule before it applies to every connection"),
+            Ok(clients) if clients.is_all() => found = Some(directive),
+            Ok(clients) if clients.is_empty() => ledger.kept(directive.line, "it applies to no connection"),
+            _ => ledger.missing(
                 directive.line,
                 "Baton reads no bytes of a connection: all connections of the frontend go to the same backends",
-            );
+            ),
         }
     }
     found

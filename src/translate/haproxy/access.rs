@@ -125,7 +125,7 @@ fn decide(list: &RuleList, lost: &mut Vec<usize>, ledger: &mut Ledger) -> Decide
             }
             Some(before) => Err(format!("line {} lets pass clients that Baton cannot tell", before + 1)),
             None if rule.word(2) == "silent-drop" => Err("silent-drop: Baton resets what it denies".to_owned()),
-            None => condition(rule, list.section),
+            None => condition(rule, 3, list.section),
         };
         match read {
             Ok(clients) => decided.add(is_reject, &clients, line, ledger),
@@ -199,9 +199,9 @@ impl Decided {
     }
 }
 
-/// The clients of whom a rule is true.
-fn condition(rule: &Directive, front: &Effective) -> Result<NetworkSet, String> {
-    let words: Vec<_> = rule.words.iter().skip(3).map(String::as_str).collect();
+/// The clients of whom a rule is true, whose condition begins at the word `at`.
+pub(super) fn condition(rule: &Directive, at: usize, front: &Effective) -> Result<NetworkSet, String> {
+    let words: Vec<_> = rule.words.iter().skip(at).map(String::as_str).collect();
     let (turned, words) = match words.split_first() {
         None => return Ok(NetworkSet::all()),
         Some((&"if", words)) => (false, words),
@@ -255,8 +255,13 @@ fn named(name: &str, line: usize, front: &Effective) -> Result<NetworkSet, Strin
     Ok(any)
 }
 
-/// `src` with its networks.
+/// `src` with its networks, or a constant.
 fn sources(words: &[&str]) -> Result<NetworkSet, String> {
+    match words {
+        ["always_true"] => return Ok(NetworkSet::all()),
+        ["always_false"] => return Ok(NetworkSet::default()),
+        _ => {}
+    }
     let Some((&"src", networks)) = words.split_first() else {
         return Err(format!("{}: Baton decides by the client's address alone", words.join(" ")));
     };

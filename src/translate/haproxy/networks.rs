@@ -17,6 +17,10 @@ impl NetworkSet {
         Self(vec![IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())])
     }
 
+    pub(super) fn is_all(&self) -> bool {
+        *self == Self::all()
+    }
+
     pub(super) fn networks(&self) -> &[IpNet] {
         &self.0
     }

@@ -74,9 +74,10 @@ pub(crate) fn translate(haproxy: &ForeignFile, keepalived: Option<&ForeignFile>)
     toml.comment("A key that no line sets is at Baton's default: config/baton.toml explains every key.");
     let mut proxies = Toml::default();
     let mut steps = Vec::new();
-    let mut ledgers = vec![haproxy::translate(haproxy, &mut toml, &mut proxies, &mut steps)];
+    let (ledger, addresses) = haproxy::translate(haproxy, &mut toml, &mut proxies, &mut steps);
+    let mut ledgers = vec![ledger];
     if let Some(file) = keepalived {
-        ledgers.push(keepalived::translate(file, &mut toml, &mut steps));
+        ledgers.push(keepalived::translate(file, &addresses, &mut toml, &mut steps));
     }
     toml.append(&proxies);
     ForeignTranslation { toml: toml.text(), ledgers, steps }

@@ -23,10 +23,30 @@ use notes::{Meaning, has_directive, is_unlimited, meaning, of_resolvers, other_s
 use probe::GlobalProbes;
 use proxy::{ProxyPair, TranslatedProxies};
 use sections::{CfgSection, Directive, Effective, SectionKind, sections};
-use value::{bounded, duration, time};
+use value::{bounded, duration, listening, time};
+
+/// What keepalived.conf may ask for.
+pub(super) struct HaproxyAddresses {
+    /// All ports of the file, also those of its servers and of its pages.
+    pub ports: Vec<u16>,
+}
+
+impl HaproxyAddresses {
+    fn read(sections: &[CfgSection]) -> Self {
+        let of = |keyword: &'static str| sections.iter().flat_map(move |section| section.own(keyword));
+        let binds = of("bind").filter_map(|bind| listening(bind.word(1), false).ok()).flatten().map(|it| it.port());
+        let servers = of("server").filter_map(|server| value::server(server.word(2)).ok()?.1);
+        Self { ports: binds.chain(servers).collect() }
+    }
+}
 
 /// Writes the keys of whole tables into `toml`, the frontends into `proxies`, and into `steps` what is to do by hand.
-pub(super) fn translate(file: &ForeignFile, toml: &mut Toml, proxies: &mut Toml, steps: &mut Vec<String>) -> Ledger {
+pub(super) fn translate(
+    file: &ForeignFile,
+    toml: &mut Toml,
+    proxies: &mut Toml,
+    steps: &mut Vec<String>,
+) -> (Ledger, HaproxyAddresses) {
     let mut ledger = Ledger::new(file);
     let sections = sections(&file.text, &mut ledger);
     let global = global(&sections, toml, &mut ledger);
@@ -61,7 +81,7 @@ pub(super) fn translate(file: &ForeignFile, toml: &mut Toml, proxies: &mut Toml,
             }
         }
     }
-    ledger
+    (ledger, HaproxyAddresses::read(&sections))
 }
 
 /// The section with the servers of `frontend`. `None`: no frontend is written, and the ledger says why.

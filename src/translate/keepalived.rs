@@ -1,10 +1,13 @@
 //! keepalived.conf: `[vip]`, and `[peers]` where the file names the other hosts.
 
+mod conditions;
+
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::ForeignFile;
+use super::haproxy::HaproxyAddresses;
 use super::ledger::Ledger;
 use super::toml::{Toml, array, quoted};
 use super::variable;
@@ -48,8 +51,13 @@ struct VrrpSettings {
     on_loss: Option<(usize, Vec<String>)>,
 }
 
-/// Writes `[vip]` into `toml`, and into `steps` what is to do by hand.
-pub(super) fn translate(file: &ForeignFile, toml: &mut Toml, steps: &mut Vec<String>) -> Ledger {
+/// Writes `[vip]` into `toml`, and into `steps` what is to do by hand. `haproxy`: the balancer beside it.
+pub(super) fn translate(
+    file: &ForeignFile,
+    haproxy: &HaproxyAddresses,
+    toml: &mut Toml,
+    steps: &mut Vec<String>,
+) -> Ledger {
     let mut ledger = Ledger::new(file);
     let mut vrrp = VrrpSettings::default();
     let items = items(&file.text, &mut ledger);
@@ -61,6 +69,7 @@ pub(super) fn translate(file: &ForeignFile, toml: &mut Toml, steps: &mut Vec<Str
         Some((line, own)) if is_complete && !vrrp.peers.is_empty() => {
             fleet(&vrrp, (line, own), toml, &mut ledger);
             built_in(&vrrp, toml, &mut ledger);
+            conditions::note(&items, &vrrp, &haproxy.ports, &mut ledger);
             steps.push(key_step());
             steps.push("follow \"From keepalived to Baton, without a reset\" in docs/vip.md, host by host".to_owned());
         }
@@ -134,6 +143,7 @@ fn items(text: &str, ledger: &mut Ledger) -> Vec<KeepalivedLine> {
     items
 }
 
+/// Notes all but the conditions: what they name may come later in the file.
 fn read(item: &KeepalivedLine, vrrp: &mut VrrpSettings, ledger: &mut Ledger) {
     let line = item.line;
     let keyword = item.words.first().map_or("", String::as_str);
@@ -149,10 +159,8 @@ fn read(item: &KeepalivedLine, vrrp: &mut VrrpSettings, ledger: &mut Ledger) {
             }
         }
         Some("global_defs") => global(keyword, line, ledger),
-        Some("vrrp_script") => ledger.kept(line, "Baton itself gives the VIP up when it is not ready while a peer is"),
-        Some("vrrp_track_process" | "vrrp_track_file" | "track_file") => {
-            ledger.kept(line, "Baton itself gives the VIP up when it is not ready while a peer is");
-        }
+        Some("vrrp_script" | "vrrp_track_process" | "vrrp_track_file" | "track_file") => {}
+        Some("vrrp_sync_group") if conditions::is_condition(item) => {}
         Some("vrrp_sync_group") => ledger.kept(line, "Baton moves all addresses together"),
         Some("virtual_server" | "virtual_server_group") => {
             ledger.missing(line, "Baton forwards by its frontends, not by IPVS")
@@ -179,9 +187,7 @@ fn top(item: &KeepalivedLine, keyword: &str, vrrp: &mut VrrpSettings, ledger: &m
                 ledger.missing(line, "Baton has one [vip]: all addresses are on one host at a time. Add these addresses to it, or leave them to keepalived");
             }
         }
-        "vrrp_script" | "vrrp_track_process" | "vrrp_track_file" | "track_file" => {
-            ledger.kept(line, "Baton itself gives the VIP up when it is not ready while a peer is");
-        }
+        "vrrp_script" | "vrrp_track_process" | "vrrp_track_file" | "track_file" => {}
         "vrrp_sync_group" => ledger.kept(line, "Baton moves all addresses together"),
         "virtual_server" | "virtual_server_group" => {
             ledger.missing(line, "Baton forwards by its frontends, not by IPVS")
@@ -253,7 +259,7 @@ fn instance(item: &KeepalivedLine, keyword: &str, vrrp: &mut VrrpSettings, ledge
             Ok(ip) => vrrp.peers.push((line, ip)),
             Err(_) => ledger.missing(line, format!("{keyword} is no address")),
         },
-        Some("track_script" | "track_interface" | "track_process" | "track_file") => tracked(line, ledger),
+        Some("track_script" | "track_interface" | "track_process" | "track_file") => {}
         Some("authentication") => {
             ledger.translated(line, format!("the key in {KEY_FILE}, as `baton genkey` prints it, shows who is a peer"));
         }
@@ -290,7 +296,7 @@ fn instance(item: &KeepalivedLine, keyword: &str, vrrp: &mut VrrpSettings, ledge
             "virtual_router_id" => {
                 ledger.no_equal(line, "Baton's instances speak no VRRP: they agree over the link of [peers]")
             }
-            "track_interface" | "track_script" | "track_process" | "track_file" => tracked(line, ledger),
+            "track_interface" | "track_script" | "track_process" | "track_file" => {}
             "dont_track_primary" => ledger.missing(line, "Baton gives the VIP up when its interface has no carrier"),
             "use_vmac" | "vmac_xmit_base" | "use_ipvlan" => ledger
                 .missing(line, "Baton has no virtual MAC address: it announces the address with the interface's own"),
@@ -324,13 +330,6 @@ fn instance(item: &KeepalivedLine, keyword: &str, vrrp: &mut VrrpSettings, ledge
             other => ledger.missing(line, format!("`baton import` does not know {other:?} in vrrp_instance")),
         },
     }
-}
-
-fn tracked(line: usize, ledger: &mut Ledger) {
-    ledger.kept(
-        line,
-        "Baton itself gives the VIP up when it is not ready while a peer is, or when its interface has no carrier",
-    );
 }
 
 fn address(item: &KeepalivedLine, vrrp: &mut VrrpSettings, ledger: &mut Ledger) {

@@ -12,6 +12,7 @@ mod trust;
 mod value;
 mod words;
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::ForeignFile;
@@ -25,18 +26,20 @@ use proxy::{ProxyPair, TranslatedProxies};
 use sections::{CfgSection, Directive, Effective, SectionKind, sections};
 use value::{bounded, duration, listening, time};
 
-/// What keepalived.conf may ask for.
+/// What keepalived.conf may ask for, and where Baton listens in HAProxy's place.
 pub(super) struct HaproxyAddresses {
+    /// The frontends that are written, each with its name.
+    pub frontends: Vec<(String, Vec<SocketAddr>)>,
     /// All ports of the file, also those of its servers and of its pages.
     pub ports: Vec<u16>,
 }
 
 impl HaproxyAddresses {
-    fn read(sections: &[CfgSection]) -> Self {
+    fn read(sections: &[CfgSection], frontends: Vec<(String, Vec<SocketAddr>)>) -> Self {
         let of = |keyword: &'static str| sections.iter().flat_map(move |section| section.own(keyword));
         let binds = of("bind").filter_map(|bind| listening(bind.word(1), false).ok()).flatten().map(|it| it.port());
         let servers = of("server").filter_map(|server| value::server(server.word(2)).ok()?.1);
-        Self { ports: binds.chain(servers).collect() }
+        Self { frontends, ports: binds.chain(servers).collect() }
     }
 }
 
@@ -50,8 +53,14 @@ pub(super) fn translate(
     let mut ledger = Ledger::new(file);
     let sections = sections(&file.text, &mut ledger);
     let global = global(&sections, toml, &mut ledger);
-    let mut shared =
-        TranslatedProxies { sections: &sections, global, names: Vec::new(), listening: Vec::new(), steps: Vec::new() };
+    let mut shared = TranslatedProxies {
+        sections: &sections,
+        global,
+        names: Vec::new(),
+        listening: Vec::new(),
+        written: Vec::new(),
+        steps: Vec::new(),
+    };
     let mut used = Vec::new();
     for section in &sections {
         if [SectionKind::Frontend, SectionKind::Listen].contains(&section.kind)
@@ -81,7 +90,7 @@ pub(super) fn translate(
             }
         }
     }
-    (ledger, HaproxyAddresses::read(&sections))
+    (ledger, HaproxyAddresses::read(&sections, shared.written))
 }
 
 /// The section with the servers of `frontend`. `None`: no frontend is written, and the ledger says why.

@@ -1,5 +1,6 @@
 //! keepalived.conf: `[vip]`, and `[peers]` where the file names the other hosts.
 
+mod changeover;
 mod conditions;
 
 use std::collections::HashMap;
@@ -70,10 +71,11 @@ pub(super) fn translate(
             fleet(&vrrp, (line, own), toml, &mut ledger);
             built_in(&vrrp, toml, &mut ledger);
             conditions::note(&items, &vrrp, &haproxy.ports, &mut ledger);
+            steps.extend(changeover::of_wildcards(&vrrp.addresses, haproxy));
             steps.push(key_step());
             steps.push("follow \"From keepalived to Baton, without a reset\" in docs/vip.md, host by host".to_owned());
         }
-        _ => return external(&vrrp, &items, is_complete, file, toml, steps),
+        _ => return external(&vrrp, &items, is_complete, (file, haproxy), toml, steps),
     }
     variables(&items, &mut ledger);
     for (line, text) in file.text.lines().enumerate() {
@@ -459,7 +461,7 @@ fn external(
     vrrp: &VrrpSettings,
     items: &[KeepalivedLine],
     is_complete: bool,
-    file: &ForeignFile,
+    (file, haproxy): (&ForeignFile, &HaproxyAddresses),
     toml: &mut Toml,
     steps: &mut Vec<String>,
 ) -> Ledger {
@@ -490,11 +492,13 @@ fn external(
             "it does not run `baton ready`: what looks at HAProxy fails on every host once HAProxy has stopped, and then no host has the VIP",
         );
     }
+    steps.extend(changeover::of_wildcards(&vrrp.addresses, haproxy));
     if !others.is_empty() {
         let places = others.iter().map(|line| ledger.place(*line)).collect::<Vec<_>>().join(", ");
+        let when = changeover::of_script(haproxy);
         steps.push(format!(
-            "once Baton serves on a host, and before HAProxy stops there, let keepalived ask Baton in place of {places}: a tracked \
-             vrrp_script with {ASKING}, as deploy/keepalived/keepalived.conf has it"
+            "{when}, let keepalived ask Baton in place of {places}: a tracked vrrp_script with {ASKING}, as \
+             deploy/keepalived/keepalived.conf has it"
         ));
     }
     for (line, text) in file.text.lines().enumerate() {

@@ -75,6 +75,8 @@ pub(super) struct TranslatedProxies<'c> {
     pub names: Vec<String>,
     /// The addresses that are in use.
     pub listening: Vec<SocketAddr>,
+    /// Those of each frontend that was written.
+    pub written: Vec<(String, Vec<SocketAddr>)>,
     /// What is to do by hand before the file serves.
     pub steps: Vec<String>,
 }
@@ -86,6 +88,7 @@ pub(super) fn write(pair: &ProxyPair, shared: &mut TranslatedProxies, toml: &mut
     let mut table = Draft::new("[[frontend]]");
     let is_its_name = if frontend.name.is_empty() { &frontend.keyword } else { &frontend.name };
     let own_name = name(is_its_name, &shared.names);
+    let others = shared.listening.len();
     let ports = binds(frontend, shared, &mut table, ledger);
     let servers =
         servers(back.all().filter(|it| ["server", "server-template", "default-server"].contains(&it.word(0))), ledger);
@@ -119,6 +122,7 @@ pub(super) fn write(pair: &ProxyPair, shared: &mut TranslatedProxies, toml: &mut
             "set \"allow\" or \"deny\" of frontend {own_name} before it serves: it admits clients that HAProxy rejects ({lines})"
         ));
     }
+    shared.written.push((own_name.clone(), shared.listening[others..].to_vec()));
     shared.names.push(own_name);
     named.keys.extend(table.keys);
     named.write(toml);

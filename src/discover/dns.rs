@@ -6,11 +6,12 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use hickory_resolver::TokioResolver;
-use hickory_resolver::config::{NameServerConfig, ResolveHosts, ResolverConfig};
+use hickory_resolver::config::{NameServerConfig, ProtocolConfig, ResolveHosts, ResolverConfig, ResolverOpts};
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::proto::op::ResponseCode;
 use hickory_resolver::proto::rr::{Name, RData, Record, RecordType};
+use hickory_resolver::system_conf::read_system_conf;
 use tokio::time::{sleep, timeout};
 
 use super::LookSender;
@@ -66,14 +67,21 @@ async fn look_up(source: &DnsSource) -> Result<(AddressSet, Duration), String> {
             let found = records.into_iter().filter_map(BackendAddr::reachable).collect();
             Ok((found, Duration::from_secs(ttl_s.into())))
         }
-        NameReply::NoRecord => Err("the name has no such record".to_owned()),
+        NameReply::NoName => Err("the name does not exist (NXDOMAIN)".to_owned()),
+        NameReply::NoRecord => {
+            let record = match source.record {
+                DnsRecord::Address { .. } => "A or AAAA",
+                DnsRecord::Srv => "SRV",
+            };
+            Err(format!("the name exists, and has no record {record}"))
+        }
         NameReply::Failed(error) => Err(error),
     }
 }
 
 async fn ask_all(source: &DnsSource) -> Result<NameReply<SocketAddr>, String> {
     // It reads /etc/resolv.conf each time, as that may have changed.
-    let resolver = resolver(&source.servers).map_err(|error| error.to_string())?;
+    let resolver = NameServers::read(&source.servers).map_err(|error| error.to_string())?;
     let port = match source.record {
         DnsRecord::Address { port } => port,
         DnsRecord::Srv => {
@@ -90,10 +98,14 @@ async fn ask_all(source: &DnsSource) -> Result<NameReply<SocketAddr>, String> {
                         NameReply::Records { records, ttl_s: other } => {
                             NameReply::Records { records, ttl_s: ttl_s.min(other) }
                         }
-                        none => none,
+                        NameReply::NoRecord | NameReply::NoName => {
+                            NameReply::Failed("no host of its record SRV has an address".to_owned())
+                        }
+                        failed => failed,
                     }
                 }
                 NameReply::NoRecord => NameReply::NoRecord,
+                NameReply::NoName => NameReply::NoName,
                 NameReply::Failed(error) => NameReply::Failed(error),
             });
         }
@@ -102,7 +114,7 @@ async fn ask_all(source: &DnsSource) -> Result<NameReply<SocketAddr>, String> {
 }
 
 /// The addresses of one host.
-async fn addresses(resolver: &TokioResolver, host: &str, port: u16) -> NameReply<SocketAddr> {
+async fn addresses(resolver: &NameServers, host: &str, port: u16) -> NameReply<SocketAddr> {
     let address = |record: &Record| Some(SocketAddr::new(record.data.ip_addr()?, port));
     let v4 = ask(resolver, host, RecordType::A, address);
     let v6 = ask(resolver, host, RecordType::AAAA, address);
@@ -111,7 +123,7 @@ async fn addresses(resolver: &TokioResolver, host: &str, port: u16) -> NameReply
 }
 
 async fn ask<T>(
-    resolver: &TokioResolver,
+    resolver: &NameServers,
     name: &str,
     kind: RecordType,
     read: impl Fn(&Record) -> Option<T>,
@@ -119,7 +131,7 @@ async fn ask<T>(
     let Ok(mut whole) = Name::from_str(name) else { return NameReply::Failed(format!("{name} is not a DNS name")) };
     // No search list: a name of the file is whole.
     whole.set_fqdn(true);
-    match resolver.lookup(whole, kind).await {
+    match resolver.resolver.lookup(whole.clone(), kind).await {
         Ok(found) => {
             let answers = found.answers();
             let ttl_s = answers.iter().map(|record| record.ttl).min().unwrap_or(0);
@@ -127,14 +139,19 @@ async fn ask<T>(
             // An alias without the record that it leads to.
             if records.is_empty() { NameReply::NoRecord } else { NameReply::Records { records, ttl_s } }
         }
-        Err(NetError::Dns(DnsError::NoRecordsFound(none)))
-            if matches!(none.response_code, ResponseCode::NoError | ResponseCode::NXDomain) =>
-        {
+        Err(NetError::Dns(DnsError::NoRecordsFound(none))) if none.response_code == ResponseCode::NoError => {
             NameReply::NoRecord
+        }
+        Err(NetError::Dns(DnsError::NoRecordsFound(none))) if none.response_code == ResponseCode::NXDomain => {
+            NameReply::NoName
         }
         Err(NetError::Dns(DnsError::ResponseCode(code))) => {
             NameReply::Failed(format!("the name server answered {code} for {kind} of {name}"))
         }
+        // The error is TCP's, in words of the resolver's inside.
+        Err(_) if resolver.truncates(whole, kind).await => NameReply::Failed(format!(
+            "{kind} of {name}: the answer by UDP was truncated, and TCP to the name server failed"
+        )),
         Err(error) => NameReply::Failed(format!("{kind} of {name}: {error}")),
     }
 }
@@ -145,28 +162,102 @@ fn host_of(record: &Record) -> Option<(String, u16)> {
     (!srv.target.is_root()).then(|| (srv.target.to_ascii(), srv.port))
 }
 
-fn resolver(servers: &[SocketAddr]) -> io::Result<TokioResolver> {
-    let mut builder = match servers {
-        [] => TokioResolver::builder_tokio().unwrap_or_else(|_| {
-            // resolv.conf(5): without the file, the name server on the local machine.
-            by_servers(vec![NameServerConfig::udp_and_tcp(Ipv4Addr::LOCALHOST.into())])
-        }),
-        servers => by_servers(servers.iter().map(|server| at(*server)).collect()),
-    };
-    let options = builder.options_mut();
-    // Each look asks: the pause between two of them is the time to live.
-    (options.cache_size, options.use_hosts_file) = (0, ResolveHosts::Never);
-    (options.timeout, options.attempts) = (QUERY_MAX, ATTEMPTS);
-    builder.build().map_err(io::Error::other)
+/// The name servers to ask.
+struct NameServers {
+    config: ResolverConfig,
+    options: ResolverOpts,
+    resolver: TokioResolver,
 }
 
-fn by_servers(servers: Vec<NameServerConfig>) -> hickory_resolver::ResolverBuilder<TokioRuntimeProvider> {
-    let config = ResolverConfig::from_parts(None, Vec::new(), servers);
-    TokioResolver::builder_with_config(config, TokioRuntimeProvider::default())
+impl NameServers {
+    /// `servers`: none for those of /etc/resolv.conf.
+    fn read(servers: &[SocketAddr]) -> io::Result<Self> {
+        let by = |servers| ResolverConfig::from_parts(None, Vec::new(), servers);
+        let (config, mut options) = match servers {
+            [] => read_system_conf().unwrap_or_else(|_| {
+                // resolv.conf(5): without the file, the name server on the local machine.
+                let local = NameServerConfig::udp_and_tcp(Ipv4Addr::LOCALHOST.into());
+                (by(vec![local]), ResolverOpts::default())
+            }),
+            servers => (by(servers.iter().map(|server| at(*server)).collect()), ResolverOpts::default()),
+        };
+        // Each look asks: the pause between two of them is the time to live.
+        (options.cache_size, options.use_hosts_file) = (0, ResolveHosts::Never);
+        (options.timeout, options.attempts) = (QUERY_MAX, ATTEMPTS);
+        let resolver = resolver(&config, &options)?;
+        Ok(Self { config, options, resolver })
+    }
+
+    /// Whether an answer by UDP says that only TCP has all of it.
+    async fn truncates(&self, name: Name, kind: RecordType) -> bool {
+        let (mut config, mut options) = (self.config.clone(), self.options.clone());
+        for server in &mut config.name_servers {
+            server.connections.retain(|connection| matches!(connection.protocol, ProtocolConfig::Udp));
+        }
+        options.attempts = 0;
+        let Ok(resolver) = resolver(&config, &options) else { return false };
+        matches!(resolver.lookup(name, kind).await, Err(NetError::Truncated))
+    }
+}
+
+fn resolver(config: &ResolverConfig, options: &ResolverOpts) -> io::Result<TokioResolver> {
+    let builder = TokioResolver::builder_with_config(config.clone(), TokioRuntimeProvider::default());
+    builder.with_options(options.clone()).build().map_err(io::Error::other)
 }
 
 fn at(server: SocketAddr) -> NameServerConfig {
     let mut config = NameServerConfig::udp_and_tcp(server.ip());
     config.connections.iter_mut().for_each(|connection| connection.port = server.port());
     config
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpListener, UdpSocket};
+
+    use super::*;
+
+    /// Answers all queries by UDP with these bits of the header's second half (RFC 1035, section 4.1.1), and ends each connection by TCP.
+    async fn failing(flags: u16, by_tcp: bool) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let socket = UdpSocket::bind(address).await.unwrap();
+        if by_tcp {
+            tokio::spawn(async move { while listener.accept().await.is_ok() {} });
+        } else {
+            drop(listener);
+        }
+        tokio::spawn(async move {
+            let mut query = [0; 512];
+            while let Ok((length, from)) = socket.recv_from(&mut query).await {
+                // The question ends with a root, its type and its class.
+                let end = 12 + query[12..length].iter().position(|byte| *byte == 0).unwrap() + 5;
+                let [high, low] = (0x8180 | flags).to_be_bytes();
+                let reply = [&query[..2], &[high, low, 0, 1, 0, 0, 0, 0, 0, 0], &query[12..end]].concat();
+                socket.send_to(&reply, from).await.unwrap();
+            }
+        });
+        let record = DnsRecord::Address { port: 6443 };
+        look_up(&DnsSource { name: "api.test".to_owned(), record, servers: vec![address] }).await.unwrap_err()
+    }
+
+    /// Regression: a typing error in the name and a name without addresses had the same text, "no such record".
+    #[tokio::test]
+    async fn a_name_that_does_not_exist_is_told_from_one_without_the_record() {
+        assert_eq!(failing(3, false).await, "the name does not exist (NXDOMAIN)");
+        assert_eq!(failing(0, false).await, "the name exists, and has no record A or AAAA");
+    }
+
+    /// Regression: a truncated answer whose TCP failed read "A of api.test.example: receiver was canceled".
+    #[tokio::test]
+    async fn a_truncated_answer_without_tcp_says_so() {
+        const TRUNCATED: u16 = 0x0200;
+        let ended = failing(TRUNCATED, true).await;
+        let refused = failing(TRUNCATED, false).await;
+        for error in [&ended, &refused] {
+            assert!(error.contains("the answer by UDP was truncated, and TCP to the name server failed"), "{error}");
+        }
+        let other = failing(2, false).await;
+        assert!(other.contains("Server Failure") && !other.contains("TCP"), "{other}");
+    }
 }

@@ -110,26 +110,31 @@ pub(crate) fn backend_name(address: BackendAddr) -> String {
 pub(crate) enum NameReply<T> {
     /// At least one, and the shortest time to live in seconds.
     Records { records: Vec<T>, ttl_s: u32 },
-    /// The name has none, or does not exist.
+    /// The name exists, and has none.
     NoRecord,
+    /// There is no such name (NXDOMAIN; RFC 8020).
+    NoName,
     /// Nothing is known.
     Failed(String),
 }
 
-/// All replies as one. A failure counts for all: what could not be asked may be there. A name without records has none.
+/// All replies as one. A failure counts for all: what could not be asked may be there. A name without records has none, and one that
+/// exists for some type of record exists.
 pub(crate) fn joined<T>(replies: impl IntoIterator<Item = NameReply<T>>) -> NameReply<T> {
     let (mut all, mut ttl_all_s) = (Vec::new(), u32::MAX);
+    let mut none = NameReply::NoName;
     for reply in replies {
         match reply {
             NameReply::Records { records, ttl_s } => {
                 all.extend(records);
                 ttl_all_s = ttl_all_s.min(ttl_s);
             }
-            NameReply::NoRecord => {}
+            NameReply::NoRecord => none = NameReply::NoRecord,
+            NameReply::NoName => {}
             NameReply::Failed(error) => return NameReply::Failed(error),
         }
     }
-    if all.is_empty() { NameReply::NoRecord } else { NameReply::Records { records: all, ttl_s: ttl_all_s } }
+    if all.is_empty() { none } else { NameReply::Records { records: all, ttl_s: ttl_all_s } }
 }
 
 /// Reads a list with an address and its port in each line.
@@ -199,7 +204,8 @@ mod tests {
     fn one_failure_of_several_replies_is_a_failure_and_the_shortest_time_counts() {
         let some = |records: &[u8], ttl_s| NameReply::Records { records: records.to_vec(), ttl_s };
         assert_eq!(joined([some(&[1], 60), NameReply::NoRecord, some(&[2, 3], 5)]), some(&[1, 2, 3], 5));
-        assert_eq!(joined([NameReply::<u8>::NoRecord, NameReply::NoRecord]), NameReply::NoRecord);
+        assert_eq!(joined([NameReply::<u8>::NoName, NameReply::NoRecord]), NameReply::NoRecord);
+        assert_eq!(joined([NameReply::<u8>::NoName, NameReply::NoName]), NameReply::NoName);
         let failed = NameReply::Failed("no answer".to_owned());
         assert_eq!(joined([some(&[1], 60), failed.clone()]), failed);
     }

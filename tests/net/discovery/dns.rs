@@ -60,8 +60,8 @@ fn an_error_and_an_empty_answer_leave_the_addresses() {
     let mut conn = lab.client.connect(lab.lb.v4(6443));
     conn.echo(1, 1000);
     let faults: [(&str, &dyn Fn()); 6] = [
-        ("no such record", &|| server.forget(NAME)),
-        ("no such record", &|| {
+        ("the name does not exist", &|| server.forget(NAME)),
+        ("the name exists, and has no record A or AAAA", &|| {
             server.forget(NAME);
             server.set(NAME, name_server::SRV, Answer::Services { hosts: vec![("x.test", 1)], ttl_s: 1 });
         }),

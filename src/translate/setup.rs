@@ -271,7 +271,7 @@ fn with_vip(
             let at = |ip: &IpAddr| if *ip == own { of_own } else { *ip };
             let place = local.map_or_else(
                 || "no file here names an apiserver: one is expected on each host; --backends names others".to_owned(),
-                |it| format!("{}; the peers alike", it.local.place),
+                |it| format!("{}; the peers alike", it.local.places()),
             );
             let backends = addressed(all.iter().map(at), port);
             facts.add("backends", spelled(&backends), place);
@@ -289,8 +289,10 @@ fn with_vip(
     let port = match (request.port, known_port, local) {
         (Some(port), ..) => facts.port(port, "--port"),
         (None, Some((port, place)), _) => facts.port(port, &place),
-        (None, None, Some(it)) => facts.port(it.local.port, &it.local.place),
-        (None, None, None) => facts.port(PORT, "Kubernetes' default"),
+        (None, None, local) => {
+            let place = local.and_then(|it| it.local.port_place.as_deref()).unwrap_or("Kubernetes' default");
+            facts.port(local.map_or(PORT, |it| it.local.port), place)
+        }
     };
     let mut toml = head();
     toml.table("[instance]");
@@ -356,7 +358,7 @@ fn node_local(
                 return Err(SetupRefusal::NoBackends);
             }
             let backends = addressed(all.iter().copied(), it.local.port);
-            facts.add("backends", spelled(&backends), format!("{}; --peers", it.local.place));
+            facts.add("backends", spelled(&backends), format!("{}; --peers", it.local.places()));
             backends
         }
         (None, None) if request.peers.is_empty() => return Err(SetupRefusal::NoBackends),
@@ -374,7 +376,8 @@ fn node_local(
         (Some(port), _) => facts.port(port, "--port"),
         // A port on loopback cannot be shared.
         (None, Some(it)) if it.local.port == PORT => {
-            facts.port(BESIDE_APISERVER, &format!("the apiserver of this host has {PORT}, by {}", it.local.place))
+            let place = it.local.port_place.as_ref().unwrap_or(&it.local.place);
+            facts.port(BESIDE_APISERVER, &format!("the apiserver of this host has {PORT}, by {place}"))
         }
         (None, _) => facts.port(PORT, "--node-local"),
     };
@@ -465,10 +468,7 @@ fn found_vip(
         return Ok((vec![ip], format!("{KUBEADM_CONFIG}: server")));
     }
     let Some(Apiserver { local, .. }) = local else { return Err(SetupRefusal::NoVip) };
-    let place = local.names_place.clone();
-    let mut found: Vec<_> = local.names.iter().copied().filter(is_vip).collect();
-    found.sort_unstable();
-    found.dedup();
+    let (found, place) = local.named(is_vip);
     let of_v4 = found.iter().filter(|ip| ip.is_ipv4()).count();
     match (of_v4, found.len() - of_v4) {
         (0, 0) => Err(SetupRefusal::NoVip),

@@ -47,7 +47,11 @@ pub(super) fn backends(
         if port_of_file.is_some() {
             fact.place += ", kube_apiserver_port";
         }
-        let all: Vec<_> = hosts.into_iter().map(|(name, ip)| (name, SocketAddr::new(ip, port).to_string())).collect();
+        let mut all: Vec<SetupBackend> = Vec::new();
+        for (called, ip) in hosts {
+            let taken: Vec<_> = all.iter().map(|(name, _)| name.clone()).collect();
+            all.push((name(&called, &taken), SocketAddr::new(ip, port).to_string()));
+        }
         facts.add("backends", spelled(&all), fact.place);
         return Ok(Some(all));
     }

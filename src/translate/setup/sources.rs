@@ -23,11 +23,33 @@ pub(super) struct LocalApiserver {
     /// `None`: the file names none, and the host's own address counts.
     pub ip: Option<IpAddr>,
     pub port: u16,
-    /// The file and its keys.
+    /// The file and its keys, of the address if it names one.
     pub place: String,
-    /// Addresses that the certificates have besides, and the file with them.
-    pub names: Vec<IpAddr>,
-    pub names_place: String,
+    /// The file and its key of the port. `None`: the file does not name it, and the default counts.
+    pub port_place: Option<String>,
+    /// Addresses that the certificates have besides, each with the file and its key.
+    pub names: Vec<(IpAddr, String)>,
+}
+
+impl LocalApiserver {
+    /// The names that are wanted, each once, and their places.
+    pub(super) fn named(&self, is_wanted: impl Fn(&IpAddr) -> bool) -> (Vec<IpAddr>, String) {
+        let all = || self.names.iter().filter(|(ip, _)| is_wanted(ip));
+        let places: BTreeSet<_> = all().map(|(_, place)| &**place).collect();
+        let ips: BTreeSet<_> = all().map(|(ip, _)| *ip).collect();
+        (ips.into_iter().collect(), places.into_iter().collect::<Vec<_>>().join("; "))
+    }
+
+    /// Of the address and the port together.
+    pub(super) fn places(&self) -> String {
+        let Self { place, port_place, .. } = self;
+        let Some(other) = port_place.as_ref().filter(|other| *other != place) else { return place.clone() };
+        let file = place.rsplit_once(": ").map_or("", |(file, _)| file);
+        match other.strip_prefix(file).and_then(|rest| rest.strip_prefix(": ")) {
+            Some(key) => format!("{place}, {key}"),
+            None => format!("{place}; {other}"),
+        }
+    }
 }
 
 /// `--advertise-address` and `--secure-port` of kube-apiserver.yaml. `None`: it is no such manifest.
@@ -65,7 +87,8 @@ pub(super) fn kubeadm(file: &ForeignFile) -> Result<Option<LocalApiserver>, Setu
         (None, Some(_)) => "--secure-port",
     };
     let place = format!("{}: {flags}", file.name);
-    Ok(Some(LocalApiserver { ip, port: port.unwrap_or(6443), place, ..LocalApiserver::default() }))
+    let port_place = port.map(|_| place.clone());
+    Ok(Some(LocalApiserver { ip, port: port.unwrap_or(6443), place, port_place, ..LocalApiserver::default() }))
 }
 
 /// `server` of a kubeconfig.
@@ -91,11 +114,18 @@ pub(super) fn endpoint(file: &ForeignFile) -> Result<Option<KnownEndpoint>, Setu
     Ok(authority(server))
 }
 
+/// The texts of a key, each with its file, and the last file that has the key.
+#[derive(Default)]
+struct RancherValue<'a> {
+    texts: Vec<(String, &'a str)>,
+    file: &'a str,
+}
+
 /// The values of config.yaml of k3s or RKE2 and of the files in config.yaml.d, each with the file that has it: the last file counts,
 /// and a key that ends in `+` adds to what was there (docs.k3s.io/installation/configuration).
 #[derive(Default)]
 struct RancherConfig<'a> {
-    values: BTreeMap<String, (Vec<String>, &'a str)>,
+    values: BTreeMap<String, RancherValue<'a>>,
     first: &'a str,
 }
 
@@ -110,7 +140,8 @@ impl<'a> RancherConfig<'a> {
                     None => text(value).into_iter().collect::<Vec<_>>(),
                 };
                 let (key, adds) = key.strip_suffix('+').map_or((&*key, false), |key| (key, true));
-                let (before, of) = all.values.entry(key.to_owned()).or_default();
+                let RancherValue { texts: before, file: of } = all.values.entry(key.to_owned()).or_default();
+                let texts = texts.into_iter().map(|text| (text, &*file.name));
                 before.splice(if adds { before.len() } else { 0 }.., texts);
                 *of = &file.name;
             }
@@ -118,18 +149,16 @@ impl<'a> RancherConfig<'a> {
         Ok(all)
     }
 
-    fn addresses(&self, key: &str) -> Vec<IpAddr> {
-        let all = self.values.get(key).into_iter().flat_map(|(all, _)| all);
-        all.flat_map(|text| text.split(',')).filter_map(|text| text.trim().parse().ok()).collect()
-    }
-
-    fn file(&self, key: &str) -> &'a str {
-        self.values.get(key).map_or(self.first, |(_, file)| file)
+    /// Each with its place.
+    fn addresses(&self, key: &str) -> Vec<(IpAddr, String)> {
+        let all = self.values.get(key).into_iter().flat_map(|value| &value.texts);
+        let parts = all.flat_map(|(text, file)| text.split(',').map(move |part| (part, file)));
+        parts.filter_map(|(part, file)| Some((part.trim().parse().ok()?, format!("{file}: {key}")))).collect()
     }
 
     fn port(&self, key: &str) -> Result<Option<u16>, SetupRefusal> {
-        let Some((all, file)) = self.values.get(key) else { return Ok(None) };
-        let text = all.last().map_or("", |text| text);
+        let Some(RancherValue { texts, file }) = self.values.get(key) else { return Ok(None) };
+        let text = texts.last().map_or("", |(text, _)| text);
         let bad = |_| SetupRefusal::BadFlag((*file).to_owned(), key.to_owned(), text.to_owned());
         text.parse().map(Some).map_err(bad)
     }
@@ -138,16 +167,13 @@ impl<'a> RancherConfig<'a> {
 /// config.yaml of k3s or RKE2, and the files beside it that count as well.
 pub(super) fn rancher(files: &[&ForeignFile]) -> Result<LocalApiserver, SetupRefusal> {
     let config = RancherConfig::read(files)?;
-    let ip_key = ["advertise-address", "node-ip"].into_iter().find(|key| !config.addresses(key).is_empty());
-    let ip = ip_key.and_then(|key| config.addresses(key).first().copied());
+    let mut addresses = ["advertise-address", "node-ip"].into_iter().flat_map(|key| config.addresses(key));
+    let (ip, place) = addresses.next().unzip();
     let port = config.port("https-listen-port")?;
-    let place = match (ip_key, &port) {
-        (Some(key), _) => format!("{}: {key}", config.file(key)),
-        (None, Some(_)) => format!("{}: https-listen-port", config.file("https-listen-port")),
-        (None, None) => format!("{}: it is there", config.first),
-    };
-    let names_place = format!("{}: tls-san", config.file("tls-san"));
-    Ok(LocalApiserver { ip, port: port.unwrap_or(6443), place, names: config.addresses("tls-san"), names_place })
+    let port_file = config.values.get("https-listen-port").map_or(config.first, |value| value.file);
+    let port_place = port.map(|_| format!("{port_file}: https-listen-port"));
+    let place = place.or_else(|| port_place.clone()).unwrap_or_else(|| format!("{}: it is there", config.first));
+    Ok(LocalApiserver { ip, port: port.unwrap_or(6443), place, port_place, names: config.addresses("tls-san") })
 }
 
 /// What config.yaml says to an agent of k3s or RKE2.
@@ -160,7 +186,7 @@ pub(super) struct AgentConfig {
 pub(super) fn rancher_agent(files: &[&ForeignFile]) -> Result<AgentConfig, SetupRefusal> {
     let config = RancherConfig::read(files)?;
     let balancer_port = config.port("lb-server-port").ok().flatten();
-    let joins = config.values.get("server").is_some_and(|(all, _)| !all.is_empty());
+    let joins = config.values.get("server").is_some_and(|value| !value.texts.is_empty());
     Ok(AgentConfig { joins, balancer_port })
 }
 
@@ -453,7 +479,7 @@ mod tests {
         let read = |text: &str| rancher(&[&file("c", text)]);
         let all = read("node-ip: 10.0.0.11,fd00::11\nhttps-listen-port: 7443\ntls-san: [10.0.0.100, a.b]\n").unwrap();
         assert_eq!((all.ip, all.port), (Some("10.0.0.11".parse().unwrap()), 7443));
-        assert_eq!(all.names, ["10.0.0.100".parse::<IpAddr>().unwrap()]);
+        assert_eq!(all.names, [("10.0.0.100".parse::<IpAddr>().unwrap(), "c: tls-san".to_owned())]);
         assert_eq!(read("").unwrap().port, 6443);
         assert_eq!(read("https-listen-port: \"7443\"\n").unwrap().port, 7443);
         let none = read("https-listen-port: 99999\n").unwrap_err().to_string();
@@ -470,8 +496,9 @@ mod tests {
         ];
         let read = rancher(&files.iter().collect::<Vec<_>>()).unwrap();
         assert_eq!((read.ip, read.port, &*read.place), (Some("10.0.0.11".parse().unwrap()), 7443, "c.d/20: node-ip"));
-        let names = ["10.0.0.100", "fd00::100", "10.0.0.101"].map(|ip| ip.parse::<IpAddr>().unwrap());
-        assert_eq!((read.names, &*read.names_place), (names.to_vec(), "c.d/20: tls-san"));
+        let names = [("10.0.0.100", "c"), ("fd00::100", "c.d/10"), ("10.0.0.101", "c.d/20")];
+        let named = |(ip, file): (&str, &str)| (ip.parse::<IpAddr>().unwrap(), format!("{file}: tls-san"));
+        assert_eq!(read.names, names.map(named));
         let agent = rancher_agent(&[&file("c", "server: https://x\n"), &file("d", "lb-server-port: 7000\n")]).unwrap();
         assert!(agent.joins && agent.balancer_port == Some(7000));
     }

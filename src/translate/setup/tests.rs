@@ -531,3 +531,29 @@ fn the_apiservers_of_an_haproxy_cfg_are_those_of_port_6443_without_backup_and_di
     let lines = translate(&file, None).ledgers[0].lines().to_vec();
     assert!(lines[3].changes_behaviour() && lines[3].notes[0].words.contains("[frontend.discover]"), "{:?}", lines[3]);
 }
+
+/// Regression: port 6444 of https-listen-port was said to come from node-ip, and a VIP of config.yaml from the file that adds to it.
+#[test]
+fn each_value_of_k3s_names_the_file_and_the_key_that_have_it() {
+    const DROP_IN: &str = "/etc/rancher/k3s/config.yaml.d/10-x.yaml";
+    let text = "tls-san: 10.0.0.100\nhttps-listen-port: 6444\nnode-ip: 10.0.0.11\n";
+    let one = said(&plan(&request(&[], &[]), &host(&[(K3S_CONFIG, text)], &[])).unwrap());
+    let has = |all: &[String], fact: &str| assert!(all.iter().any(|it| it == fact), "{fact}: {all:#?}");
+    has(&one, "port: 6444 (/etc/rancher/k3s/config.yaml: https-listen-port)");
+    has(&one, "backends: 10.0.0.11:6444 (/etc/rancher/k3s/config.yaml: node-ip, https-listen-port; the peers alike)");
+    let first = "tls-san: [10.0.0.100]\nserver: https://10.0.0.100:6443\n";
+    let files = [(K3S_CONFIG, first), (DROP_IN, "tls-san+: [10.0.0.11]\nadvertise-address: 10.0.0.11\n")];
+    let two = said(&plan(&request(&[], &[]), &host(&files, &[K3S_CA])).unwrap());
+    has(&two, "vip: 10.0.0.100 (/etc/rancher/k3s/config.yaml: tls-san)");
+    has(&two, "port: 6443 (Kubernetes' default)");
+}
+
+/// Regression: a host of an inventory that has an IPv6 address as its name led to `invalid value for "name"`, and to no file.
+#[test]
+fn a_host_of_an_inventory_has_a_name_that_baton_takes() {
+    let text = "[kube_control_plane]\nfd00::13 ip=10.0.0.13\nfd00--13 ip=10.0.0.14\ncp1 ip=10.0.0.15\n".to_owned();
+    let inventory = Some(ForeignFile { name: "hosts.ini".to_owned(), text });
+    let plan = plan(&SetupRequest { inventory, ..request(&["10.0.0.100"], &[]) }, &host(&[], &[])).unwrap();
+    let names: Vec<_> = loaded(&plan).frontends[0].backends.iter().map(|it| it.name.to_string()).collect();
+    assert_eq!(names, ["fd00--13", "fd00--13-2", "cp1"]);
+}

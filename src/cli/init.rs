@@ -168,13 +168,27 @@ impl HostFiles<'_> {
         self.root == Path::new("/")
     }
 
-    /// How to end what starts Baton on this host besides: a unit beside the static pod, or a static pod beside the unit.
+    /// What starts Baton on this host besides, and how to end it: a unit beside the static pod, or a static pod beside the unit.
     fn other_starter(&self, is_pod: bool) -> Option<String> {
-        let (other, order) = match is_pod {
-            true => (ENABLED_UNIT, "`systemctl disable --now baton`".to_owned()),
-            false => (STATIC_POD, format!("remove {STATIC_POD}")),
-        };
-        self.of(Path::new(other)).symlink_metadata().is_ok().then_some(order)
+        // A masked unit is a link to /dev/null.
+        let is_file = |path: &str| self.of(Path::new(path)).is_file();
+        match is_pod {
+            true if self.has_enabled_unit() => Some("the unit is enabled: `systemctl disable --now baton`".to_owned()),
+            true if is_file(UNIT) => {
+                Some(format!("a unit is here as well: `systemctl disable --now baton`, and remove {UNIT}"))
+            }
+            false if is_file(STATIC_POD) => Some(format!("the kubelet starts Baton as well: remove {STATIC_POD}")),
+            _ => None,
+        }
+    }
+
+    /// Whether a target has a link to the unit, as `systemctl enable` makes it.
+    fn has_enabled_unit(&self) -> bool {
+        let entries = std::fs::read_dir(self.of(Path::new(ENABLED))).into_iter().flatten().flatten();
+        let mut targets = entries.map(|entry| entry.path()).filter(|path| {
+            path.extension().and_then(|it| it.to_str()).is_some_and(|it| ["wants", "requires"].contains(&it))
+        });
+        targets.any(|target| target.join("baton.service").symlink_metadata().is_ok())
     }
 
     /// What the host calls `path`.
@@ -386,8 +400,7 @@ fn steps(
         (false, false) => "systemctl enable --now baton".to_owned(),
     });
     if let Some(other) = place.other_starter(is_pod) {
-        let both = if is_pod { "the unit is enabled: " } else { "the kubelet starts Baton as well: " };
-        steps.push(format!("{both}{other}, or two instances want the same port"));
+        steps.push(format!("{other}, or two instances want the same port"));
     }
     steps
 }
@@ -404,8 +417,32 @@ const HIDDEN: [&str; 3] = ["/home", "/root", "/run/user"];
 const UNIT: &str = "/etc/systemd/system/baton.service";
 /// Where packages have theirs.
 const UNITS: [&str; 2] = ["/usr/lib/systemd/system/baton.service", "/lib/systemd/system/baton.service"];
-/// The link that `systemctl enable` makes.
-const ENABLED_UNIT: &str = "/etc/systemd/system/multi-user.target.wants/baton.service";
+/// Where `systemctl enable` makes links.
+const ENABLED: &str = "/etc/systemd/system";
 const STATIC_POD: &str = "/etc/kubernetes/manifests/baton.yaml";
 /// A file that is no configuration must not fill the memory.
 const FILE_BYTES_MAX: u64 = 8 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: `init --static-pod` was silent about a unit that `init` had written before, and two instances wanted one port.
+    #[test]
+    fn a_unit_beside_a_static_pod_is_told() {
+        let root = tempfile::tempdir().unwrap();
+        let place = HostFiles { root: root.path() };
+        let units = place.of(Path::new(ENABLED));
+        assert_eq!((place.other_starter(true), place.other_starter(false)), (None, None));
+        std::fs::create_dir_all(units.join("kubelet.service.requires")).unwrap();
+        std::os::unix::fs::symlink("/dev/null", place.of(Path::new(UNIT))).unwrap();
+        assert_eq!(place.other_starter(true), None, "a masked unit");
+        std::fs::remove_file(place.of(Path::new(UNIT))).unwrap();
+        std::fs::write(place.of(Path::new(UNIT)), "[Unit]\n").unwrap();
+        let told = place.other_starter(true).unwrap();
+        assert_eq!(told, format!("a unit is here as well: `systemctl disable --now baton`, and remove {UNIT}"));
+        std::os::unix::fs::symlink(UNIT, units.join("kubelet.service.requires/baton.service")).unwrap();
+        assert_eq!(place.other_starter(true).unwrap(), "the unit is enabled: `systemctl disable --now baton`");
+        assert_eq!(place.other_starter(false), None);
+    }
+}

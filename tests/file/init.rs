@@ -127,7 +127,11 @@ fn what_starts_baton_already_is_named_beside_the_other_way() {
     let said = |arguments: &[&str]| String::from_utf8(init(directory.path(), arguments).stdout).unwrap();
     assert!(!said(&request).contains("two instances"));
     let with_pod = said(&pod);
-    assert!(with_pod.contains("baton.yaml: written") && !with_pod.contains("two instances"), "{with_pod}");
+    assert!(with_pod.contains("baton.yaml: written"), "{with_pod}");
+    assert!(
+        with_pod.contains("next: a unit is here as well: `systemctl disable --now baton`, and remove"),
+        "{with_pod}"
+    );
     let beside = said(&request);
     assert!(
         beside.contains("next: the kubelet starts Baton as well: remove /etc/kubernetes/manifests/baton.yaml"),

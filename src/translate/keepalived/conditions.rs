@@ -25,7 +25,7 @@ const GIVEN_UP: &str =
 
 /// What a command or a process is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Subject {
+enum AskedOf {
     /// The balancer, or an apiserver.
     Balancer,
     /// A file whose text is not here, and whose name does not say.
@@ -58,12 +58,12 @@ pub(super) fn note(items: &[KeepalivedLine], vrrp: &VrrpSettings, ports: &[u16],
         let is_tracked = tracked.iter().any(|(kind, name, _)| (*kind, *name) == (definition.kind, definition.name));
         match (definition.subject(ports), &asking.words[..]) {
             _ if !is_tracked => ledger.kept(asking.line, "the vrrp_instance that is written does not track it"),
-            (Subject::Balancer, _) => ledger.kept(asking.line, KEPT),
-            (Subject::Unread, words) => ledger.missing(
+            (AskedOf::Balancer, _) => ledger.kept(asking.line, KEPT),
+            (AskedOf::Unread, words) => ledger.missing(
                 asking.line,
                 format!("if {} asks more than the balancer, which its name does not say: {GIVEN_UP}", shown(words)),
             ),
-            (Subject::Other, words) => ledger.missing(
+            (AskedOf::Other, words) => ledger.missing(
                 asking.line,
                 format!("{}: {GIVEN_UP}, and a host that fails this check keeps the VIP", shown(words)),
             ),
@@ -158,32 +158,32 @@ fn shown(words: &[String]) -> String {
 }
 
 impl Definition<'_> {
-    fn subject(&self, ports: &[u16]) -> Subject {
-        let Some(asking) = self.asking else { return Subject::Other };
+    fn subject(&self, ports: &[u16]) -> AskedOf {
+        let Some(asking) = self.asking else { return AskedOf::Other };
         let text = shown(&asking.words).replace(['\'', '"'], " ");
         match self.kind {
-            "script" if asks_baton(&asking.words) => Subject::Balancer,
+            "script" if asks_baton(&asking.words) => AskedOf::Balancer,
             "script" => command(&text, ports),
-            "process" | "file" if is_balanced(&text) => Subject::Balancer,
-            _ => Subject::Other,
+            "process" | "file" if is_balanced(&text) => AskedOf::Balancer,
+            _ => AskedOf::Other,
         }
     }
 }
 
 /// What a command asks for: that of its least known part.
-fn command(text: &str, ports: &[u16]) -> Subject {
+fn command(text: &str, ports: &[u16]) -> AskedOf {
     let parts = text.replace("&&", ";").replace("||", ";");
     let subjects: Vec<_> = parts.split(';').filter_map(|part| part_of(part, ports)).collect();
     match &subjects[..] {
-        [] => Subject::Other,
-        all if all.contains(&Subject::Other) => Subject::Other,
-        all if all.contains(&Subject::Unread) => Subject::Unread,
-        _ => Subject::Balancer,
+        [] => AskedOf::Other,
+        all if all.contains(&AskedOf::Other) => AskedOf::Other,
+        all if all.contains(&AskedOf::Unread) => AskedOf::Unread,
+        _ => AskedOf::Balancer,
     }
 }
 
 /// `None`: it asks for nothing.
-fn part_of(text: &str, ports: &[u16]) -> Option<Subject> {
+fn part_of(text: &str, ports: &[u16]) -> Option<AskedOf> {
     let is_passed = |word: &&str| {
         let is_option = word.starts_with('-') || word.contains('=') && !word.contains('/');
         is_option || word.parse::<f64>().is_ok() || WRAPPERS.contains(&file_name(word))
@@ -196,10 +196,10 @@ fn part_of(text: &str, ports: &[u16]) -> Option<Subject> {
     };
     match () {
         () if NEUTRAL.contains(&name) => None,
-        () if PINGS.contains(&name) => Some(Subject::Other),
-        () if is_balanced(text) || asks_port() => Some(Subject::Balancer),
-        () if is_file(program) => Some(Subject::Unread),
-        () => Some(Subject::Other),
+        () if PINGS.contains(&name) => Some(AskedOf::Other),
+        () if is_balanced(text) || asks_port() => Some(AskedOf::Balancer),
+        () if is_file(program) => Some(AskedOf::Unread),
+        () => Some(AskedOf::Other),
     }
 }
 
@@ -257,7 +257,7 @@ mod tests {
         // Of a group, on one line, and defined in another file.
         let group = "vrrp_sync_group G {\ngroup {\nV\n}\ntrack_interface {\neth2\n}\n}\n";
         assert_eq!(lost(&read(group, ""))[0].0, 6);
-        assert_eq!(lost(&read("", "track_script { elsewhere }\n"))[0].0, 2);
+        assert_eq!(lost(&read("", "track_script { other_file }\n"))[0].0, 2);
         // Nothing asks it.
         assert_eq!(lost(&read("vrrp_script gw {\nscript \"ping 10.0.0.1\"\n}\n", "")), []);
     }

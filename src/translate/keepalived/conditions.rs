@@ -25,7 +25,7 @@ const GIVEN_UP: &str =
 
 /// What a command or a process is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AskedOf {
+enum ConditionSubject {
     /// The balancer, or an apiserver.
     Balancer,
     /// A file whose text is not here, and whose name does not say.
@@ -58,12 +58,12 @@ pub(super) fn note(items: &[KeepalivedLine], vrrp: &VrrpSettings, ports: &[u16],
         let is_tracked = tracked.iter().any(|(kind, name, _)| (*kind, *name) == (definition.kind, definition.name));
         match (definition.subject(ports), &asking.words[..]) {
             _ if !is_tracked => ledger.kept(asking.line, "the vrrp_instance that is written does not track it"),
-            (AskedOf::Balancer, _) => ledger.kept(asking.line, KEPT),
-            (AskedOf::Unread, words) => ledger.missing(
+            (ConditionSubject::Balancer, _) => ledger.kept(asking.line, KEPT),
+            (ConditionSubject::Unread, words) => ledger.missing(
                 asking.line,
                 format!("if {} asks more than the balancer, which its name does not say: {GIVEN_UP}", shown(words)),
             ),
-            (AskedOf::Other, words) => ledger.missing(
+            (ConditionSubject::Other, words) => ledger.missing(
                 asking.line,
                 format!("{}: {GIVEN_UP}, and a host that fails this check keeps the VIP", shown(words)),
             ),
@@ -158,32 +158,32 @@ fn shown(words: &[String]) -> String {
 }
 
 impl Definition<'_> {
-    fn subject(&self, ports: &[u16]) -> AskedOf {
-        let Some(asking) = self.asking else { return AskedOf::Other };
+    fn subject(&self, ports: &[u16]) -> ConditionSubject {
+        let Some(asking) = self.asking else { return ConditionSubject::Other };
         let text = shown(&asking.words).replace(['\'', '"'], " ");
         match self.kind {
-            "script" if asks_baton(&asking.words) => AskedOf::Balancer,
+            "script" if asks_baton(&asking.words) => ConditionSubject::Balancer,
             "script" => command(&text, ports),
-            "process" | "file" if is_balanced(&text) => AskedOf::Balancer,
-            _ => AskedOf::Other,
+            "process" | "file" if is_balanced(&text) => ConditionSubject::Balancer,
+            _ => ConditionSubject::Other,
         }
     }
 }
 
 /// What a command asks for: that of its least known part.
-fn command(text: &str, ports: &[u16]) -> AskedOf {
+fn command(text: &str, ports: &[u16]) -> ConditionSubject {
     let parts = text.replace("&&", ";").replace("||", ";");
     let subjects: Vec<_> = parts.split(';').filter_map(|part| part_of(part, ports)).collect();
     match &subjects[..] {
-        [] => AskedOf::Other,
-        all if all.contains(&AskedOf::Other) => AskedOf::Other,
-        all if all.contains(&AskedOf::Unread) => AskedOf::Unread,
-        _ => AskedOf::Balancer,
+        [] => ConditionSubject::Other,
+        all if all.contains(&ConditionSubject::Other) => ConditionSubject::Other,
+        all if all.contains(&ConditionSubject::Unread) => ConditionSubject::Unread,
+        _ => ConditionSubject::Balancer,
     }
 }
 
 /// `None`: it asks for nothing.
-fn part_of(text: &str, ports: &[u16]) -> Option<AskedOf> {
+fn part_of(text: &str, ports: &[u16]) -> Option<ConditionSubject> {
     let is_passed = |word: &&str| {
         let is_option = word.starts_with('-') || word.contains('=') && !word.contains('/');
         is_option || word.parse::<f64>().is_ok() || WRAPPERS.contains(&file_name(word))
@@ -196,10 +196,10 @@ fn part_of(text: &str, ports: &[u16]) -> Option<AskedOf> {
     };
     match () {
         () if NEUTRAL.contains(&name) => None,
-        () if PINGS.contains(&name) => Some(AskedOf::Other),
-        () if is_balanced(text) || asks_port() => Some(AskedOf::Balancer),
-        () if is_file(program) => Some(AskedOf::Unread),
-        () => Some(AskedOf::Other),
+        () if PINGS.contains(&name) => Some(ConditionSubject::Other),
+        () if is_balanced(text) || asks_port() => Some(ConditionSubject::Balancer),
+        () if is_file(program) => Some(ConditionSubject::Unread),
+        () => Some(ConditionSubject::Other),
     }
 }
 

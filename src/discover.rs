@@ -11,6 +11,7 @@ mod dns;
 mod file;
 mod kubernetes;
 pub(crate) mod names;
+pub(crate) mod reverse;
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -91,7 +91,9 @@ fn tables(old: &Config, new: &Config, changes: &mut Vec<ConfigChange>) {
     let recorder = spelled!(a, b; "directory" => directory, "size_mb" => size_mb);
     ChangePlace::Table("recorder").settings(a != b, recorder, changes);
     let (a, b) = (&old.names, &new.names);
-    ChangePlace::Table("names").settings(a != b, spelled!(a, b; "file" => file), changes);
+    let names =
+        spelled!(a, b; "file" => file, "reverse_dns" => reverse_dns, "reverse_dns_servers" => reverse_dns_servers);
+    ChangePlace::Table("names").settings(a != b, names, changes);
     let (a, b) = (&old.offload, &new.offload);
     let offload = spelled!(a, b; "mode" => mode, "interfaces" => interfaces, "max_flows" => max_flows,
         "after_round_trips" => after_round_trips, "after" => after, "pins" => pins);

@@ -88,6 +88,8 @@ pub(super) async fn run(core: Arc<Core>, reloader: Arc<Reloader>, metrics: Arc<M
     let parts = DiscoverParts { registry: core.table.part(), names: core.table.part(), journal: core.table.part() };
     let clients = discover::names::run(core.table.part(), core.table.part(), core.latest.subscribe());
     tasks.spawn("names", clients);
+    let by_dns = discover::reverse::run(core.table.part(), core.table.part(), core.latest.subscribe());
+    tasks.spawn("reverse DNS", by_dns);
     tasks.spawn("discovery", discover::run(parts, core.latest.subscribe(), sender));
     let (mut phase, mut config) = (core.drain.watch(), core.latest.subscribe());
     let mut follower = LookFollower { core, metrics, written: HashMap::new(), shown: Vec::new() };

@@ -1,9 +1,10 @@
 //! `[names]`.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use super::file;
-use super::kind::FilePath;
+use super::kind::{FilePath, ProbePlace, Truth};
 use super::section::Section;
 use crate::model::humane::plural;
 use crate::model::names::{NameMap, parse_names};
@@ -13,6 +14,10 @@ use crate::model::names::{NameMap, parse_names};
 pub struct NamesSettings {
     /// An address and its name on each line. `None`: there is no such file.
     pub file: Option<PathBuf>,
+    /// Whether those that neither the file nor the cluster names are looked up.
+    pub reverse_dns: bool,
+    /// None: those of /etc/resolv.conf.
+    pub reverse_dns_servers: Vec<SocketAddr>,
 }
 
 /// What a file has.
@@ -36,7 +41,9 @@ pub(super) fn read(section: &Section) -> NamesSettings {
     if let Some(message) = message {
         section.warn("file", message, "write an address and its name on each line, such as 10.0.0.7 worker-7");
     }
-    NamesSettings { file: path }
+    let servers = section.list("reverse_dns_servers", &ProbePlace).into_iter();
+    let reverse_dns_servers = servers.map(|server| server.value.socket_addr()).collect();
+    NamesSettings { file: path, reverse_dns: section.read_or("reverse_dns", &Truth, false).value, reverse_dns_servers }
 }
 
 /// Reads a file with names, an address a line.

@@ -114,7 +114,7 @@ async fn ask_all(source: &DnsSource) -> Result<NameReply<SocketAddr>, String> {
 }
 
 /// The addresses of one host.
-async fn addresses(resolver: &NameServers, host: &str, port: u16) -> NameReply<SocketAddr> {
+pub(super) async fn addresses(resolver: &NameServers, host: &str, port: u16) -> NameReply<SocketAddr> {
     let address = |record: &Record| Some(SocketAddr::new(record.data.ip_addr()?, port));
     let v4 = ask(resolver, host, RecordType::A, address);
     let v6 = ask(resolver, host, RecordType::AAAA, address);
@@ -122,7 +122,7 @@ async fn addresses(resolver: &NameServers, host: &str, port: u16) -> NameReply<S
     joined([v4, v6])
 }
 
-async fn ask<T>(
+pub(super) async fn ask<T>(
     resolver: &NameServers,
     name: &str,
     kind: RecordType,
@@ -163,7 +163,7 @@ fn host_of(record: &Record) -> Option<(String, u16)> {
 }
 
 /// The name servers to ask.
-struct NameServers {
+pub(super) struct NameServers {
     config: ResolverConfig,
     options: ResolverOpts,
     resolver: TokioResolver,
@@ -171,7 +171,7 @@ struct NameServers {
 
 impl NameServers {
     /// `servers`: none for those of /etc/resolv.conf.
-    fn read(servers: &[SocketAddr]) -> io::Result<Self> {
+    pub(super) fn read(servers: &[SocketAddr]) -> io::Result<Self> {
         let by = |servers| ResolverConfig::from_parts(None, Vec::new(), servers);
         let (config, mut options) = match servers {
             [] => read_system_conf().unwrap_or_else(|_| {

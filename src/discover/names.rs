@@ -50,6 +50,7 @@ impl NameFollower {
         }
         let source = match &self.source {
             NameSource::File => "the file of [names]".to_owned(),
+            NameSource::ReverseDns => "reverse DNS".to_owned(),
             NameSource::Nodes(frontend) => format!("the nodes of {frontend}'s cluster"),
         };
         self.fault = fault.clone();

@@ -43,9 +43,10 @@ impl NodeListSource {
     }
 }
 
-/// In the order of their weight: what an operator writes counts more than what the cluster says.
+/// In the order of their weight: what an operator writes counts more than what the cluster says, and that more than reverse DNS.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum NameSource {
+    ReverseDns,
     /// The nodes of the cluster that has the backends of this frontend.
     Nodes(Arc<str>),
     File,
@@ -120,7 +121,12 @@ mod tests {
         assert_eq!(names.of("::ffff:10.0.0.8".parse().unwrap()).as_deref(), Some("worker-8"));
         names.set(NameSource::File, NameMap::new());
         assert_eq!((name(7).as_deref(), names.count(&nodes)), (Some("worker-7"), 2));
+        names.set(NameSource::ReverseDns, of(&[(7, "dns-7"), (8, "dns-8")]));
+        assert_eq!([name(7), name(8)], [Some("worker-7".to_owned()), Some("worker-8".to_owned())]);
         names.set(nodes, NameMap::new());
+        assert_eq!(name(8).as_deref(), Some("dns-8"));
+        assert!(names.nodes().source.is_none(), "it lists no nodes");
+        names.set(NameSource::ReverseDns, NameMap::new());
         assert_eq!(name(8), None);
     }
 

@@ -47,8 +47,12 @@ const RECORDER: &str = "src/recorder/tests another_directory_and_size_of_a_reloa
 
 const NAMES: &str = "tests/net/names a_file_names_clients_in_lists_and_events_and_is_followed";
 
-const PROOFS: [(&str, &str); 37] = [
+const REVERSE_DNS: &str =
+    "tests/net/names reverse_dns_names_clients_that_nothing_else_names_if_the_name_has_their_address";
+
+const PROOFS: [(&str, &str); 38] = [
     (NAMES, "names.file"),
+    (REVERSE_DNS, "names.reverse_dns names.reverse_dns_servers"),
     (RECORDER, "recorder.directory recorder.size_mb"),
     (DNS, "frontend.discover.name frontend.discover.record frontend.discover.port frontend.discover.servers"),
     (

@@ -51,6 +51,7 @@ const INESSENTIAL: &[(&str, &str, &str)] = &[
     ("admin/session.rs", "async move {", "a conversation"),
     ("app/upgrade.rs", "attend)", "sees to another process"),
     ("health/probe.rs", "async move { manner.attempt", "an attempt, which its probe sees fail"),
+    ("discover/reverse.rs", "async move { (client, timeout", "a query, without which a client has no name"),
     ("fleet/link/hub.rs", "async move { sleep(FAREWELL_MAX)", "lets a link say its last words"),
     ("fleet/link/hub/lines.rs", "async move { link.make", "a link, which is made anew"),
     ("fleet/link/hub/lines.rs", "async move { if let Err(error) = site.take", "a link, which its other end makes anew"),
@@ -125,7 +126,10 @@ fn a_spawn_that_is_neither_essential_nor_listed_is_found() {
 }
 
 /// Places that stop tasks in another way than by `essential::Tasks` or a CancellationToken, and why.
-const STOPPED_OTHERWISE: &[(&str, &str)] = &[("health/probe.rs", "attempts race, and the first to end has won")];
+const STOPPED_OTHERWISE: &[(&str, &str)] = &[
+    ("health/probe.rs", "attempts race, and the first to end has won"),
+    ("discover/reverse.rs", "each query is waited for, with a limit"),
+];
 
 /// Files with a oneshot channel, which carries an answer; the drop of one would be another way to stop a task.
 const ONESHOTS: &[(&str, &str)] = &[

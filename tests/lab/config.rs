@@ -72,6 +72,11 @@ impl Config {
         Self { recorder: with(with(self.recorder, "size_mb", 8), "directory", directory), ..self }
     }
 
+    /// A key of `[names]`.
+    pub fn of_names(self, key: &str, value: impl Into<Value>) -> Self {
+        Self { names: with(self.names, key, value), ..self }
+    }
+
     pub fn names(self, file: &Path) -> Self {
         let file = file.to_str().expect("UTF-8");
         Self { names: with(self.names, "file", file), ..self }

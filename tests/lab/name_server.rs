@@ -21,12 +21,18 @@ pub enum Answer {
         hosts: Vec<(&'static str, u16)>,
         ttl_s: u32,
     },
+    /// The name of an address.
+    Name {
+        host: String,
+        ttl_s: u32,
+    },
     /// An error by its number: 2 is SERVFAIL, 3 is NXDOMAIN.
     Code(u8),
     Nothing,
 }
 
 pub const A: u16 = 1;
+pub const PTR: u16 = 12;
 pub const AAAA: u16 = 28;
 pub const SRV: u16 = 33;
 
@@ -130,6 +136,7 @@ impl Shared {
             Some(Answer::Code(code)) => (code, 0, Vec::new()),
             Some(Answer::Addresses { ips, ttl_s }) => (0, ttl_s, ips.into_iter().map(octets).collect()),
             Some(Answer::Services { hosts, ttl_s }) => (0, ttl_s, hosts.into_iter().map(service).collect()),
+            Some(Answer::Name { host, ttl_s }) => (0, ttl_s, vec![labels(&host)]),
             None => (if is_known { 0 } else { 3 }, 0, Vec::new()),
         };
         let mut reply = query[..2].to_vec();
@@ -161,6 +168,12 @@ fn octets(ip: IpAddr) -> Vec<u8> {
 fn service((host, port): (&str, u16)) -> Vec<u8> {
     let mut data = vec![0, 0, 0, 10];
     data.extend(port.to_be_bytes());
+    data.extend(labels(host));
+    data
+}
+
+fn labels(host: &str) -> Vec<u8> {
+    let mut data = Vec::new();
     for label in host.split('.') {
         data.push(label.len() as u8);
         data.extend(label.as_bytes());

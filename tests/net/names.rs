@@ -134,3 +134,50 @@ fn the_client_behind_a_source_that_an_apiserver_saw_is_found_while_it_lives_and_
     assert!(!before.status.success() && why.contains("no client is known that was behind"), "{why}");
     other.echo(2, 1000);
 }
+
+#[test]
+fn reverse_dns_names_clients_that_nothing_else_names_if_the_name_has_their_address() {
+    let Some(lab) = Lab::new("names by reverse DNS") else { return };
+    let _servers = lab.echo_everywhere();
+    let server = NameServer::start(&lab.client2);
+    let [a, b, c, d] = lab.client.v4.octets();
+    let reverse = format!("{d}.{c}.{b}.{a}.in-addr.arpa");
+    let called = |host: &str| {
+        server.set(&reverse, name_server::PTR, name_server::Answer::Name { host: host.to_owned(), ttl_s: 1 });
+    };
+    called("worker-7.cluster.test");
+    server.set_addresses("worker-7.cluster.test", 60, &[lab.client.v4.into()]);
+    let baton = lab.start(&lab.config());
+    let reload_to = |config: &Config| {
+        baton.write_config(config);
+        baton.order(&["reload"]);
+    };
+    let mut conn = lab.client.connect(lab.lb.v4(6443));
+    conn.echo(1, 1000);
+    wait::throughout(secs(3), "nobody asked for it", || node_of(&baton).is_null());
+    assert_eq!(server.asked(&reverse, name_server::PTR), 0);
+
+    let servers = vec![server.address.to_string()];
+    let asking = lab.config().of_names("reverse_dns", true).of_names("reverse_dns_servers", servers);
+    reload_to(&asking);
+    eventually(LONG, "the client has its name", || node_of(&baton) == "worker-7.cluster.test");
+
+    // A name that has other addresses is a claim of whoever has the reverse zone.
+    reload_to(&lab.config());
+    eventually(LONG, "the name goes", || node_of(&baton).is_null());
+    called("worker-8.cluster.test");
+    server.set_addresses("worker-8.cluster.test", 60, &[lab.client2.v4.into()]);
+    let asked = server.asked("worker-8.cluster.test", name_server::A);
+    reload_to(&asking);
+    eventually(LONG, "it looks at the name's addresses", || {
+        server.asked("worker-8.cluster.test", name_server::A) > asked
+    });
+    wait::throughout(secs(3), "it takes no name", || node_of(&baton).is_null());
+
+    // The file counts more.
+    let file = lab.directory().join("names");
+    std::fs::write(&file, format!("{} worker-9\n", lab.client.v4)).expect("a file");
+    reload_to(&asking.names(&file));
+    eventually(LONG, "the file's name", || node_of(&baton) == "worker-9");
+    conn.echo(2, 1000);
+}

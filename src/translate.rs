@@ -19,7 +19,9 @@ mod tests;
 mod toml;
 
 pub(crate) use ledger::{Ledger, LineOutcome, TranslatedLine};
-pub(crate) use setup::{HostRoute, SetupHost, SetupPlan, SetupRefusal, SetupRequest, plan, refuse_rejected};
+pub(crate) use setup::{
+    HostRoute, SetupHost, SetupPlan, SetupRefusal, SetupRequest, plan, refuse_rejected, unit_flags,
+};
 use toml::Toml;
 
 /// A file of another program.

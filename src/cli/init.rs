@@ -20,7 +20,7 @@ use crate::model::fleet::SLOTS;
 use crate::model::humane::printable;
 use crate::preflight::{self, sysctl_file};
 use crate::sys::{netdev, netlink, random};
-use crate::translate::{ForeignFile, HostRoute, SetupHost, SetupPlan, SetupRequest, plan, refuse_rejected};
+use crate::translate::{ForeignFile, HostRoute, SetupHost, SetupPlan, SetupRequest, plan, refuse_rejected, unit_flags};
 use files::{SetupFile, SetupFileError, SetupOutcome};
 
 #[derive(Clone, Debug, Args)]
@@ -265,6 +265,9 @@ fn host(place: &HostFiles) -> Result<SetupHost, CliError> {
         for path in place.yaml_files(Path::new(directory))? {
             found.extend(place.read(&path)?);
         }
+    }
+    for unit in unit_flags::units() {
+        found.extend(place.read(Path::new(unit))?.as_ref().and_then(unit_flags::as_config));
     }
     let authorities = SetupHost::AUTHORITIES.iter().filter(|path| place.of(Path::new(path)).exists());
     let route = |to: IpAddr| {

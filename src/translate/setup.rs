@@ -11,6 +11,7 @@ mod slot;
 mod sources;
 #[cfg(test)]
 mod tests;
+pub(crate) mod unit_flags;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -80,8 +81,8 @@ pub(crate) struct HostRoute {
 pub(crate) struct SetupHost {
     pub networks: Vec<(String, IpNet)>,
     pub route: Box<dyn Fn(IpAddr) -> Option<HostRoute>>,
-    /// Those of [`SetupHost::FILES`] that exist, and the `.yaml` and `.yml` files of [`SetupHost::DIRECTORIES`] in the order of their
-    /// names; the name is the path.
+    /// Those of [`SetupHost::FILES`] that exist, the `.yaml` and `.yml` ones of [`SetupHost::DIRECTORIES`] in their order, and the flags
+    /// of [`unit_flags::units`]; the name is the path.
     pub files: Vec<ForeignFile>,
     /// Those of [`SetupHost::AUTHORITIES`] that exist.
     pub authorities: Vec<String>,
@@ -97,10 +98,12 @@ impl SetupHost {
         self.files.iter().find(|file| file.name == path)
     }
 
-    /// The file at `path` of k3s or RKE2, and those of the directory beside it, in the order in which they count.
+    /// The file at `path` of k3s or RKE2, those of the directory beside it and the unit's flags, in the order in which they count.
     fn files_of(&self, path: &str) -> Vec<&ForeignFile> {
-        let beside = format!("{path}{DROP_INS}/");
-        self.file(path).into_iter().chain(self.files.iter().filter(|file| file.name.starts_with(&beside))).collect()
+        self.file(path)
+            .into_iter()
+            .chain(self.files.iter().filter(|it| unit_flags::counts_beside(path, &it.name)))
+            .collect()
     }
 
     fn has_authority(&self, path: &str) -> bool {
@@ -593,7 +596,5 @@ const PORT: u16 = 6443;
 /// As Talos' KubePrism has it.
 const BESIDE_APISERVER: u16 = 7445;
 const RKE2_SUPERVISOR: u16 = 9345;
-/// Added to the path of the file of k3s or RKE2: a directory with more of it.
-const DROP_INS: &str = ".d";
 /// Beside the configuration file.
 const KEY_NAME: &str = "peers.key";

@@ -548,6 +548,19 @@ fn each_value_of_k3s_names_the_file_and_the_key_that_have_it() {
     has(&two, "port: 6443 (Kubernetes' default)");
 }
 
+/// Regression: what k3s' installer was given by INSTALL_K3S_EXEC stands in the unit alone, and the VIP was asked for.
+#[test]
+fn flags_of_the_unit_count_more_than_the_files_of_k3s() {
+    const UNIT: &str = "/etc/systemd/system/k3s.service";
+    let flags = r#"{"tls-san":["10.0.0.100"],"https-listen-port":["6444"]}"#;
+    let told = said(&plan(&request(&[], &[]), &host(&[(UNIT, flags)], &[K3S_CA])).unwrap());
+    assert!(told.contains(&format!("vip: 10.0.0.100 ({UNIT}: tls-san)")), "{told:#?}");
+    assert!(told.contains(&format!("port: 6444 ({UNIT}: https-listen-port)")), "{told:#?}");
+    let both = [(K3S_CONFIG, "https-listen-port: 7443\nnode-ip: 10.0.0.11\n"), (UNIT, flags)];
+    let told = said(&plan(&request(&[], &[]), &host(&both, &[K3S_CA])).unwrap());
+    assert!(told.contains(&format!("port: 6444 ({UNIT}: https-listen-port)")), "{told:#?}");
+}
+
 /// Regression: a host of an inventory that has an IPv6 address as its name led to `invalid value for "name"`, and to no file.
 #[test]
 fn a_host_of_an_inventory_has_a_name_that_baton_takes() {

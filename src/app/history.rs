@@ -4,6 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+
 use crate::admin::Admin;
 use crate::admin::history::{EVERY_NS, PastMoment, SPAN_NS};
 use crate::admin::summary::EVENTS_WITHIN_MS;
@@ -45,7 +48,7 @@ pub(super) async fn fill(admin: Arc<Admin>, config: Arc<Config>) {
         let events_from_ms = now_unix_ms.saturating_sub(EVENTS_WITHIN_MS);
         let recording = recorder::history_since(&config.recorder.directory, from_ms, events_from_ms);
         let this = FileOwner::of(&config);
-        if let Some(died) = death(&recording, &this, now_unix_ms) {
+        if let Some(died) = death(&recording, &this, now_unix_ms).filter(|died| !lives_on(died)) {
             admin.table.journal.record(died);
         }
         let (own, events) = told_by(&recording, &this);
@@ -82,6 +85,16 @@ fn death(recording: &Recording, this: &FileOwner, now_unix_ms: u64) -> Option<Wh
     });
     let silent_ms = now_unix_ms.saturating_sub(last.at_unix_ms);
     (end != Some(true)).then_some(What::ProcessDied { pid, silent_ms, flows })
+}
+
+/// Whether it is an instance without a name beside this one, with the same directory.
+fn lives_on(died: &What) -> bool {
+    let What::ProcessDied { pid, .. } = died else { return false };
+    // The processes of containers may have one number.
+    let other = Some(*pid).filter(|pid| *pid != std::process::id());
+    let pid = other.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+    // Not permitted: there is one.
+    pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
 }
 
 /// Another instance may have the same directory.
@@ -262,6 +275,9 @@ mod tests {
         assert!(has_died(vec![begun(), failed()]));
         assert!(ended(vec![started(), begun()]).is_none());
         assert!(ended(vec![started(), What::Stopping { flows: 1, timeout_ms: 0 }]).is_none());
+        let lives = What::ProcessDied { pid: std::os::unix::process::parent_id(), silent_ms: 1, flows: None };
+        let ours = What::ProcessDied { pid: std::process::id(), silent_ms: 1, flows: None };
+        assert!(lives_on(&lives) && !lives_on(&ours), "a container's processes have one number");
         assert!(death(&Recording::default(), &FileOwner::default(), 1).is_none(), "the first process of all");
     }
 }

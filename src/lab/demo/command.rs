@@ -37,7 +37,7 @@ pub(crate) struct DemoArgs {
     /// Shows the same hosts with another balancer beside those with Baton; each key and fault acts on both.
     #[arg(long, requires = "fleet", value_enum, value_name = "BALANCER")]
     pub compare: Option<Rival>,
-    /// Address of the status page; if its port is in use, the next free port.
+    /// Address of the status page; if its port is in use, the next free port. Not with --fleet, whose instances have a page each.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9470")]
     pub http: SocketAddr,
     /// Number of kubelet-like clients [default: 6; 12 with --fleet].

@@ -232,6 +232,15 @@ async fn the_effects_of_a_death_are_told_with_the_settings_that_decide_and_nothi
         said.notes
     );
 
+    instance.backend("cp2").set_health(HealthView::clone(&instance.backend("cp1").health()));
+    instance.backend("cp1").configure(1, Some(7));
+    let said = ask_of("apiservers", Happening::Restarts).await.unwrap();
+    let gap = &said.cases[0].gap;
+    assert!(
+        matches!(gap, ExpectedGap::Unknown(why) if why.contains("max_connections")),
+        "cp2's flows find no place: {gap:?}"
+    );
+
     let unknown = ask_of("cp9", Happening::Dies).await.unwrap_err().to_string();
     assert!(unknown.contains("no backend and no instance \"cp9\"; allowed: "), "{unknown}");
     assert!(unknown.ends_with(", apiserver/cp1, apiserver/cp2, apiserver/cp3, apiservers"), "{unknown}");

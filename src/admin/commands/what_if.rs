@@ -155,7 +155,14 @@ impl WhatIfLook<'_> {
                 |frontend: &str| backends.iter().filter(|it| *it.frontend.name == *frontend).filter(is_ready).count();
             // While one restarts, its clients need another.
             let alone = self.config.frontends.iter().find(|it| ready(&it.name) < 2);
+            let has_no_room = |it: &Arc<BackendEntry>| {
+                let others = takers(&self.admin.table.registry, it);
+                room_in(&others).is_some_and(|room| room < u64::from(it.load()))
+            };
             let gap = match alone {
+                None if backends.iter().filter(|it| !it.is_former()).any(has_no_room) => {
+                    ExpectedGap::Unknown(FULL.to_owned())
+                }
                 Some(frontend) => ExpectedGap::Unknown(match ready(&frontend.name) {
                     0 => format!("no backend of {} is ready now", frontend.name),
                     _ => format!("one backend of {} alone is ready now: its restart decides", frontend.name),

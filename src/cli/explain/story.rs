@@ -266,9 +266,10 @@ impl<'r> Story<'r> {
                 format!("This lasted {}: at {} {}.", duration_ms(lasted), moment(over.at_unix_ms), over.what.sentence())
             }
             None => format!(
-                "The record has no later change: {frontend}/{backend} was still {} at {}.",
+                "The record has no later change: {frontend}/{backend} was still {} at {}{}.",
                 to.label(),
-                self.ends_at()
+                self.ends_at(),
+                self.dropped_since(at)
             ),
         });
         sentences.retain(|sentence| !sentence.is_empty());

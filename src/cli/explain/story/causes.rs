@@ -128,6 +128,18 @@ impl Story<'_> {
         all_gone.then(|| format!("No backend of {frontend} was ready then, since {}.", moment(since_ms)))
     }
 
+    /// That events since the one at `at` are not in the record: a part of a sentence.
+    pub(super) fn dropped_since(&self, at: usize) -> String {
+        let dropped = self.events[at + 1..].iter().filter_map(|(event, _)| match event.what {
+            What::RecordsDropped { records } => Some(records),
+            _ => None,
+        });
+        match dropped.sum() {
+            0 => String::new(),
+            records => format!(", as far as is known: the record lacks {} since", plural(records, "event")),
+        }
+    }
+
     /// What the process before had found of a backend that is lost by the first probe of this one: a sentence.
     pub(super) fn state_before_start(&self, at: usize, frontend: &str, backend: &str) -> Option<String> {
         let (_, owner) = self.events[at];

@@ -533,6 +533,16 @@ fn silent_nodes_are_told_with_what_came_before_their_silence_and_with_an_outage_
     assert!(said[3].starts_with("No backend of apiserver was ready then, since 2026-11-25 03:12:08.412Z."), "{said:?}");
 }
 
+/// Regression: after a full disk the record was told as whole.
+#[test]
+fn a_record_that_lacks_events_since_says_so_of_a_state_that_lasts() {
+    use HealthState::{Ejected, Ready};
+    let dropped = (6000, What::RecordsDropped { records: 1138 });
+    let said =
+        told(&recording(vec![(0, changed(Ready, Ejected, Cause::Refused)), dropped]), Subject::Event(0)).unwrap();
+    assert!(said.last().unwrap().ends_with(", as far as is known: the record lacks 1,138 events since."), "{said:?}");
+}
+
 /// Regression: a backend that a reload removed was "still ejected" for ever.
 #[test]
 fn the_loss_of_a_backend_that_is_removed_ends_with_its_removal() {

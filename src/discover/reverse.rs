@@ -84,9 +84,14 @@ impl KnownNames {
             queries.spawn(async move { (client, timeout(QUERY_MAX, look_up(&servers, client)).await.unwrap_or(None)) });
         }
         while let Some(Ok((client, found))) = queries.join_next().await {
-            let last = || self.of.get(&client).and_then(|it| it.name.clone());
-            let (name, lasts) = found.unwrap_or_else(|| (last(), RETRY));
+            let last = self.of.get(&client).and_then(|it| it.name.clone());
+            let (name, lasts) = found.unwrap_or_else(|| (last.clone(), RETRY));
+            let is_new = name != last;
             self.of.insert(client, KnownName { name, until: Instant::now() + lasts });
+            if is_new {
+                // The others may have to wait for their answers.
+                names.set(NameSource::ReverseDns, self.names());
+            }
         }
     }
 
@@ -105,14 +110,17 @@ async fn look_up(servers: &NameServers, client: IpAddr) -> Option<(Option<Arc<st
         NameReply::Failed(_) => None,
         NameReply::NoName | NameReply::NoRecord => Some((None, NONE_FOR)),
         NameReply::Records { records, ttl_s } => {
-            let name = records.first()?;
-            let confirmed = match addresses(servers, name, 0).await {
-                NameReply::Failed(_) => return None,
-                NameReply::Records { records, .. } => records.iter().any(|it| it.ip().to_canonical() == client),
-                NameReply::NoName | NameReply::NoRecord => false,
-            };
             let ttl = Duration::from_secs(ttl_s.into()).clamp(TTL_MIN, TTL_MAX);
-            Some((node_name(name).filter(|_| confirmed), ttl))
+            for name in records.iter().take(NAMES_OF_ONE) {
+                match addresses(servers, name, 0).await {
+                    NameReply::Failed(_) => return None,
+                    NameReply::Records { records, .. } if records.iter().any(|it| it.ip().to_canonical() == client) => {
+                        return Some((node_name(name), ttl));
+                    }
+                    NameReply::Records { .. } | NameReply::NoName | NameReply::NoRecord => {}
+                }
+            }
+            Some((None, ttl))
         }
     }
 }
@@ -122,8 +130,10 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Clients of one look, so that a thousand new ones are no storm for the name servers.
 const AT_ONCE: usize = 32;
 const NAMES_MAX: usize = 16_384;
-/// For both questions of one client.
-const QUERY_MAX: Duration = Duration::from_secs(10);
+/// For all questions about one client.
+const QUERY_MAX: Duration = Duration::from_secs(5);
+/// Names of one address that are looked at.
+const NAMES_OF_ONE: usize = 4;
 /// After an error, while the last name stays.
 const RETRY: Duration = Duration::from_secs(60);
 /// After the answer that there is no name.

@@ -43,6 +43,9 @@ pub(super) struct Figures {
     pub flows_ordered: u64,
     /// Ends of flows in the record that belong to it, by reason.
     pub flows_ended: BTreeMap<&'static str, u64>,
+    /// Ends of flows by the backend itself about that time, by reason.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub flows_ended_by_backend: BTreeMap<&'static str, u64>,
     /// Ends of flows of that time, whosever they were, that are no longer in the record: above 0, the ends by reason are at least so many.
     pub ends_not_recorded: u64,
     /// Of the first end of a flow in the record.

@@ -37,10 +37,12 @@ impl Story<'_> {
         let until = times.end().saturating_add(later).min(again.map_or(u64::MAX, |event| event.at_unix_ms - 1));
         self.count_ends((Some(frontend), Some(backend)), *times.start()..=until, is_by_backend, figures);
         let settings = self.settings(owner, frontend);
-        let gone = settings.map_or_else(String::new, |settings| {
-            self.ended_by_backend(frontend, backend, settings.reset_after_silence_ms, *times.start()..=until)
-        });
-        let gone = lost(figures) + &gone;
+        let mut gone = lost(figures);
+        if let Some(settings) = settings {
+            let its = self.ended_by_backend(frontend, backend, settings.reset_after_silence_ms, *times.start()..=until);
+            gone += &its.0;
+            figures.flows_ended_by_backend = its.1.flows_ended;
+        }
         if figures.flows_ended.is_empty() {
             sentences.push(match figures.flows_ordered {
                 0 if figures.ends_not_recorded > 0 => format!("The record has no end of its flows.{gone}"),
@@ -79,18 +81,25 @@ impl Story<'_> {
     }
 
     /// The flows that a backend ended itself, as one does whose process dies: a sentence. A probe sees the death a moment later.
-    fn ended_by_backend(&self, frontend: &str, backend: &str, before_ms: u64, times: RangeInclusive<u64>) -> String {
+    fn ended_by_backend(
+        &self,
+        frontend: &str,
+        backend: &str,
+        before_ms: u64,
+        times: RangeInclusive<u64>,
+    ) -> (String, Figures) {
         let mut gone = Figures::default();
         let is_its = |reason: EndReason| reason.by() == EndedBy::Backend;
         let times = times.start().saturating_sub(before_ms)..=*times.end();
         self.count_ends((Some(frontend), Some(backend)), times, is_its, &mut gone);
-        match gone.flows_ended.is_empty() {
+        let said = match gone.flows_ended.is_empty() {
             true => String::new(),
             false => {
                 let (before, flows) = (duration_ms(before_ms), at_least(&gone, "flow"));
                 format!(" From {before} before this on, it ended {flows} itself ({}).", by_reason(&gone))
             }
-        }
+        };
+        (said, gone)
     }
 
     /// The new connections that no backend took, while none was ready or until `over_ms`: a sentence.

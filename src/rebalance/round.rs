@@ -13,6 +13,7 @@ use crate::model::health::Cause;
 use crate::model::ids::{BackendId, FlowId};
 use crate::model::rebalance::Allowance;
 use crate::model::rebalance::outage::{BackendSeen, Outage, SavedOutage};
+use crate::table::backend::BackendEntry;
 use crate::table::flows::{FlowTable, FlowView};
 use crate::table::journal::What;
 
@@ -56,6 +57,8 @@ enum Goal {
 pub(super) struct Rebalancer {
     allowance: Allowance,
     outage: Outage,
+    /// Those that were gone at the last look. `None`: there was none.
+    gone: Option<HashSet<BackendId>>,
     ordered_at_ns: Option<u64>,
     goal: Goal,
     /// Since when some backend has had too many; `None` while all are even.
@@ -91,6 +94,7 @@ impl Rebalancer {
         Self {
             allowance: Allowance::new(now_ns),
             outage: Outage::None,
+            gone: None,
             ordered_at_ns: None,
             goal: Goal::None,
             uneven_since_ns: None,
@@ -147,12 +151,14 @@ impl Rebalancer {
         let backends = entries(&table.registry, frontend);
         let seen = backends.iter().filter(|entry| entry.weight() > 0).map(|entry| BackendSeen {
             ready: is_ready(entry),
-            probed: entry.health().cause != Cause::NotProbed,
+            probed: is_probed(entry),
             served_until_ns: entry.health().served_until_ns,
             has_whole_share: has_whole_share(entry, now_ns),
         });
         let seen: Vec<_> = seen.collect();
         self.outage = self.outage.observe(&seen, now_ns);
+        let gone = backends.iter().filter(|entry| entry.weight() > 0 && has_gone(entry)).map(|entry| entry.id);
+        self.note_gone(gone.collect());
         self.pursue(self.goal(frontend), table, frontend);
         while self.returning.front().is_some_and(|at_ns| now_ns >= at_ns + RETURNS_WITHIN_NS) {
             self.returning.pop_front();
@@ -191,6 +197,17 @@ impl Rebalancer {
         }
         self.ordered_at_ns = None;
         Some(Rebalanced { frontend: frontend.name.to_string(), moved: self.moved, left, took })
+    }
+
+    /// Each loss is an outage for the clients, also if the one before is not over: they may move again.
+    fn note_gone(&mut self, gone: HashSet<BackendId>) {
+        let before = self.gone.replace(gone);
+        let (Some(before), Some(gone)) = (before, &self.gone) else { return };
+        if gone.is_subset(&before) {
+            return;
+        }
+        let moved_of = if self.is_ordered() { &mut self.moved_before_order } else { &mut self.moved_of };
+        moved_of.clear();
     }
 
     fn goal(&self, frontend: &Frontend) -> Goal {
@@ -338,6 +355,15 @@ impl Rebalancer {
             _ => bold.min(frontend.rebalance.min_idle),
         }
     }
+}
+
+/// Until then nobody knows whether it is ready.
+fn is_probed(entry: &BackendEntry) -> bool {
+    entry.health().cause != Cause::NotProbed
+}
+
+fn has_gone(entry: &BackendEntry) -> bool {
+    is_probed(entry) && !is_ready(entry)
 }
 
 /// Each backend but one may keep so much more than its share after an outage: of three, the last one then has 10 percent less.

@@ -268,6 +268,29 @@ async fn after_an_outage_flows_that_began_in_it_move_and_older_ones_stay() {
     assert!(moved.iter().all(|began| *began >= 111), "{moved:?}");
 }
 
+/// Regression: a backend that was lost again before the outage before was over came back to no flow for good, since each client had
+/// moved once.
+#[tokio::test]
+async fn each_loss_of_a_backend_lets_clients_move_again_also_before_the_outage_before_is_over() {
+    let mut bench = Bench::new(&[0, 0]);
+    bench.frontend.rebalance.when = RebalanceWhen::AfterOutage;
+    let (mut mover, mut now_ns) = (Rebalancer::new(0), 100 * S);
+    mover.step(&bench.table, &bench.frontend, now_ns).await;
+    let first = bench.backend(0);
+    for lost_s in [110, 125, 140] {
+        bench.set_gone_since(1, lost_s * S);
+        now_ns = (lost_s + 1) * S;
+        assert_eq!(moved_until(&mut bench, &mut mover, &mut now_ns, (lost_s + 2) * S).await, [0; 0]);
+        for _ in first.active.load(Relaxed)..4 {
+            bench.flow_since(&first, lost_s * S, lost_s * S);
+        }
+        bench.set_health_state(&bench.backend(1), HealthState::Ready);
+        // Two of four flows of one client, which has moved twice after each loss before.
+        let moved = moved_until(&mut bench, &mut mover, &mut now_ns, (lost_s + 12) * S).await;
+        assert_eq!(moved.len(), 2, "after the loss at {lost_s} s");
+    }
+}
+
 /// Regression: after an upgrade within an outage, the backend that came back had no flows for good.
 #[tokio::test]
 async fn an_outage_goes_on_in_the_process_after_an_upgrade_and_ends_there() {

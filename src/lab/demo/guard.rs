@@ -5,9 +5,11 @@
 use std::ffi::OsStr;
 use std::io::{self, BufRead, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, parent_id};
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -56,6 +58,7 @@ impl Drop for Guard {
 
 /// Runs `baton demo --guard DIR`: reads process ids, one a line, until the demo is gone; then cleans up after it.
 pub(super) fn run(dir: &Path) -> ExitCode {
+    let demo = parent_id();
     // A pidfd instead of the number, which another process may have by then.
     let processes: Vec<OwnedFd> = io::stdin()
         .lock()
@@ -72,6 +75,12 @@ pub(super) fn run(dir: &Path) -> ExitCode {
     if name.starts_with(DIR_PREFIX) {
         if let Ok(program) = std::env::current_exe() {
             space::clear(&name, &program);
+            // A demo that was killed has not waited for the command that was making a namespace.
+            let was_killed = parent_id() != demo;
+            for _ in 0..if was_killed { CLEARS } else { 0 } {
+                sleep(CLEAR_EVERY);
+                space::clear(&name, &program);
+            }
         }
         let _ = std::fs::remove_dir_all(dir);
     }
@@ -80,3 +89,5 @@ pub(super) fn run(dir: &Path) -> ExitCode {
 
 /// The prefix of a demo's directory. No other directory is ever removed.
 pub(super) const DIR_PREFIX: &str = "baton-demo-";
+const CLEARS: u32 = 10;
+const CLEAR_EVERY: Duration = Duration::from_millis(300);

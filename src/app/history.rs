@@ -94,7 +94,13 @@ fn lives_on(died: &What) -> bool {
     let other = Some(*pid).filter(|pid| *pid != std::process::id());
     let pid = other.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
     // Not permitted: there is one.
-    pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
+    pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH) && !has_ended(pid))
+}
+
+/// Whether a process is only left for its parent to see that it has ended (proc_pid_stat(5)).
+fn has_ended(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+    stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with(['Z', 'X'])))
 }
 
 /// Another instance may have the same directory.
@@ -275,6 +281,16 @@ mod tests {
         assert!(has_died(vec![begun(), failed()]));
         assert!(ended(vec![started(), begun()]).is_none());
         assert!(ended(vec![started(), What::Stopping { flows: 1, timeout_ms: 0 }]).is_none());
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        let ended_pid = Pid::from_raw(ended.id().cast_signed()).unwrap();
+        while !has_ended(ended_pid) {
+            std::thread::yield_now();
+        }
+        assert!(
+            !lives_on(&What::ProcessDied { pid: ended.id(), silent_ms: 1, flows: None }),
+            "nobody has seen its end"
+        );
+        ended.wait().unwrap();
         let lives = What::ProcessDied { pid: std::os::unix::process::parent_id(), silent_ms: 1, flows: None };
         let ours = What::ProcessDied { pid: std::process::id(), silent_ms: 1, flows: None };
         assert!(lives_on(&lives) && !lives_on(&ours), "a container's processes have one number");

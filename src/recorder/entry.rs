@@ -70,6 +70,7 @@ pub(crate) struct FrontendSettings {
     pub rebalance_when: String,
     /// `None`: no such limit.
     pub max_connections: Option<u32>,
+    pub max_connections_per_source: Option<u32>,
 }
 
 /// The counters at one moment; those that end in `total` never fall while a process runs.
@@ -338,6 +339,7 @@ impl FileOwner {
             }
             .to_owned(),
             max_connections: it.limits.max_connections,
+            max_connections_per_source: it.limits.max_connections_per_source,
         });
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -206,7 +206,13 @@ impl WhatIfLook<'_> {
             ([], false) => vec!["No peer is alive and knows these flows: see baton peers.".to_owned()],
             (heirs, _) => {
                 let names: Vec<_> = heirs.iter().map(|it| it.name.to_string()).collect();
-                vec![format!("{} would carry the offloaded flows on, without a reset.", names.join(" or "))]
+                let offloaded = self.flows.iter().filter(|flow| flow.state == FlowState::Offloaded).count();
+                match offloaded {
+                    0 => vec![
+                        "None of its flows is offloaded now: only such flows go on at another instance.".to_owned(),
+                    ],
+                    _ => vec![format!("{} would carry the offloaded flows on, without a reset.", names.join(" or "))],
+                }
             }
         };
         let behind = heirs.iter().map(|it| it.behind).min().unwrap_or(0);

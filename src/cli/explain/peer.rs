@@ -84,8 +84,20 @@ impl KnownPeer {
 
     /// What either knows of the other's flows, and how late it learns of a change.
     fn flows(&self) -> String {
-        let MemberView { name, synced, flows, offloaded, told, behind, lag_ms, .. } = &self.peer;
+        let MemberView { name, synced, flows, offloaded, told, behind, lag_ms, liveness, .. } = &self.peer;
         let number = plural(*flows as u64, "flow");
+        if matches!(liveness, Liveness::Dead | Liveness::Left(_)) {
+            // It takes none any more, and what became of its own is told as an event.
+            return match synced {
+                true => format!(
+                    "When {name} was heard last, this instance knew all its flows: {number}, {} of them offloaded.",
+                    count(*offloaded as u64)
+                ),
+                false => {
+                    format!("When {name} was heard last, this instance did not know all its flows, only {number}.")
+                }
+            };
+        }
         let known = match synced {
             true => format!(
                 "This instance knows all flows of {name}: {number}, {} of them offloaded",
@@ -200,7 +212,7 @@ mod tests {
         let (said, _) = KnownPeer { peer, dies: Some(dies()) }.tell(&Story::new(&recording), AT_MS + 1_000);
         assert!(said[0].ends_with("is dead: there is no link to it, connection refused."), "{said:?}");
         assert!(said[1].contains("lb-b is considered dead"), "{said:?}");
-        assert!(said[2].starts_with("This instance does not know all flows of lb-b, only 1,204 flows; "), "{said:?}");
+        assert_eq!(said[2], "When lb-b was heard last, this instance did not know all its flows, only 1,204 flows.");
         assert!(said.last().unwrap().contains("carries on 1,092 flows of it and resets 112 others"), "{said:?}");
         assert!(!said.iter().any(|it| it.contains("If it dies")), "{said:?}");
     }

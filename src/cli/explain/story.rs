@@ -180,7 +180,7 @@ impl<'r> Story<'r> {
         match &event.what {
             // No order to the process before it begins another one.
             What::Started { .. } => sentences.extend(self.death_before(at)),
-            What::NodesSilent { nodes, for_ms, .. } => sentences.extend(self.silence(at, nodes, *for_ms)),
+            What::NodesSilent { nodes, for_ms, why, .. } => sentences.extend(self.silence(at, nodes, *for_ms, *why)),
             What::RebalancePlanned { .. } | What::Rebalanced { .. } => {
                 let ordered = self.order_of(at, "rebalance", None);
                 sentences.extend(ordered.or_else(|| self.settings(owner, of_rebalance(event)?).and_then(rebalances)));
@@ -268,6 +268,7 @@ impl<'r> Story<'r> {
                 figures.lasted_ms = Some(lasted);
                 format!("This lasted {}: at {} {}.", duration_ms(lasted), moment(over.at_unix_ms), over.what.sentence())
             }
+            None if self.removed_before(at).is_some() => self.removed_before(at).unwrap_or_default(),
             None => format!(
                 "The record has no later change: {frontend}/{backend} was still {} at {}{}.",
                 to.label(),
@@ -446,8 +447,8 @@ fn is_by_backend(reason: EndReason) -> bool {
 
 /// Whether another connection would have ended for the same reason.
 fn is_refusal(reason: EndReason) -> bool {
-    use EndReason::{BackendsFull, LimitFrontend, LimitSource, LimitTotal, NoBackend};
-    matches!(reason, LimitTotal | LimitFrontend | LimitSource | BackendsFull | NoBackend)
+    use EndReason::{BackendsFull, BadProxyHeader, Denied, LimitFrontend, LimitSource, LimitTotal, NoBackend};
+    matches!(reason, LimitTotal | LimitFrontend | LimitSource | BackendsFull | NoBackend | Denied | BadProxyHeader)
 }
 
 /// Whether clients that lose their backend had another one.

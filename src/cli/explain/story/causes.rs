@@ -6,6 +6,7 @@ use super::{AFTER_MS, BEFORE_MS, LATELY_MS, Story, moment};
 use crate::model::fleet::Liveness;
 use crate::model::health::HealthState;
 use crate::model::humane::{duration_ms, plural};
+use crate::model::nodes::SilenceKind;
 use crate::model::weight::Weight;
 use crate::recorder::TimedRecord;
 use crate::table::journal::{Event, What};
@@ -70,7 +71,7 @@ impl Story<'_> {
     }
 
     /// Why nodes are silent, as far as something tells of it: up to three sentences.
-    pub(super) fn silence(&self, at: usize, nodes: &[String], for_ms: u64) -> Vec<String> {
+    pub(super) fn silence(&self, at: usize, nodes: &[String], for_ms: u64, why: SilenceKind) -> Vec<String> {
         let (event, owner) = self.events[at];
         let begun_ms = event.at_unix_ms.saturating_sub(for_ms);
         let mut sentences = Vec::new();
@@ -87,6 +88,7 @@ impl Story<'_> {
             }
             _ => None,
         });
+        let ended = ended.filter(|_| why == SilenceKind::NoConnection);
         if let (Some((ended_ms, frontend, backend, reason)), Some(node)) = (ended, nodes.first()) {
             let earlier = duration_ms(event.at_unix_ms - ended_ms);
             sentences.push(format!(
@@ -98,8 +100,13 @@ impl Story<'_> {
         match unserved {
             Some(unserved) => sentences.push(unserved),
             None => {
-                let renewal = duration_ms(self.recording.owners[owner].lease_renew_ms);
-                sentences.push(format!("A node renews its lease each {renewal} (cluster.lease_renew): silence for longer is what this counts."));
+                let (times, renewal) = match why {
+                    SilenceKind::NoConnection => (1, "a node that lives connects again within one"),
+                    SilenceKind::NoByte => (2, "its connections were open, and a kubelet sends something in each"),
+                };
+                let counted = duration_ms(times * self.recording.owners[owner].lease_renew_ms);
+                let key = if times == 1 { "cluster.lease_renew" } else { "twice cluster.lease_renew" };
+                sentences.push(format!("{counted} ({key}) decided it: {renewal} renewal's time."));
             }
         }
         sentences
@@ -126,6 +133,19 @@ impl Story<'_> {
         let since_ms = states.values().map(|(_, since_ms)| *since_ms).max()?;
         let all_gone = !states.values().any(|(is_ready, _)| *is_ready);
         all_gone.then(|| format!("No backend of {frontend} was ready then, since {}.", moment(since_ms)))
+    }
+
+    /// That a reload had removed the backend of the event at `at` before: a sentence.
+    pub(super) fn removed_before(&self, at: usize) -> Option<String> {
+        let What::BackendChanged { frontend: of, backend: its, .. } = &self.events[at].0.what else { return None };
+        let removed_ms = self.events[..at].iter().rev().find_map(|(event, _)| match &event.what {
+            What::BackendRemoved { frontend, backend } if (frontend, backend) == (of, its) => {
+                Some(Some(event.at_unix_ms))
+            }
+            What::BackendAdded { frontend, backend } if (frontend, backend) == (of, its) => Some(None),
+            _ => None,
+        });
+        removed_ms?.map(|at_ms| format!("A reload had removed it at {}: it had its last flows then.", moment(at_ms)))
     }
 
     /// That events since the one at `at` are not in the record: a part of a sentence.

@@ -24,6 +24,7 @@ fn owner() -> FileOwner {
         reset_after_silence_ms: 2250,
         rebalance_when: "after_outage".to_owned(),
         max_connections: Some(20),
+        max_connections_per_source: Some(3),
     };
     FileOwner { reset_within_ms: 250, lease_renew_ms: 10_000, frontends: vec![frontend], ..FileOwner::default() }
 }

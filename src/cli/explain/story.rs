@@ -3,6 +3,7 @@
 mod causes;
 mod effects;
 mod failovers;
+mod gaps;
 #[cfg(test)]
 pub(super) mod testing;
 #[cfg(test)]
@@ -15,12 +16,13 @@ use serde::Serialize;
 use super::Subject;
 use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::model::health::{Cause, HealthState};
-use crate::model::humane::{bytes, date_and_time, duration_ms, limit_ms, plural};
+use crate::model::humane::{bytes, date_and_time, duration_ms, plural};
 use crate::model::ids::FlowId;
 use crate::model::names::named;
 use crate::recorder::{FrontendSettings, Recorded, RecordedSample, Recording, TimedRecord};
 use crate::table::journal::{Event, What};
 use effects::{by_reason, ended, lost};
+use gaps::{OtherBackend, gap_of_absence, longest_gap};
 
 /// An order, or a reload, that came this long before an event may be its cause.
 const BEFORE_MS: u64 = 5_000;
@@ -177,9 +179,16 @@ impl<'r> Story<'r> {
     fn plain(&self, at: usize) -> Option<Explained> {
         let (event, owner) = self.events[at];
         let mut sentences = vec![format!("At {} {}.", moment(event.at_unix_ms), event.what.sentence())];
+        let mut absence_ms = None;
         match &event.what {
             // No order to the process before it begins another one.
-            What::Started { .. } => sentences.extend(self.death_before(at)),
+            What::Started { .. } => {
+                if let Some((died, away_ms)) = self.death_before(at) {
+                    let (gap, gap_ms) = gap_of_absence(away_ms, self.recording.owners[owner].lease_renew_ms);
+                    sentences.extend([died, gap]);
+                    absence_ms = Some(gap_ms);
+                }
+            }
             What::NodesSilent { nodes, for_ms, why, .. } => sentences.extend(self.silence(at, nodes, *for_ms, *why)),
             What::RebalancePlanned { .. } | What::Rebalanced { .. } => {
                 let ordered = self.order_of(at, "rebalance", None);
@@ -187,7 +196,7 @@ impl<'r> Story<'r> {
             }
             _ => sentences.extend(self.order_before(at)),
         }
-        let mut figures = Figures { at_unix_ms: event.at_unix_ms, ..Figures::default() };
+        let mut figures = Figures { at_unix_ms: event.at_unix_ms, longest_gap_ms: absence_ms, ..Figures::default() };
         let is_effect = |reason| match &event.what {
             What::FlowsOrdered { reason: ordered, .. } => reason == *ordered,
             What::RebalancePlanned { .. } | What::Rebalanced { .. } => reason == EndReason::Rebalanced,
@@ -223,6 +232,7 @@ impl<'r> Story<'r> {
         let mut sentences = vec![format!("At {} {}.", moment(event.at_unix_ms), event.what.sentence())];
         let settings = self.settings(owner, frontend);
         let ordered = matches!(cause, Cause::OrderedDrain | Cause::OrderedEject | Cause::Removed | Cause::Readdressed);
+        let mut found_before_ms = None;
         // An order that ends one is obeyed at once.
         let undrained = match (from, to) {
             (HealthState::Draining | HealthState::Ejected, HealthState::Ready) => {
@@ -234,7 +244,9 @@ impl<'r> Story<'r> {
             (_, true) => sentences.extend(self.order_before(at)),
             (_, false) if undrained.is_some() => sentences.extend(undrained),
             (_, false) if from == to || self.is_first(at, frontend, backend) => {
-                let before = self.state_before_start(at, frontend, backend).unwrap_or_default();
+                let (before, found_ms) = self.state_before_start(at, frontend, backend).unzip();
+                found_before_ms = found_ms;
+                let before = before.unwrap_or_default();
                 sentences.push(format!("This was its first probe, which decides alone.{before}"));
             }
             (Some(settings), false) => sentences.extend(decided_by(settings, *to, cause)),
@@ -264,7 +276,7 @@ impl<'r> Story<'r> {
         }
         sentences.push(match over {
             Some(over) => {
-                let lasted = over.at_unix_ms - event.at_unix_ms;
+                let lasted = over.at_unix_ms - found_before_ms.unwrap_or(event.at_unix_ms);
                 figures.lasted_ms = Some(lasted);
                 format!("This lasted {}: at {} {}.", duration_ms(lasted), moment(over.at_unix_ms), over.what.sentence())
             }
@@ -451,15 +463,6 @@ fn is_refusal(reason: EndReason) -> bool {
     matches!(reason, LimitTotal | LimitFrontend | LimitSource | BackendsFull | NoBackend | Denied | BadProxyHeader)
 }
 
-/// Whether clients that lose their backend had another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum OtherBackend {
-    Ready,
-    /// After so many ms.
-    After(u64),
-    Never,
-}
-
 fn share(sample: &RecordedSample, frontend: &str, backend: &str) -> (u64, u64) {
     let of_frontend = sample.backends.iter().filter(|it| it.frontend == frontend);
     let its = of_frontend.clone().filter(|it| it.name == backend).map(|it| u64::from(it.flows)).sum();
@@ -484,35 +487,6 @@ fn decided_by(settings: &FrontendSettings, to: HealthState, cause: &Cause) -> Op
             Some(format!("fall = {fall} decided it, where a slow answer counts half; {pace}."))
         }
         (_, _) => Some(format!("fall = {fall} decided it: so many probes in a row failed; {pace}.")),
-    }
-}
-
-/// The longest time that a client can have waited, as `baton check` computes it. `without`: how long no backend was ready.
-fn longest_gap(settings: &FrontendSettings, lease_renew_ms: u64, without: OtherBackend) -> (String, Option<u64>) {
-    let (name, silence_ms) = (&settings.name, settings.reset_after_silence_ms);
-    let (silence, renewal) = (limit_ms(silence_ms), limit_ms(lease_renew_ms));
-    match without {
-        OtherBackend::Ready => {
-            let gap_ms = silence_ms + lease_renew_ms;
-            let sentence = format!(
-                "The longest gap that a node can have seen is {}: {silence} from the silence to the last reset, and a renewal's {renewal}.",
-                limit_ms(gap_ms)
-            );
-            (sentence, Some(gap_ms))
-        }
-        OtherBackend::After(ms) => {
-            let gap_ms = silence_ms + ms + lease_renew_ms;
-            let sentence = format!(
-                "Then no backend of {name} was ready until {} after this, so the longest gap that a node can have seen is {}: {silence} from the \
-                 silence to this, that time, and a renewal's {renewal}.",
-                limit_ms(ms),
-                limit_ms(gap_ms)
-            );
-            (sentence, Some(gap_ms))
-        }
-        OtherBackend::Never => {
-            (format!("Then no backend of {name} was ready until the record ends, so that its clients had none."), None)
-        }
     }
 }
 

@@ -35,7 +35,8 @@ impl Story<'_> {
     }
 
     /// How the process before the one that starts at `at` ended, if it did not stop and was not upgraded.
-    pub(super) fn death_before(&self, at: usize) -> Option<String> {
+    /// With the time for which no process may have served.
+    pub(super) fn death_before(&self, at: usize) -> Option<(String, u64)> {
         let (event, owner) = self.events[at];
         let What::Started { .. } = event.what else { return None };
         let is_start = |what: &What| matches!(what, What::Started { .. });
@@ -58,9 +59,10 @@ impl Story<'_> {
         let older = duration_ms(event.at_unix_ms - last.at_unix_ms);
         let flows = self.sample_before(last.at_unix_ms).map(|sample| plural(sample.flows().into(), "flow"));
         let had = flows.map_or_else(String::new, |flows| format!(", when it had {flows}"));
-        Some(format!(
+        let said = format!(
             "The process before it ended without a stop, as by a crash or a kill: its last record is {older} older{had}."
-        ))
+        );
+        Some((said, event.at_unix_ms - last.at_unix_ms))
     }
 
     /// The order or the reload shortly before an event.
@@ -161,7 +163,8 @@ impl Story<'_> {
     }
 
     /// What the process before had found of a backend that is lost by the first probe of this one: a sentence.
-    pub(super) fn state_before_start(&self, at: usize, frontend: &str, backend: &str) -> Option<String> {
+    /// With its time.
+    pub(super) fn state_before_start(&self, at: usize, frontend: &str, backend: &str) -> Option<(String, u64)> {
         let (_, owner) = self.events[at];
         let owners = &self.recording.owners;
         let (before, found) = self.events[..at].iter().rev().find(|(event, of)| {
@@ -174,7 +177,7 @@ impl Story<'_> {
         let is_of_last = is_last.is_some_and(|last| owners[*last].is_same_process(&owners[*found]));
         (is_of_last && *to != HealthState::Ready).then(|| {
             let (state, since) = (to.label(), moment(before.at_unix_ms));
-            format!(" For the process before, it was {state} since {since}: {cause}.")
+            (format!(" For the process before, it was {state} since {since}: {cause}."), before.at_unix_ms)
         })
     }
 

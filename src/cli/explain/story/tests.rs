@@ -239,6 +239,7 @@ fn a_process_that_ended_without_a_stop_is_the_last_fault_and_one_that_stopped_or
         died[1],
         "The process before it ended without a stop, as by a crash or a kill: its last record is 2.2 s older, when it had 90 flows."
     );
+    assert!(died[2].contains("is 12.2 s: 2.2 s without a process"), "{died:?}");
     assert!(!died.iter().any(|it| it.contains("drain nope")), "{died:?}");
     let stopped = (2000, What::Stopping { flows: 0, timeout_ms: 1 });
     let said = last(vec![start(0), refused.clone(), stopped, start(3100)]).unwrap();
@@ -584,6 +585,9 @@ fn the_first_probe_of_a_process_is_told_with_what_the_process_before_had_found()
     let found = "For the process before, it was ejected since 2026-11-25 03:12:08.412Z: no answer within 500 ms.";
     assert!(said[1].starts_with("This was its first probe") && said[1].ends_with(found), "{said:?}");
     assert!(!said.iter().any(|it| it.contains("of the frontend's")), "no sample of this process: {said:?}");
+    let again = vec![start(0), lost(1000), start(9000), lost(9600), (16_000, changed(Ejected, Ready, Cause::Passed))];
+    let said = told(&recording(again), Subject::Event(3)).unwrap();
+    assert!(said.last().unwrap().starts_with("This lasted 15 s: at "), "since the process before found it: {said:?}");
     let back = vec![start(0), lost(1000), (2000, changed(Ejected, Ready, Cause::Passed)), start(9000), lost(9600)];
     let said = told(&recording(back), Subject::Event(4)).unwrap();
     assert_eq!(said[1], "This was its first probe, which decides alone.");

@@ -115,7 +115,9 @@ async fn look_up(servers: &NameServers, client: IpAddr) -> Option<(Option<Arc<st
                 match addresses(servers, name, 0).await {
                     NameReply::Failed(_) => return None,
                     NameReply::Records { records, .. } if records.iter().any(|it| it.ip().to_canonical() == client) => {
-                        return Some((node_name(name), ttl));
+                        // An address as a name would be taken for another client's.
+                        let is_name = name.parse::<IpAddr>().is_err();
+                        return Some((node_name(name).filter(|_| is_name), ttl));
                     }
                     NameReply::Records { .. } | NameReply::NoName | NameReply::NoRecord => {}
                 }

@@ -139,7 +139,7 @@ impl Recorder {
         let (mut history, mut flows) = (Vec::new(), Vec::new());
         let mut written = 0;
         for event in events {
-            let is_flow = matches!(event.what, What::FlowEnded { .. });
+            let is_flow = event.what.is_end();
             let (bytes, files) =
                 if is_flow { (&mut flows, &mut self.flows) } else { (&mut history, &mut self.history) };
             too_long += u64::from(!append_event(bytes, event));

@@ -13,7 +13,7 @@ use crate::admin::summary::EVENTS_WITHIN_MS;
 use crate::config::Config;
 use crate::essential;
 use crate::model::end_reason::EndReason;
-use crate::recorder::{self, FileOwner, Recorded, RecordedSample, Recording, TimedRecord};
+use crate::recorder::{self, FileOwner, Recorded, RecordedSample, Recording};
 use crate::sys::clock::{now_ns, unix_ms};
 use crate::table::journal::{Event, What};
 
@@ -64,27 +64,13 @@ pub(super) async fn fill(admin: Arc<Admin>, config: Arc<Config>) {
     essential::aside(work).await;
 }
 
-/// How the process before `this` ended, if it neither stopped nor was upgraded.
+/// That the process before `this` neither stopped nor was upgraded.
 fn death(recording: &Recording, this: &FileOwner, now_unix_ms: u64) -> Option<What> {
-    let owner = |record: &TimedRecord| &recording.owners[record.owner];
-    let is_before = |record: &&TimedRecord| is_own(owner(record), this) && !owner(record).is_same_process(this);
-    let last = recording.records.iter().rfind(is_before)?;
-    let pid = owner(last).pid;
-    let its = || recording.records.iter().rev().filter(|record| owner(record).is_same_process(owner(last)));
-    let end = its().find_map(|record| match &record.what {
-        Recorded::Event(event) => match event.what {
-            What::Stopping { .. } | What::UpgradeBegun { .. } => Some(true),
-            What::UpgradeFailed { .. } | What::Started { .. } => Some(false),
-            _ => None,
-        },
-        _ => None,
-    });
-    let flows = its().find_map(|record| match &record.what {
-        Recorded::Sample(sample) => Some(sample.flows()),
-        _ => None,
-    });
-    let silent_ms = now_unix_ms.saturating_sub(last.at_unix_ms);
-    (end != Some(true)).then_some(What::ProcessDied { pid, silent_ms, flows })
+    let last = recording.died_before(this, u64::MAX)?;
+    let process = &recording.owners[last.owner];
+    let is_its = |(of, _): &(usize, _)| recording.owners[*of].is_same_process(process);
+    let flows = recording.samples().rev().find(is_its).map(|(_, sample)| sample.flows());
+    Some(What::ProcessDied { pid: process.pid, silent_ms: now_unix_ms.saturating_sub(last.at_unix_ms), flows })
 }
 
 /// Whether it is an instance without a name beside this one, with the same directory.
@@ -103,18 +89,10 @@ fn has_ended(pid: Pid) -> bool {
     stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with(['Z', 'X'])))
 }
 
-/// Another instance may have the same directory.
-fn is_own(owner: &FileOwner, own: &FileOwner) -> bool {
-    match (&owner.instance, &own.instance) {
-        (Some(its), Some(own)) => its == own,
-        _ => true,
-    }
-}
-
 /// The samples of this instance, each with the number of its process, and its events.
 fn told_by<'r>(recording: &'r Recording, own: &FileOwner) -> (Vec<(usize, &'r RecordedSample)>, Vec<Event>) {
     let (mut samples, mut events) = (Vec::new(), Vec::new());
-    for record in recording.records.iter().filter(|record| is_own(&recording.owners[record.owner], own)) {
+    for record in recording.records.iter().filter(|record| recording.owners[record.owner].is_same_instance(own)) {
         match &record.what {
             Recorded::Sample(sample) => samples.push((record.owner, sample)),
             Recorded::Event(event) => events.push(event.clone()),
@@ -187,7 +165,7 @@ impl MomentIncrease {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recorder::{FrontendSample, SampleIncrease};
+    use crate::recorder::{FrontendSample, SampleIncrease, TimedRecord};
 
     fn sample(at_ms: u64, flows: u32, accepted_total: u64, ended: u64) -> RecordedSample {
         let name = "api".to_owned();
@@ -242,7 +220,7 @@ mod tests {
     #[test]
     fn samples_of_another_instance_with_the_same_directory_are_not_this_one_s() {
         let owner = |name: Option<&str>| FileOwner { instance: name.map(str::to_owned), ..FileOwner::default() };
-        let record = |owner| recorder::TimedRecord {
+        let record = |owner| TimedRecord {
             at_unix_ms: owner as u64,
             owner,
             what: Recorded::Sample(sample(owner as u64, 1, 0, 0)),

@@ -16,7 +16,7 @@ use crate::admin::protocol::{Command, EventFilter, Listed};
 use crate::model::duration;
 use crate::model::moment;
 use crate::recorder::{FileOwner, Recorded};
-use crate::table::journal::{Event, What};
+use crate::table::journal::Event;
 
 #[derive(Debug, Args)]
 pub(super) struct EventsArguments {
@@ -156,7 +156,7 @@ fn list_recorded(
     let mut process = None;
     for record in &found.records {
         let Recorded::Event(event) = &record.what else { continue };
-        if matches!(event.what, What::FlowEnded { .. }) && !arguments.flows {
+        if event.what.is_end() && !arguments.flows {
             continue;
         }
         listed += 1;
@@ -209,6 +209,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
+    use crate::table::journal::What;
 
     /// A process at the socket: it tells its pid and when it began, is asked for events from `since` on, has those with `numbers`, and ends.
     fn serve_once(listener: &UnixListener, (pid, began): (u32, u32), since: u64, numbers: &[u64]) {

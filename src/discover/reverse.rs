@@ -76,6 +76,9 @@ impl KnownNames {
             None => has_room && names.of(*client).is_none(),
         };
         let due: Vec<_> = clients.into_iter().filter(is_due).take(AT_ONCE).collect();
+        if due.is_empty() {
+            return;
+        }
         // /etc/resolv.conf may have changed.
         let Ok(servers) = NameServers::read(servers).map(Arc::new) else { return };
         let mut queries = JoinSet::new();

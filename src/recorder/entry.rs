@@ -278,7 +278,7 @@ fn ended(body: &[u8]) -> Option<Event> {
 impl Recorded {
     /// Whether it is the end of a flow.
     pub(crate) fn is_end(&self) -> bool {
-        matches!(self, Self::Event(event) if matches!(event.what, What::FlowEnded { .. }))
+        matches!(self, Self::Event(event) if event.what.is_end())
     }
 
     /// Milliseconds since 1970; `None`: it belongs to all that follows.
@@ -306,6 +306,14 @@ pub(crate) fn ends_counted<'s>(
 }
 
 impl FileOwner {
+    /// Whether both may be of one instance: another one may have the same directory.
+    pub(crate) fn is_same_instance(&self, other: &Self) -> bool {
+        match (&self.instance, &other.instance) {
+            (Some(own), Some(its)) => own == its,
+            _ => true,
+        }
+    }
+
     /// Whether the same process wrote both, with whatever settings.
     pub(crate) fn is_same_process(&self, other: &Self) -> bool {
         (self.pid, self.began_unix_ms, &self.host) == (other.pid, other.began_unix_ms, &other.host)

@@ -82,9 +82,7 @@ impl Past {
             match record.what {
                 Recorded::Owner(_) => {}
                 Recorded::Sample(sample) => past.samples.push((record.owner, sample)),
-                Recorded::Event(event) if matches!(event.what, What::FlowEnded { .. }) => {
-                    past.ends.push((record.owner, event));
-                }
+                Recorded::Event(event) if event.what.is_end() => past.ends.push((record.owner, event)),
                 Recorded::Event(event) => past.events.push((record.owner, event)),
             }
         }

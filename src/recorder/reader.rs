@@ -9,9 +9,10 @@ use std::time::UNIX_EPOCH;
 use thiserror::Error;
 
 use super::FLOWS;
-use super::entry::{self, FileOwner, Recorded};
+use super::entry::{self, FileOwner, Recorded, RecordedSample};
 use super::files::{begun_ms, files_of, series_of};
 use crate::model::recorder_file::{RecordsIn, Unreadable};
+use crate::table::journal::What;
 
 /// Why nothing can be read.
 #[derive(Debug, Error)]
@@ -174,6 +175,33 @@ impl Recording {
             None if !self.unreadable.is_empty() => Err(self.unreadable.swap_remove(0)),
             _ => Ok(self),
         }
+    }
+
+    /// The last record of the process before `this`, if that one recorded neither a stop nor an upgrade that went on without it.
+    /// `until_ms`: of before this time, ms since 1970.
+    pub(crate) fn died_before(&self, this: &FileOwner, until_ms: u64) -> Option<&TimedRecord> {
+        let owner = |record: &TimedRecord| &self.owners[record.owner];
+        let before = || self.records.iter().rev().filter(move |record| record.at_unix_ms < until_ms);
+        let is_other = |it: &FileOwner| it.is_same_instance(this) && !it.is_same_process(this);
+        let last = before().find(|record| is_other(owner(record)))?;
+        let its = before().filter(|record| owner(record).is_same_process(owner(last)));
+        let has_ended = |record: &TimedRecord| match &record.what {
+            Recorded::Event(event) => match event.what {
+                What::Stopping { .. } | What::UpgradeBegun { .. } => Some(true),
+                What::UpgradeFailed { .. } | What::Started { .. } => Some(false),
+                _ => None,
+            },
+            _ => None,
+        };
+        (its.into_iter().find_map(has_ended) != Some(true)).then_some(last)
+    }
+
+    /// The samples in the order of time, each with its process.
+    pub(crate) fn samples(&self) -> impl DoubleEndedIterator<Item = (usize, &RecordedSample)> {
+        self.records.iter().filter_map(|record| match &record.what {
+            Recorded::Sample(sample) => Some((record.owner, sample)),
+            _ => None,
+        })
     }
 
     /// Until when ends that were counted are not in the record, as far as there were any; ms since 1970.

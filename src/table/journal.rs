@@ -400,6 +400,13 @@ pub enum What {
     },
 }
 
+impl What {
+    /// Whether it is the end of a flow, of which there are many.
+    pub(crate) fn is_end(&self) -> bool {
+        matches!(self, Self::FlowEnded { .. })
+    }
+}
+
 impl Event {
     /// Names this event among those of several processes: `event-1764311897000-17`.
     pub(crate) fn anchor(&self) -> String {
@@ -428,14 +435,14 @@ impl Journal {
     /// Stores and logs an event. For an ended flow it writes no line, because the configuration decides: the caller
     /// logs it first.
     pub fn record(&self, what: What) {
-        if !matches!(what, What::FlowEnded { .. }) {
+        if !what.is_end() {
             what.log();
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
         let event = Event { number: rings.next, at_unix_ms: now.as_millis() as u64, what };
         rings.next += 1;
-        let is_urgent = !matches!(event.what, What::FlowEnded { .. });
+        let is_urgent = !event.what.is_end();
         self.unrecorded.add(&event, is_urgent);
         let ring = if is_urgent { &mut rings.other } else { &mut rings.ended };
         if ring.len() == KEEP {

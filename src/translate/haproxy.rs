@@ -25,6 +25,7 @@ use probe::GlobalProbes;
 use proxy::{ProxyPair, TranslatedProxies};
 use sections::{CfgSection, Directive, Effective, SectionKind, sections};
 use value::{bounded, duration, listening, time};
+pub(super) use words::words;
 
 /// What keepalived.conf may ask for, and where Baton listens in HAProxy's place.
 pub(super) struct HaproxyAddresses {

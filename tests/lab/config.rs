@@ -78,8 +78,7 @@ impl Config {
     }
 
     pub fn names(self, file: &Path) -> Self {
-        let file = file.to_str().expect("UTF-8");
-        Self { names: with(self.names, "file", file), ..self }
+        self.of_names("file", file.to_str().expect("UTF-8"))
     }
 
     pub fn cluster(self, key: &str, value: impl Into<Value>) -> Self {

@@ -116,8 +116,11 @@ impl WhatIfLook<'_> {
         let mut notes = Vec::new();
         if !spare.is_empty() && !of_it.is_empty() {
             let names: Vec<_> = spare.iter().map(|it| it.label().into_owned()).collect();
-            let draining = if spare[0].health().health_state == HealthState::Ready { "" } else { ", which only drain" };
-            let draining = if spare.len() == 1 { draining.replace("drain", "drains") } else { draining.to_owned() };
+            let draining = match (spare[0].health().health_state, spare.len()) {
+                (HealthState::Ready, _) => "",
+                (_, 1) => ", which only drains",
+                (_, _) => ", which only drain",
+            };
             notes.push(format!("Clients that are reset connect again to {}{draining}.", names.join(", ")));
             notes.extend(room.map(|room| {
                 let left = plural(of_it.len() as u64 - room, "flow");

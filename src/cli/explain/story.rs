@@ -21,7 +21,7 @@ use crate::model::ids::FlowId;
 use crate::model::names::named;
 use crate::recorder::{FrontendSettings, Recorded, RecordedSample, Recording, TimedRecord};
 use crate::table::journal::{Event, What};
-use effects::{by_reason, ended, lost};
+use effects::{by_reason, ended};
 use gaps::{OtherBackend, gap_of_absence, longest_gap};
 
 /// An order, or a reload, that came this long before an event may be its cause.
@@ -50,9 +50,6 @@ pub(super) struct Figures {
     pub flows_ended_by_backend: BTreeMap<&'static str, u64>,
     /// Ends of flows of that time, whosever they were, that are no longer in the record: above 0, the ends by reason are at least so many.
     pub ends_not_recorded: u64,
-    /// Of the first end of a flow in the record.
-    #[serde(skip)]
-    pub ends_from_ms: Option<u64>,
     /// Commands that explain what else has this name.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub see_also: Vec<String>,
@@ -204,7 +201,7 @@ impl<'r> Story<'r> {
         };
         let after = event.at_unix_ms..=event.at_unix_ms + AFTER_MS;
         self.count_ends((None, None), after, is_effect, &mut figures);
-        let lost = lost(&figures);
+        let lost = self.lost(&figures);
         if !figures.flows_ended.is_empty() {
             sentences.push(format!(
                 "In the {} after it, {} by a fault or an order ({}).{lost}",
@@ -216,7 +213,7 @@ impl<'r> Story<'r> {
             sentences.push(lost.trim_start().to_owned());
         }
         let next = self.events[at + 1..].iter().map(|(event, _)| *event);
-        let next = next.filter(|next| !matches!(next.what, What::FlowEnded { .. }));
+        let next = next.filter(|next| !next.what.is_end());
         if let Some(next) = next.take_while(|next| next.at_unix_ms <= event.at_unix_ms + AFTER_MS).next() {
             let later = duration_ms(next.at_unix_ms - event.at_unix_ms);
             sentences.push(format!("The next event came {later} later: {}.", next.what.sentence()));
@@ -280,13 +277,14 @@ impl<'r> Story<'r> {
                 figures.lasted_ms = Some(lasted);
                 format!("This lasted {}: at {} {}.", duration_ms(lasted), moment(over.at_unix_ms), over.what.sentence())
             }
-            None if self.removed_before(at).is_some() => self.removed_before(at).unwrap_or_default(),
-            None => format!(
-                "The record has no later change: {frontend}/{backend} was still {} at {}{}.",
-                to.label(),
-                self.ends_at(),
-                self.dropped_since(at)
-            ),
+            None => self.removed_before(at).unwrap_or_else(|| {
+                format!(
+                    "The record has no later change: {frontend}/{backend} was still {} at {}{}.",
+                    to.label(),
+                    self.ends_at(),
+                    self.dropped_since(at)
+                )
+            }),
         });
         sentences.retain(|sentence| !sentence.is_empty());
         Some((sentences, figures))
@@ -425,22 +423,19 @@ impl<'r> Story<'r> {
     }
 
     fn sample_before(&self, at_unix_ms: u64) -> Option<&'r RecordedSample> {
-        self.recording.records.iter().rev().find_map(|record| match &record.what {
-            Recorded::Sample(sample) if sample.at_unix_ms <= at_unix_ms => Some(sample),
-            _ => None,
-        })
+        self.samples_before(at_unix_ms).next().map(|(_, sample)| sample)
+    }
+
+    /// The youngest first, each with its process.
+    fn samples_before(&self, at_unix_ms: u64) -> impl Iterator<Item = (usize, &'r RecordedSample)> {
+        self.recording.samples().rev().filter(move |(_, sample)| sample.at_unix_ms <= at_unix_ms)
     }
 
     /// The backend's share of the flows in the last sample of this process before.
     fn share_before(&self, frontend: &str, backend: &str, at_unix_ms: u64, owner: usize) -> String {
         let owners = &self.recording.owners;
-        let sampled = self.recording.records.iter().rev().find_map(|record| match &record.what {
-            Recorded::Sample(sample) if sample.at_unix_ms <= at_unix_ms => {
-                Some(sample).filter(|_| owners[record.owner].is_same_process(&owners[owner]))
-            }
-            _ => None,
-        });
-        let Some(sample) = sampled else { return String::new() };
+        let is_of_this = |(of, _): &(usize, _)| owners[*of].is_same_process(&owners[owner]);
+        let Some((_, sample)) = self.samples_before(at_unix_ms).find(is_of_this) else { return String::new() };
         let (its, all) = share(sample, frontend, backend);
         let earlier = duration_ms(at_unix_ms - sample.at_unix_ms);
         format!("{earlier} before, it had {} of the frontend's {}.", plural(its, "flow"), all)
@@ -493,15 +488,16 @@ fn decided_by(settings: &FrontendSettings, to: HealthState, cause: &Cause) -> Op
 /// The setting that ended a flow, with its value.
 fn limit(settings: &FrontendSettings, reason: EndReason) -> Option<String> {
     let (key, value) = match reason {
-        EndReason::IdleTimeout => ("idle_timeout", settings.idle_timeout_ms?),
-        EndReason::DrainDeadline | EndReason::FrontendRemoved => ("drain_timeout", settings.drain_timeout_ms),
-        EndReason::ConnectTimedOut => ("connect_timeout", settings.connect_timeout_ms),
-        EndReason::LimitFrontend => {
-            return Some(format!("max_connections = {} decided it.", settings.max_connections?));
+        EndReason::IdleTimeout => ("idle_timeout", duration_ms(settings.idle_timeout_ms?)),
+        EndReason::DrainDeadline | EndReason::FrontendRemoved => {
+            ("drain_timeout", duration_ms(settings.drain_timeout_ms))
         }
+        EndReason::ConnectTimedOut => ("connect_timeout", duration_ms(settings.connect_timeout_ms)),
+        EndReason::LimitFrontend => ("max_connections", settings.max_connections?.to_string()),
+        EndReason::LimitSource => ("max_connections_per_source", settings.max_connections_per_source?.to_string()),
         _ => return None,
     };
-    Some(format!("{key} = {} decided it.", duration_ms(value)))
+    Some(format!("{key} = {value} decided it."))
 }
 
 /// The setting that moves flows, with its value.

@@ -72,12 +72,8 @@ impl Chronicle {
 
     /// The lines to print now: an older event that is reported later than this does not come in its place.
     pub(super) fn due(&mut self) -> Vec<ViewLine> {
-        self.due_until(self.elapsed().saturating_sub(HOLD))
-    }
-
-    fn due_until(&mut self, until: Duration) -> Vec<ViewLine> {
-        let count = self.waiting.partition_point(|line| line.at <= until);
-        self.waiting.drain(..count).collect()
+        let until = self.elapsed().saturating_sub(HOLD);
+        take_until(&mut self.waiting, until)
     }
 
     /// The lines that are not printed yet, also the latest.
@@ -107,10 +103,9 @@ impl JointLog {
     pub(super) fn due(&mut self, place: usize, chronicle: &mut Chronicle) -> Vec<ViewLine> {
         let until = chronicle.elapsed().saturating_sub(HOLD);
         self.known[place] = until;
-        chronicle.due_until(until).into_iter().for_each(|line| insert(&mut self.waiting, line));
+        take_until(&mut chronicle.waiting, until).into_iter().for_each(|line| insert(&mut self.waiting, line));
         let until = self.known.iter().min().copied().unwrap_or_default();
-        let count = self.waiting.partition_point(|line| line.at <= until);
-        self.waiting.drain(..count).collect()
+        take_until(&mut self.waiting, until)
     }
 
     /// All lines that are not printed yet, also the latest of these chronicles.
@@ -119,6 +114,11 @@ impl JointLog {
         lines.for_each(|line| insert(&mut self.waiting, line));
         self.waiting.drain(..).collect()
     }
+}
+
+fn take_until(lines: &mut VecDeque<ViewLine>, until: Duration) -> Vec<ViewLine> {
+    let count = lines.partition_point(|line| line.at <= until);
+    lines.drain(..count).collect()
 }
 
 fn insert(lines: &mut VecDeque<ViewLine>, line: ViewLine) {

@@ -2,11 +2,11 @@
 
 /// Why a line has no words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct OpenQuote;
+pub(in crate::translate) struct OpenQuote;
 
 /// Splits a line at spaces. A backslash quotes one character, 'strong' and "weak" quotes quote several, `#` begins a comment.
 /// Environment variables stay as they are written.
-pub(super) fn words(line: &str) -> Result<Vec<String>, OpenQuote> {
+pub(in crate::translate) fn words(line: &str) -> Result<Vec<String>, OpenQuote> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
     let mut quote: Option<char> = None;

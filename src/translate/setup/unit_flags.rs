@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::sources::{K3S_CONFIG, RKE2_CONFIG};
 use crate::translate::ForeignFile;
+use crate::translate::haproxy::words;
 
 /// The units that may have flags for the file of each distribution.
 const UNITS: [(&str, &str); 4] = [
@@ -31,7 +32,8 @@ pub(crate) fn units() -> impl Iterator<Item = &'static str> {
 pub(crate) fn as_config(unit: &ForeignFile) -> Option<ForeignFile> {
     let text = unit.text.replace("\\\n", " ");
     let command = text.lines().rev().find_map(|line| line.trim().strip_prefix("ExecStart="))?;
-    let words = words(command);
+    // Quoted as in haproxy.cfg (systemd.service(5), "Command lines").
+    let words = words(command).ok()?;
     let mut flags = BTreeMap::<&str, Vec<&str>>::new();
     let mut all = words.iter().map(String::as_str).peekable();
     while let Some(word) = all.next() {
@@ -45,24 +47,6 @@ pub(crate) fn as_config(unit: &ForeignFile) -> Option<ForeignFile> {
     // JSON is YAML.
     let text = serde_json::to_string(&flags).expect("text");
     (!flags.is_empty()).then(|| ForeignFile { name: unit.name.clone(), text })
-}
-
-/// The words of a command line, without their quotes (systemd.service(5), "Command lines").
-fn words(command: &str) -> Vec<String> {
-    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
-    for letter in command.chars() {
-        match (quote, letter) {
-            (Some(open), _) if open == letter => quote = None,
-            (None, '"' | '\'') => {
-                quote = Some(letter);
-                word.get_or_insert_default();
-            }
-            (None, _) if letter.is_whitespace() => words.extend(word.take()),
-            _ => word.get_or_insert_default().push(letter),
-        }
-    }
-    words.extend(word);
-    words
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use crate::model::health::HealthState;
 use crate::model::humane::{duration_ms, plural};
 use crate::model::nodes::SilenceKind;
 use crate::model::weight::Weight;
-use crate::recorder::TimedRecord;
 use crate::table::journal::{Event, What};
 
 impl Story<'_> {
@@ -34,28 +33,20 @@ impl Story<'_> {
         }
     }
 
-    /// How the process before the one that starts at `at` ended, if it did not stop and was not upgraded.
-    /// With the time for which no process may have served.
+    /// How the process before the one that starts at `at` ended, if it did not stop and was not upgraded, with the time for which no process
+    /// may have served.
     pub(super) fn death_before(&self, at: usize) -> Option<(String, u64)> {
         let (event, owner) = self.events[at];
         let What::Started { .. } = event.what else { return None };
         let is_start = |what: &What| matches!(what, What::Started { .. });
         let upgraded = self.events[at + 1..].iter().map(|(event, _)| &event.what);
         let mut upgraded = upgraded.take_while(|what| !is_start(what) && !matches!(what, What::UpgradeBegun { .. }));
-        let mut before =
-            self.events[..at].iter().rev().map(|(event, _)| &event.what).take_while(|what| !is_start(what));
         if upgraded.any(|what| {
             matches!(what, What::UpgradeFinished { .. } | What::UpgradeImported { .. } | What::UpgradeFailed { .. })
-        }) || before.any(|what| matches!(what, What::Stopping { .. }))
-        {
+        }) {
             return None;
         }
-        let owners = &self.recording.owners;
-        // This one may have recorded before it said that it starts.
-        let is_of_another = |record: &&TimedRecord| {
-            record.at_unix_ms < event.at_unix_ms && !owners[record.owner].is_same_process(&owners[owner])
-        };
-        let last = self.recording.records.iter().rfind(is_of_another)?;
+        let last = self.recording.died_before(&self.recording.owners[owner], event.at_unix_ms)?;
         let older = duration_ms(event.at_unix_ms - last.at_unix_ms);
         let flows = self.sample_before(last.at_unix_ms).map(|sample| plural(sample.flows().into(), "flow"));
         let had = flows.map_or_else(String::new, |flows| format!(", when it had {flows}"));
@@ -162,8 +153,7 @@ impl Story<'_> {
         }
     }
 
-    /// What the process before had found of a backend that is lost by the first probe of this one: a sentence.
-    /// With its time.
+    /// What the process before had found of a backend that is lost by the first probe of this one: a sentence, and its time.
     pub(super) fn state_before_start(&self, at: usize, frontend: &str, backend: &str) -> Option<(String, u64)> {
         let (_, owner) = self.events[at];
         let owners = &self.recording.owners;

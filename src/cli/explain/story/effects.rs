@@ -6,7 +6,7 @@ use super::{AFTER_MS, Figures, OtherBackend, Story, is_by_backend, moment};
 use crate::model::end_reason::{EndReason, EndedBy};
 use crate::model::health::HealthState;
 use crate::model::humane::{duration_ms, plural};
-use crate::recorder::{FrontendSettings, Recorded, ends_counted};
+use crate::recorder::{FrontendSettings, ends_counted};
 use crate::table::journal::What;
 
 impl Story<'_> {
@@ -37,7 +37,7 @@ impl Story<'_> {
         let until = times.end().saturating_add(later).min(again.map_or(u64::MAX, |event| event.at_unix_ms - 1));
         self.count_ends((Some(frontend), Some(backend)), *times.start()..=until, is_by_backend, figures);
         let settings = self.settings(owner, frontend);
-        let mut gone = lost(figures);
+        let mut gone = self.lost(figures);
         if let Some(settings) = settings {
             let its = self.ended_by_backend(frontend, backend, settings.reset_after_silence_ms, *times.start()..=until);
             gone += &its.0;
@@ -137,7 +137,6 @@ impl Story<'_> {
         is_reason: impl Fn(EndReason) -> bool,
         figures: &mut Figures,
     ) {
-        figures.ends_from_ms = self.recording.ends_from_ms;
         figures.ends_not_recorded += self.not_recorded(&times, &is_reason);
         for (event, _) in self.events.iter().filter(|(event, _)| times.contains(&event.at_unix_ms)) {
             if let What::FlowEnded { frontend: f, backend: b, reason, .. } = &event.what
@@ -153,13 +152,23 @@ impl Story<'_> {
 
     /// The number of ends within `times` that were counted before the first one in the record.
     fn not_recorded(&self, times: &RangeInclusive<u64>, is_reason: impl Fn(EndReason) -> bool) -> u64 {
-        let samples = self.recording.records.iter().filter_map(|record| match &record.what {
-            Recorded::Sample(sample) => Some(sample),
-            _ => None,
-        });
+        let samples = self.recording.samples().map(|(_, sample)| sample);
         let counted = ends_counted(samples, &(*times.start()..=self.recording.ends_lost_until_ms().min(*times.end())));
         let of_kind = EndReason::ALL.iter().filter(|reason| is_reason(**reason));
         of_kind.filter_map(|reason| counted.get(reason.label())).sum()
+    }
+
+    /// What the record lacks: a sentence, or nothing.
+    pub(super) fn lost(&self, figures: &Figures) -> String {
+        let before =
+            self.recording.ends_from_ms.map_or_else(String::new, |at_ms| format!(" of before {}", moment(at_ms)));
+        match figures.ends_not_recorded {
+            0 => String::new(),
+            ends => format!(
+                " The record has no ends{before}: {} of such reasons, of this backend or others.",
+                plural(ends, "flow")
+            ),
+        }
     }
 }
 
@@ -167,18 +176,6 @@ impl Story<'_> {
 fn at_least(figures: &Figures, what: &str) -> String {
     let ends = plural(figures.flows_ended.values().sum(), what);
     if figures.ends_not_recorded > 0 { format!("at least {ends}") } else { ends }
-}
-
-/// What the record lacks: a sentence, or nothing.
-pub(super) fn lost(figures: &Figures) -> String {
-    let before = figures.ends_from_ms.map_or_else(String::new, |at_ms| format!(" of before {}", moment(at_ms)));
-    match figures.ends_not_recorded {
-        0 => String::new(),
-        ends => format!(
-            " The record has no ends{before}: {} of such reasons, of this backend or others.",
-            plural(ends, "flow")
-        ),
-    }
 }
 
 pub(super) fn ended(figures: &Figures) -> String {

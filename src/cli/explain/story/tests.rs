@@ -572,6 +572,9 @@ fn full_backends_are_told_beside_the_longest_gap_which_is_not_known_then() {
     let limited = self::recording(vec![(0, ended(1, EndReason::LimitFrontend))]);
     let said = told(&limited, Subject::Flow(FlowId(1))).unwrap();
     assert!(said[1].ends_with("its client saw RST.") && said[2] == "max_connections = 20 decided it.", "{said:?}");
+    let by_source = self::recording(vec![(0, ended(1, EndReason::LimitSource))]);
+    let said = told(&by_source, Subject::Flow(FlowId(1))).unwrap();
+    assert_eq!(said[2], "max_connections_per_source = 3 decided it.");
 }
 
 /// Regression: after a crash while a backend hung, the flows of the process before were told as this one's, and that the backend had

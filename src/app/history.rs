@@ -70,7 +70,8 @@ fn death(recording: &Recording, this: &FileOwner, now_unix_ms: u64) -> Option<Wh
     let process = &recording.owners[last.owner];
     let is_its = |(of, _): &(usize, _)| recording.owners[*of].is_same_process(process);
     let flows = recording.samples().rev().find(is_its).map(|(_, sample)| sample.flows());
-    Some(What::ProcessDied { pid: process.pid, silent_ms: now_unix_ms.saturating_sub(last.at_unix_ms), flows })
+    let began_unix_ms = if this.began_unix_ms == 0 { now_unix_ms } else { this.began_unix_ms };
+    Some(What::ProcessDied { pid: process.pid, silent_ms: began_unix_ms.saturating_sub(last.at_unix_ms), flows })
 }
 
 /// Whether it is an instance without a name beside this one, with the same directory.

@@ -186,7 +186,7 @@ pub enum What {
     /// The process before this one has recorded no stop and no upgrade.
     ProcessDied {
         pid: u32,
-        /// From its last record to the recording of this.
+        /// From its last record to the beginning of the process after it.
         silent_ms: u64,
         /// In its last sample, if it had one lately.
         flows: Option<u32>,

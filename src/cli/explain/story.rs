@@ -21,7 +21,6 @@ use crate::model::ids::FlowId;
 use crate::model::names::named;
 use crate::recorder::{FrontendSettings, Recorded, RecordedSample, Recording, TimedRecord};
 use crate::table::journal::{Event, What};
-use effects::{by_reason, ended};
 use gaps::{OtherBackend, gap_of_absence, longest_gap};
 
 /// An order, or a reload, that came this long before an event may be its cause.
@@ -191,27 +190,12 @@ impl<'r> Story<'r> {
                 let ordered = self.order_of(at, "rebalance", None);
                 sentences.extend(ordered.or_else(|| self.settings(owner, of_rebalance(event)?).and_then(rebalances)));
             }
+            // What follows from it comes later.
+            What::OrderReceived { .. } => {}
             _ => sentences.extend(self.order_before(at)),
         }
         let mut figures = Figures { at_unix_ms: event.at_unix_ms, longest_gap_ms: absence_ms, ..Figures::default() };
-        let is_effect = |reason| match &event.what {
-            What::FlowsOrdered { reason: ordered, .. } => reason == *ordered,
-            What::RebalancePlanned { .. } | What::Rebalanced { .. } => reason == EndReason::Rebalanced,
-            _ => !matches!(reason, EndReason::ClientClosed | EndReason::BackendClosed),
-        };
-        let after = event.at_unix_ms..=event.at_unix_ms + AFTER_MS;
-        self.count_ends((None, None), after, is_effect, &mut figures);
-        let lost = self.lost(&figures);
-        if !figures.flows_ended.is_empty() {
-            sentences.push(format!(
-                "In the {} after it, {} by a fault or an order ({}).{lost}",
-                duration_ms(AFTER_MS),
-                ended(&figures),
-                by_reason(&figures)
-            ));
-        } else if !lost.is_empty() {
-            sentences.push(lost.trim_start().to_owned());
-        }
+        sentences.extend(self.aftermath(at, &mut figures));
         let next = self.events[at + 1..].iter().map(|(event, _)| *event);
         let next = next.filter(|next| !next.what.is_end());
         if let Some(next) = next.take_while(|next| next.at_unix_ms <= event.at_unix_ms + AFTER_MS).next() {
@@ -262,9 +246,13 @@ impl<'r> Story<'r> {
         self.effect(frontend, backend, event.at_unix_ms..=until, owner, &mut figures, &mut sentences);
         if let (HealthState::Ejected, false, Some(settings)) = (*to, ordered, settings) {
             let without = self.without_backend(at, frontend);
-            if figures.flows_ordered > 0 || !figures.flows_ended.is_empty() || without != OtherBackend::Ready {
+            let has_reset = figures.flows_ordered > 0 || !figures.flows_ended.is_empty();
+            // The kernel of a process that ends does not wait.
+            let was_told = *cause == Cause::Refused && !has_reset && !figures.flows_ended_by_backend.is_empty();
+            if has_reset || was_told || without != OtherBackend::Ready {
+                let silence_ms = if was_told { 0 } else { settings.reset_after_silence_ms };
                 let lease_renew_ms = self.recording.owners[owner].lease_renew_ms;
-                let (sentence, gap_ms) = longest_gap(settings, lease_renew_ms, without);
+                let (sentence, gap_ms) = longest_gap(&settings.name, silence_ms, lease_renew_ms, without);
                 let refused = self.refused_meanwhile(at, frontend, without, until);
                 // Whoever found no place waited on.
                 figures.longest_gap_ms = gap_ms.filter(|_| without != OtherBackend::Ready || refused.is_empty());

@@ -2,12 +2,15 @@
 
 use std::ops::RangeInclusive;
 
-use super::{AFTER_MS, Figures, OtherBackend, Story, is_by_backend, moment};
+use super::{AFTER_MS, Figures, OtherBackend, Story, is_by_backend, moment, of_rebalance};
 use crate::model::end_reason::{EndReason, EndedBy};
 use crate::model::health::HealthState;
 use crate::model::humane::{duration_ms, plural};
 use crate::recorder::{FrontendSettings, ends_counted};
 use crate::table::journal::What;
+
+/// A plan moves its flows within this time (docs/operate.md).
+const SPREAD_MS: u64 = 60_000;
 
 impl Story<'_> {
     /// What a loss did to the backend's flows.
@@ -129,6 +132,45 @@ impl Story<'_> {
         }
     }
 
+    /// The ends of flows that may be an event's effect, or that it tells of: a sentence.
+    pub(super) fn aftermath(&self, at: usize, figures: &mut Figures) -> Option<String> {
+        let event = self.events[at].0;
+        let at_ms = event.at_unix_ms;
+        let (times, frontend) = match &event.what {
+            What::RebalancePlanned { frontend, .. } => {
+                let next = self.events[at + 1..].iter().find(|(next, _)| of_rebalance(next) == Some(frontend));
+                let spread_until_ms = next.map_or(u64::MAX, |(next, _)| next.at_unix_ms.saturating_sub(1));
+                (at_ms..=spread_until_ms.min(at_ms + SPREAD_MS), Some(frontend.as_str()))
+            }
+            What::Rebalanced { frontend, .. } => (self.planned_ms(at, frontend)?..=at_ms, Some(frontend.as_str())),
+            it if ends_no_flow(it) => return None,
+            _ => (at_ms..=at_ms + AFTER_MS, None),
+        };
+        let is_effect = |reason| match &event.what {
+            What::FlowsOrdered { reason: ordered, .. } => reason == *ordered,
+            What::RebalancePlanned { .. } | What::Rebalanced { .. } => reason == EndReason::Rebalanced,
+            _ => !matches!(reason, EndReason::ClientClosed | EndReason::BackendClosed),
+        };
+        let span = duration_ms(times.end() - times.start());
+        self.count_ends((frontend, None), times.clone(), is_effect, figures);
+        let lost = self.lost(figures);
+        if figures.flows_ended.is_empty() {
+            return (!lost.is_empty()).then(|| lost.trim_start().to_owned());
+        }
+        let ended = format!("{} by a fault or an order ({})", ended(figures), by_reason(figures));
+        Some(match *times.end() == at_ms {
+            true => format!("From its plan on, {span} before, {ended}.{lost}"),
+            false => format!("In the {span} after it, {ended}.{lost}"),
+        })
+    }
+
+    /// When the rebalancing that ends with the event at `at` was planned first.
+    fn planned_ms(&self, at: usize, frontend: &str) -> Option<u64> {
+        let own = self.events[..at].iter().rev().filter(|(event, _)| of_rebalance(event) == Some(frontend));
+        let plans = own.take_while(|(event, _)| matches!(event.what, What::RebalancePlanned { .. }));
+        plans.last().map(|(event, _)| event.at_unix_ms)
+    }
+
     /// Adds the ends within `times`, for a reason of this kind, of the flows of a frontend and a backend; `None`: of any.
     pub(super) fn count_ends(
         &self,
@@ -170,6 +212,33 @@ impl Story<'_> {
             ),
         }
     }
+}
+
+/// Whether flows do not end because of it: those that end at the same time have another cause.
+fn ends_no_flow(what: &What) -> bool {
+    matches!(
+        what,
+        What::BackendAdded { .. }
+            | What::BackendsDiscovered { .. }
+            | What::DiscoveryFailed { .. }
+            | What::DiscoveryRecovered { .. }
+            | What::DiscoveryUnwatched { .. }
+            | What::DiscoveryWatched { .. }
+            | What::ReloadRefused { .. }
+            | What::VipAlone { .. }
+            | What::OffloadOpened { .. }
+            | What::OffloadShut { unwatched: false, .. }
+            | What::OffloadResumed {}
+            | What::ProgramReattached { .. }
+            | What::PeerLinked { .. }
+            | What::PeerSynced { .. }
+            | What::NamesFailed { .. }
+            | What::NamesRecovered { .. }
+            | What::NodesSilent { .. }
+            | What::NodesBack { .. }
+            | What::RecorderFailed { .. }
+            | What::RecordsDropped { .. }
+    )
 }
 
 /// `at least 30 flows`.

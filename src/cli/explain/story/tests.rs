@@ -1,3 +1,6 @@
+mod gaps;
+mod orders;
+
 use super::testing::{AT_MS, recording};
 use super::*;
 use crate::model::end_reason::EndReason;
@@ -86,36 +89,6 @@ fn other(from: HealthState, to: HealthState) -> What {
 }
 
 #[test]
-fn an_outage_of_all_backends_is_part_of_the_longest_gap_whichever_was_lost_first() {
-    use HealthState::{Ejected, Ready};
-    let lost = || (1000, changed(Ready, Ejected, Cause::Refused));
-    let order = (1001, ended(1, EndReason::BackendEjected));
-    let gap = |events: Vec<(u64, What)>| {
-        let sentences = told(&recording(events), Subject::Backend("cp2".to_owned())).unwrap();
-        let found: Vec<_> =
-            sentences.iter().filter(|it| it.contains("longest gap") || it.contains("its clients had none")).collect();
-        assert_eq!(found.len(), 1, "{sentences:?}");
-        found[0].clone()
-    };
-    let with = "The longest gap that a node can have seen is 12.3 s: ";
-    assert!(gap(vec![lost(), order.clone()]).starts_with(with));
-    // cp1 was lost before, or a moment later; it is back 14 s after cp2's loss.
-    let back = || (15_000, other(Ejected, Ready));
-    for at in [500, 1400] {
-        let mut events = vec![lost(), order.clone(), (at, other(Ready, Ejected)), back()];
-        events.sort_by_key(|(at, _)| *at);
-        let said = gap(events);
-        assert!(said.starts_with("Then no backend of apiserver was ready until 14 s after this, so the longest gap that a node can have seen is 26.3 s"), "{said}");
-    }
-    let said = gap(vec![(0, other(Ready, Ejected)), lost(), order.clone()]);
-    assert!(said.contains("was ready until the record ends"), "{said}");
-    // One that is lost after half a minute is another matter.
-    assert!(gap(vec![lost(), order, (31_000, other(Ready, Ejected))]).starts_with(with));
-    let unused = told(&recording(vec![lost()]), Subject::Backend("cp2".to_owned())).unwrap();
-    assert!(!unused.iter().any(|it| it.contains("gap")), "nobody waited: {unused:?}");
-}
-
-#[test]
 fn the_first_probe_of_a_process_decides_alone() {
     use HealthState::{Ejected, Ready};
     let lost = |at| (at, changed(Ready, Ejected, Cause::Refused));
@@ -163,21 +136,6 @@ fn a_flow_is_explained_by_its_end_and_by_what_happened_to_its_backend() {
     let idle = recording(vec![(0, ended(1, EndReason::IdleTimeout))]);
     let sentences = told(&idle, Subject::Flow(FlowId(1))).unwrap();
     assert_eq!(sentences[2..], ["idle_timeout = 2 h 00 m decided it."]);
-}
-
-#[test]
-fn an_operator_s_order_is_named_as_the_cause() {
-    let order = What::OrderReceived { uid: 0, pid: 42, order: "eject cp2".to_owned() };
-    let ejected = changed(HealthState::Ready, HealthState::Ejected, Cause::OrderedEject);
-    let recording = recording(vec![(0, order), (3, ejected), (20, ended(1, EndReason::EjectedByOperator))]);
-    let sentences = told(&recording, Subject::Backend("cp2".to_owned())).unwrap();
-    assert_eq!(sentences[1], "3 ms earlier, at 2026-11-25 03:12:07.412Z, uid 0 (process 42) orders: baton eject cp2.");
-    assert!(sentences[3].contains("ejected_by_operator 1"), "{sentences:?}");
-    assert!(
-        sentences[4].starts_with("The record has no later change: apiserver/cp2 was still ejected"),
-        "{sentences:?}"
-    );
-    assert!(!sentences.iter().any(|sentence| sentence.contains("fall =")), "{sentences:?}");
 }
 
 /// Of 15 flows that an order had reset, it told of those alone that ended before the next order.
@@ -449,26 +407,6 @@ fn what_a_backend_ended_after_it_was_ejected_is_told_beside_what_baton_reset() {
     assert!(said.contains("it ended 2 flows itself (backend_closed 1, backend_reset 1)."), "{said}");
 }
 
-/// Regression: the end of one client's flows by `baton kill` was put down to an ejection of the backend that was long over.
-#[test]
-fn flows_that_an_operator_killed_are_not_put_down_to_the_last_loss_of_their_backend() {
-    use HealthState::{Ejected, Ready};
-    let (frontend, backend) = ("apiserver".to_owned(), "cp2".to_owned());
-    let order = "kill --client 10.0.0.31".to_owned();
-    let recording = recording(vec![
-        (0, changed(Ready, Ejected, Cause::Refused)),
-        (5000, changed(Ejected, Ready, Cause::Passed)),
-        (9000, What::OrderReceived { uid: 0, pid: 42, order }),
-        (9001, What::FlowsOrdered { frontend, backend, flows: 1, reason: EndReason::Killed }),
-        (9002, ended(1, EndReason::Killed)),
-        (9003, ended(2, EndReason::ClientReset)),
-    ]);
-    let said = told(&recording, Subject::Event(3)).unwrap();
-    assert!(said[0].contains("because an operator gave the order"), "{said:?}");
-    assert!(said[1].contains("baton kill --client 10.0.0.31"), "{said:?}");
-    assert!(said[2].contains("1 flow ended by a fault or an order (killed 1)"), "{said:?}");
-}
-
 /// Regression: the end of a flow in an earlier process was told as that of a later flow with the same number.
 #[test]
 fn the_end_of_a_flow_is_told_of_its_own_process_and_that_its_number_came_again() {
@@ -484,26 +422,6 @@ fn the_end_of_a_flow_is_told_of_its_own_process_and_that_its_number_came_again()
     let last = said(Subject::Flow(FlowId(1)));
     assert!(last[0].contains("for the reason client_reset"), "{last:?}");
     assert!(last.last().unwrap().starts_with("Earlier processes had 1 flow with this number"), "{last:?}");
-}
-
-/// Regression: the ends of all other orders of those ten seconds were told as effects of a rebalancing.
-#[test]
-fn what_a_rebalancing_did_is_told_without_the_ends_of_other_orders() {
-    let drain = What::OrderReceived { uid: 0, pid: 42, order: "drain apiserver/cp1".to_owned() };
-    let moves = What::RebalancePlanned { frontend: "apiserver".to_owned(), moves: 2 };
-    let recording = recording(vec![
-        (0, drain),
-        (200, moves),
-        (300, ended(1, EndReason::Rebalanced)),
-        (400, ended(2, EndReason::EjectedByOperator)),
-    ]);
-    let said = told(&recording, Subject::Event(1)).unwrap().join("\n");
-    assert!(
-        said.contains("(rebalanced 1)")
-            && !said.contains("drain")
-            && said.contains("rebalance.when = \"after_outage\""),
-        "{said}"
-    );
 }
 
 /// Regression: nodes whose silence had begun eight seconds before a backend was lost were told as its effect, and that no backend was

@@ -1,0 +1,86 @@
+//! Orders, and what a rebalancing does.
+
+use super::*;
+
+#[test]
+fn an_operator_s_order_is_named_as_the_cause() {
+    let order = What::OrderReceived { uid: 0, pid: 42, order: "eject cp2".to_owned() };
+    let ejected = changed(HealthState::Ready, HealthState::Ejected, Cause::OrderedEject);
+    let recording = recording(vec![(0, order), (3, ejected), (20, ended(1, EndReason::EjectedByOperator))]);
+    let sentences = told(&recording, Subject::Backend("cp2".to_owned())).unwrap();
+    assert_eq!(sentences[1], "3 ms earlier, at 2026-11-25 03:12:07.412Z, uid 0 (process 42) orders: baton eject cp2.");
+    assert!(sentences[3].contains("ejected_by_operator 1"), "{sentences:?}");
+    assert!(
+        sentences[4].starts_with("The record has no later change: apiserver/cp2 was still ejected"),
+        "{sentences:?}"
+    );
+    assert!(!sentences.iter().any(|sentence| sentence.contains("fall =")), "{sentences:?}");
+}
+
+/// Regression: the end of one client's flows by `baton kill` was put down to an ejection of the backend that was long over.
+#[test]
+fn flows_that_an_operator_killed_are_not_put_down_to_the_last_loss_of_their_backend() {
+    use HealthState::{Ejected, Ready};
+    let (frontend, backend) = ("apiserver".to_owned(), "cp2".to_owned());
+    let order = "kill --client 10.0.0.31".to_owned();
+    let recording = recording(vec![
+        (0, changed(Ready, Ejected, Cause::Refused)),
+        (5000, changed(Ejected, Ready, Cause::Passed)),
+        (9000, What::OrderReceived { uid: 0, pid: 42, order }),
+        (9001, What::FlowsOrdered { frontend, backend, flows: 1, reason: EndReason::Killed }),
+        (9002, ended(1, EndReason::Killed)),
+        (9003, ended(2, EndReason::ClientReset)),
+    ]);
+    let said = told(&recording, Subject::Event(3)).unwrap();
+    assert!(said[0].contains("because an operator gave the order"), "{said:?}");
+    assert!(said[1].contains("baton kill --client 10.0.0.31"), "{said:?}");
+    assert!(said[2].contains("1 flow ended by a fault or an order (killed 1)"), "{said:?}");
+}
+
+/// Regression: the ends of all other orders of those ten seconds were told as effects of a rebalancing.
+#[test]
+fn what_a_rebalancing_did_is_told_without_the_ends_of_other_orders() {
+    let drain = What::OrderReceived { uid: 0, pid: 42, order: "drain apiserver/cp1".to_owned() };
+    let moves = What::RebalancePlanned { frontend: "apiserver".to_owned(), moves: 2 };
+    let recording = recording(vec![
+        (0, drain),
+        (200, moves),
+        (300, ended(1, EndReason::Rebalanced)),
+        (400, ended(2, EndReason::EjectedByOperator)),
+    ]);
+    let said = told(&recording, Subject::Event(1)).unwrap().join("\n");
+    assert!(
+        said.contains("(rebalanced 1)")
+            && !said.contains("drain")
+            && said.contains("rebalance.when = \"after_outage\""),
+        "{said}"
+    );
+}
+
+/// Regression: the ends of a rebalancing's next plan were told as those of the one before, the end of a rebalancing was told with what came
+/// after it, and an order with the order before it as its cause.
+#[test]
+fn a_rebalancing_is_told_with_its_own_ends_and_an_order_without_the_one_before() {
+    let moves = || What::RebalancePlanned { frontend: "apiserver".to_owned(), moves: 2 };
+    let end = |flow| ended(flow, EndReason::Rebalanced);
+    let order = |order: &str| What::OrderReceived { uid: 0, pid: 42, order: order.to_owned() };
+    let shut = What::OffloadShut { why: "no CAP_BPF".to_owned(), unwatched: false };
+    let recording = recording(vec![
+        (0, shut),
+        (100, moves()),
+        (200, end(1)),
+        (4000, moves()),
+        (4100, end(2)),
+        (4200, end(3)),
+        (15_000, What::Rebalanced { frontend: "apiserver".to_owned(), flows: 3 }),
+        (16_000, order("drain cp1")),
+        (16_500, order("drain cp2")),
+        (17_000, end(4)),
+    ]);
+    let said = |event| told(&recording, Subject::Event(event)).unwrap().join("\n");
+    assert!(!said(0).contains("ended"), "flows that stay proxied end for other reasons: {}", said(0));
+    assert!(said(1).contains("In the 3.8 s after it, 1 flow ended"), "{}", said(1));
+    assert!(said(3).contains("In the 10 s after it, 2 flows ended"), "{}", said(3));
+    assert!(said(6).contains("From its plan on, 14 s before, 3 flows ended"), "{}", said(6));
+    assert!(!said(8).contains("cp1"), "{}", said(8));
+}

@@ -32,7 +32,7 @@ use ipnet::IpNet;
 use crate::config::Config;
 use crate::config::budget::BudgetHost;
 use crate::model::finding::Finding;
-use crate::sys::netdev;
+use crate::sys::{netdev, netlink};
 use keepalived::Keepalived;
 pub(crate) use kernel::Setting;
 use place::HostPlace;
@@ -48,9 +48,12 @@ pub struct Report {
 /// What this host adds to the heartbeat budget: the timers of keepalived's file at `path`, or of its default file, and the host's
 /// own addresses.
 pub(crate) fn budget_host(path: Option<&Path>) -> BudgetHost {
-    let own = netdev::networks().map(|networks| fixed(&networks)).unwrap_or_default();
+    let networks = netdev::networks().unwrap_or_default();
+    let by_baton = netlink::added_to_loopback().unwrap_or_default();
+    let on_loopback = networks.iter().filter(|(name, _)| name == place::LOOPBACK).map(|(_, network)| network.addr());
+    let routed = on_loopback.filter(|ip| !ip.is_loopback() && !by_baton.contains(ip)).collect();
     let keepalived = Keepalived::read(path);
-    BudgetHost { adverts: keepalived.advert_interval(), track: keepalived.vip_track(), own }
+    BudgetHost { adverts: keepalived.advert_interval(), track: keepalived.vip_track(), own: fixed(&networks), routed }
 }
 
 /// Why keepalived's file at `path` cannot be read.
@@ -59,7 +62,7 @@ pub(crate) fn keepalived_fault(path: &Path) -> Option<io::Error> {
 }
 
 /// The addresses that stay on their host. A VIP is a /32 or /128, or comes to a network where the interface has an address already.
-fn fixed(networks: &[(String, IpNet)]) -> Vec<IpAddr> {
+pub(crate) fn fixed(networks: &[(String, IpNet)]) -> Vec<IpAddr> {
     let is_first = |index: usize| {
         let (name, network) = &networks[index];
         networks[..index].iter().all(|(other, before)| other != name || before.trunc() != network.trunc())

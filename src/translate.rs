@@ -78,8 +78,9 @@ pub(crate) fn translate(haproxy: &ForeignFile, keepalived: Option<&ForeignFile>)
     let mut steps = Vec::new();
     let (ledger, addresses) = haproxy::translate(haproxy, &mut toml, &mut proxies, &mut steps);
     let mut ledgers = vec![ledger];
-    if let Some(file) = keepalived {
-        ledgers.push(keepalived::translate(file, &addresses, &mut toml, &mut steps));
+    match keepalived {
+        Some(file) => ledgers.push(keepalived::translate(file, &addresses, &mut toml, &mut steps)),
+        None => steps.extend(keepalived::changeover::without_keepalived(&addresses)),
     }
     toml.append(&proxies);
     ForeignTranslation { toml: toml.text(), ledgers, steps }

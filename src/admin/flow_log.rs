@@ -127,7 +127,9 @@ impl FlowLogWriter {
                 self.table.census.skipped.add(1);
             }
         }
-        self.table.journal.record(what);
+        // Ends wait for this log.
+        let ago_ms = now_ns.saturating_sub(flow.ended_at_ns) / 1_000_000;
+        self.table.journal.record_past(what, ago_ms);
     }
 
     fn say_left_out(&mut self) {
@@ -227,6 +229,20 @@ mod tests {
         assert!(line["error"].as_str().unwrap().contains("reset"), "{line}");
         let events = table.journal.since(0, true);
         assert!(matches!(events[0].what, What::FlowEnded { reason: EndReason::BackendReset, .. }), "{events:?}");
+    }
+
+    /// Regression: an end had the time at which the log came to it, so that resets seemed to take longer than `reset_within`.
+    #[test]
+    fn an_ended_flow_is_recorded_with_the_time_of_its_end() {
+        let (table, backend) = table();
+        table.journal.record(What::OffloadResumed {});
+        end(&table, backend, EndReason::BackendReset);
+        let log = log(FlowLog::Off, 10);
+        FlowLogWriter::new(table.clone(), &log, 0).write(&log, 3_000_000 + 3_600_000_000_000);
+        let mut at_ms: Vec<_> = table.journal.since(0, true).iter().map(|event| event.at_unix_ms).collect();
+        at_ms.sort_unstable();
+        let apart_ms = at_ms[1] - at_ms[0];
+        assert!((3_590_000..=3_600_000).contains(&apart_ms), "{apart_ms}");
     }
 
     #[test]

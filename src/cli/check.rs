@@ -152,6 +152,9 @@ fn budget(config: &Config, host: &BudgetHost) -> String {
                 LongestGap::VipStays => {
                     Err(("-", "NotReady: the VIP stays: no track_script of keepalived's runs `baton ready`"))
                 }
+                LongestGap::Routers => {
+                    Err(("?", "as long as the routers take to leave this host: their BFD or hold time"))
+                }
                 LongestGap::Unknown => {
                     Err(("?", "depends on how the VIP moves: set cluster.vrrp_advert_interval, or [vip]"))
                 }
@@ -339,6 +342,18 @@ warning: frontend \"f\" has one backend only
         let vip = |ip: &str| format!("[vip]\naddresses = [\"{ip}\"]\ninterface = \"eth0\"");
         assert_eq!(rows("10.0.0.5:1", &vip("10.0.0.5"), None), (0, false));
         assert_eq!(rows("10.0.0.5:1", &vip("10.0.0.7"), None), (4, false));
+    }
+
+    /// Regression: behind routers, it asked for keepalived's timers or `[vip]`.
+    #[test]
+    fn the_budget_names_the_routers_of_a_vip_that_is_on_the_loopback_interface() {
+        let text = FILE.replace("LISTEN", "10.99.0.100:1").replace("CLUSTER", "");
+        let config = config::parse(&text, Path::new("f")).unwrap().config;
+        let routed = vec!["10.99.0.100".parse().unwrap()];
+        let budget = budget(&config, &BudgetHost { routed, ..BudgetHost::default() });
+        let by_routers = budget.lines().filter(|line| line.ends_with("their BFD or hold time"));
+        assert_eq!(by_routers.count(), 4, "{budget}");
+        assert!(!budget.contains("vrrp_advert_interval"), "{budget}");
     }
 
     #[test]

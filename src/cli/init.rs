@@ -275,8 +275,14 @@ fn host(place: &HostFiles) -> Result<SetupHost, CliError> {
         let interface = netdev::name(route.interface).ok()?;
         Some(HostRoute { interface, source: netdev::source_towards(to)? })
     };
+    let fault = |error| CliError::path(Path::new("the addresses of this host"), error);
+    let mut networks = netdev::networks().map_err(fault)?;
+    let fixed = preflight::fixed(&networks);
+    for (_, network) in networks.iter_mut().filter(|(_, network)| !fixed.contains(&network.addr())) {
+        *network = network.addr().into();
+    }
     Ok(SetupHost {
-        networks: netdev::networks().map_err(|error| CliError::path(Path::new("the addresses of this host"), error))?,
+        networks,
         route: Box::new(route),
         files: found,
         authorities: authorities.map(|path| (*path).to_owned()).collect(),
@@ -396,7 +402,7 @@ fn steps(
     let runs = place.is_this_host() && answers();
     steps.push(match (runs, is_pod) {
         (true, _) => format!(
-            "an instance runs here: `baton diff {}` says what changes, and whether `baton reload` applies it or `baton upgrade` has to",
+            "an instance runs here, and applies what {} changes within seconds: `baton events` says what it applied, refused, or leaves to `baton upgrade`",
             config.display()
         ),
         (false, true) => "the kubelet starts the pod by itself, also before `kubeadm init`".to_owned(),

@@ -29,9 +29,15 @@ pub(super) struct OffloadArguments {
 #[derive(Debug, Subcommand)]
 enum OffloadCommand {
     /// Shows the program, its interfaces, its flows and its counters of packets.
+    #[command(after_help = "\
+Example, also while no instance runs:
+  baton offload status")]
     Status,
     /// Resets the offloaded flows on both sides, then removes the program and its maps from the kernel, and the program that
     /// shares ports. It leaves what a running instance uses.
+    #[command(after_help = "\
+Example, before Baton leaves a host for good:
+  systemctl disable --now baton && baton offload remove --yes")]
     Remove {
         /// Confirms that the command resets these flows.
         #[arg(long)]

@@ -14,6 +14,8 @@ pub(crate) struct FrontendBudget<'a> {
     timers: BudgetTimers,
     /// Whether each of its addresses stays on this host.
     stays: bool,
+    /// Whether each of its addresses is one that routers send here.
+    is_routed: bool,
     /// Whether keepalived leaves the VIP on a host on which Baton is dead or hangs.
     outlives_baton: bool,
 }
@@ -27,6 +29,8 @@ pub struct BudgetHost {
     pub track: VipTrack,
     /// Its own addresses: those that no other host takes.
     pub own: Vec<IpAddr>,
+    /// Addresses on its loopback interface that Baton has not added: routers send their packets here.
+    pub routed: Vec<IpAddr>,
 }
 
 /// How long a host on which Baton is dead or hangs keeps keepalived's VIP.
@@ -50,6 +54,8 @@ pub(crate) enum LongestGap {
     OwnAddress,
     /// The fault leaves the VIP where it is: keepalived does not ask Baton.
     VipStays,
+    /// The fault lasts until routers send the VIP's packets to another host.
+    Routers,
     /// Baton does not know how the VIP moves.
     Unknown,
     Parts(Vec<GapPart>),
@@ -76,7 +82,8 @@ impl<'a> FrontendBudget<'a> {
         let ips = || frontend.listen.iter().map(|at| at.ip());
         let stays = ips().all(|ip| ip.is_loopback() || host.own.contains(&ip) && !may_move(ip));
         let outlives_baton = built_in.is_none() && vrrp.is_some() && host.track == VipTrack::Stays;
-        Self { config, frontend, timers, stays, outlives_baton }
+        let is_routed = ips().all(|ip| host.routed.contains(&ip));
+        Self { config, frontend, timers, stays, is_routed, outlives_baton }
     }
 
     pub(crate) fn longest(&self, fault: BudgetFault) -> LongestGap {
@@ -86,6 +93,7 @@ impl<'a> FrontendBudget<'a> {
             _ if self.stays && fault.needs_the_vip() => LongestGap::OwnAddress,
             Some(_) if self.outlives_baton && self.must_ask_baton(fault) => LongestGap::VipStays,
             None if self.stays => LongestGap::OwnAddress,
+            None if self.is_routed => LongestGap::Routers,
             None => LongestGap::Unknown,
             Some(parts) => LongestGap::Parts(parts),
         }

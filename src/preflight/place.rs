@@ -9,7 +9,7 @@ use crate::config::{Config, Target};
 use crate::sys::netdev;
 
 /// The loopback interface.
-const LOOPBACK: &str = "lo";
+pub(super) const LOOPBACK: &str = "lo";
 
 /// The facts about this host that all checks use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

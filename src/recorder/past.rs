@@ -102,10 +102,12 @@ impl Past {
         let before = self.samples[..until]
             .iter()
             .rev()
-            .take_while(|(it, sample)| it == owner && last.at_unix_ms - sample.at_unix_ms <= RATES_OVER_MS)
+            .take_while(|(it, sample)| {
+                it == owner && last.at_unix_ms.saturating_sub(sample.at_unix_ms) <= RATES_OVER_MS
+            })
             .last()
             .map_or(last, |(_, sample)| sample);
-        let seconds = (last.at_unix_ms - before.at_unix_ms).max(1) as f64 / 1e3;
+        let seconds = last.at_unix_ms.saturating_sub(before.at_unix_ms).max(1) as f64 / 1e3;
         let per_s = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
         let mut moment = ReplayMoment { process: Some(self.owners[*owner].clone()), ..nothing };
         for frontend in &last.frontends {

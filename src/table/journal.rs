@@ -435,12 +435,18 @@ impl Journal {
     /// Stores and logs an event. For an ended flow it writes no line, because the configuration decides: the caller
     /// logs it first.
     pub fn record(&self, what: What) {
+        self.record_past(what, 0);
+    }
+
+    /// Records what happened `ago_ms` before.
+    pub(crate) fn record_past(&self, what: What, ago_ms: u64) {
         if !what.is_end() {
             what.log();
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
-        let event = Event { number: rings.next, at_unix_ms: now.as_millis() as u64, what };
+        let at_unix_ms = (now.as_millis() as u64).saturating_sub(ago_ms);
+        let event = Event { number: rings.next, at_unix_ms, what };
         rings.next += 1;
         let is_urgent = !event.what.is_end();
         self.unrecorded.add(&event, is_urgent);

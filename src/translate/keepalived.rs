@@ -1,6 +1,6 @@
 //! keepalived.conf: `[vip]`, and `[peers]` where the file names the other hosts.
 
-mod changeover;
+pub(super) mod changeover;
 mod conditions;
 
 use std::collections::HashMap;

@@ -12,6 +12,7 @@ mod sources;
 #[cfg(test)]
 mod tests;
 pub(crate) mod unit_flags;
+mod vip;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -32,6 +33,7 @@ pub(crate) use refusal::SetupRefusal;
 use refusal::spelled_ips;
 use slot::slot;
 use sources::{K3S_CONFIG, KUBEADM_CONFIG, KUBEADM_MANIFEST, KnownEndpoint, LocalApiserver, RKE2_CONFIG};
+use vip::{interface, vips};
 
 /// The options of the command line.
 #[derive(Clone, Debug, Default)]
@@ -79,6 +81,7 @@ pub(crate) struct HostRoute {
 
 /// What this host has.
 pub(crate) struct SetupHost {
+    /// By interface. A second address of a network, as keepalived's `10.0.0.100/24`, has the longest prefix.
     pub networks: Vec<(String, IpNet)>,
     pub route: Box<dyn Fn(IpAddr) -> Option<HostRoute>>,
     /// Those of [`SetupHost::FILES`] that exist, the `.yaml` and `.yml` ones of [`SetupHost::DIRECTORIES`] in their order, and the flags
@@ -114,7 +117,7 @@ impl SetupHost {
         self.networks.iter().any(|(_, network)| network.addr() == ip)
     }
 
-    /// Whether `ip` is an address that stays on this host. A VIP is a /32 or /128 and may be here now.
+    /// Whether `ip` is an address that stays on this host. A VIP has the longest prefix here, and may be on the host now.
     fn is_fixed(&self, ip: IpAddr) -> bool {
         self.networks.iter().any(|(_, network)| network.addr() == ip && !is_single(network))
     }
@@ -428,78 +431,6 @@ fn translated(
     let mut authorities = frontends.filter_map(|frontend| frontend.get("health")?.get("ca_file")?.as_str());
     let ca_file = authorities.next().map(str::to_owned);
     Ok(SetupPlan { toml, facts: facts.all, ca_file, peers, new_peers, steps })
-}
-
-/// `known`: where the cluster's clients connect to.
-fn vips(
-    request: &SetupRequest,
-    host: &SetupHost,
-    local: Option<&Apiserver>,
-    known: Option<IpAddr>,
-    facts: &mut Facts,
-) -> Result<Vec<IpAddr>, SetupRefusal> {
-    let (vips, place) = match &request.vips[..] {
-        [] => found_vip(request, host, local, known)?,
-        given => (given.to_vec(), "--vip".to_owned()),
-    };
-    for ip in &vips {
-        let is_link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
-        if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || is_link_local {
-            return Err(SetupRefusal::BadVip(*ip));
-        }
-        if host.is_fixed(*ip) {
-            return Err(SetupRefusal::OwnVip(*ip));
-        }
-        if let Some(network) = host.network_without(*ip) {
-            return Err(SetupRefusal::NetworksVip(*ip, network));
-        }
-    }
-    facts.add("vip", spelled_ips(&vips), place);
-    Ok(vips)
-}
-
-/// An address in the cluster's own files that is no host's, so far as is known, but of this host's networks.
-fn found_vip(
-    request: &SetupRequest,
-    host: &SetupHost,
-    local: Option<&Apiserver>,
-    known: Option<IpAddr>,
-) -> Result<(Vec<IpAddr>, String), SetupRefusal> {
-    let is_host = |ip: &IpAddr| request.hosts.contains(ip) || request.peers.contains(ip);
-    let is_vip = |ip: &IpAddr| !host.is_fixed(*ip) && !is_host(ip) && host.network_of(*ip).is_some();
-    if let Some(ip) = known.filter(is_vip) {
-        return Ok((vec![ip], format!("{KUBEADM_CONFIG}: server")));
-    }
-    let Some(Apiserver { local, .. }) = local else { return Err(SetupRefusal::NoVip) };
-    let (found, place) = local.named(is_vip);
-    let of_v4 = found.iter().filter(|ip| ip.is_ipv4()).count();
-    match (of_v4, found.len() - of_v4) {
-        (0, 0) => Err(SetupRefusal::NoVip),
-        // One of each family is one VIP for clients of both.
-        (0 | 1, 0 | 1) => Ok((found, place)),
-        // The hosts' own addresses stand there as well.
-        _ => Err(SetupRefusal::SeveralVips(found, place)),
-    }
-}
-
-fn interface(request: &SetupRequest, host: &SetupHost, vip: IpAddr) -> Result<(String, String), SetupRefusal> {
-    if let Some(name) = &request.interface {
-        let is_there = host.networks.iter().any(|(other, _)| other == name);
-        return match is_there {
-            true => Ok((name.clone(), "--interface".to_owned())),
-            false => Err(SetupRefusal::UnknownInterface(name.clone())),
-        };
-    }
-    if let Some((name, own)) = host.network_of(vip) {
-        return Ok((name.to_owned(), format!("its network, of {own}, has {vip} in it")));
-    }
-    match (host.route)(vip).filter(|route| route.interface != "lo") {
-        Some(route) => {
-            let place = format!("the route to {vip}");
-            Ok((route.interface, place))
-        }
-        None => Err(SetupRefusal::NoInterface(vip)),
-    }
 }
 
 /// This instance's address, and those of the others.

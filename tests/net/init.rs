@@ -52,10 +52,27 @@ fn two_bare_hosts_serve_the_vip_within_a_minute_of_the_first_keystroke() {
     let again = hosts[0].typed(&format!("baton init --vip {VIP} --peers {}", hosts[1].host.v4));
     assert!(again.wait(LONG).success(), "{}", again.log_text());
     assert!(again.log_text().contains("baton.toml: needs no change"), "{}", again.log_text());
-    // Regression: to enable the unit changes nothing where an instance runs.
+    // Regression: to enable the unit changes nothing where an instance runs, and it was told to reload what it applies by itself.
     let said = again.log_text();
     let last = said.rsplit("next: ").next().unwrap();
-    assert!(last.starts_with("an instance runs here: `baton diff /etc/baton/baton.toml` says what changes"), "{said}");
+    assert!(
+        last.starts_with("an instance runs here, and applies what /etc/baton/baton.toml changes within seconds"),
+        "{said}"
+    );
+}
+
+/// Regression: `init` refused the VIP on the host that has it as keepalived adds `10.77.0.100/24`.
+#[test]
+fn a_vip_that_keepalived_has_added_with_its_network_s_mask_is_no_address_of_the_host() {
+    let Some(lab) = Lab::new("init where the VIP is") else { return };
+    let host = BareHost::new(&lab, &lab.lb);
+    lab.lb.run(&format!("ip address add {VIP}/24 dev eth0"));
+    let typed = host.typed(&format!("baton init --vip {VIP} --peers {} --print", lab.b1.v4));
+    assert!(typed.wait(LONG).success(), "{}", typed.log_text());
+    // Its own address, which has the same mask, stays.
+    let typed = host.typed(&format!("baton init --vip {} --peers {} --print", lab.lb.v4, lab.b1.v4));
+    assert!(!typed.wait(LONG).success());
+    assert!(typed.log_text().contains("is this host's own address"), "{}", typed.log_text());
 }
 
 fn copy_key(from: &Path, to: &Path) {

@@ -317,6 +317,7 @@ impl WhatIfLook<'_> {
                 LongestGap::NoVip => return ExpectedGap::Unknown(NO_VIP.to_owned()),
                 LongestGap::OwnAddress => return ExpectedGap::Unknown(OWN_ADDRESS.to_owned()),
                 LongestGap::VipStays => return ExpectedGap::Unknown(VIP_STAYS.to_owned()),
+                LongestGap::Routers => return ExpectedGap::Unknown(ROUTERS.to_owned()),
                 LongestGap::Unknown => return ExpectedGap::Unknown(NO_MOVER.to_owned()),
                 LongestGap::Parts(parts) => {
                     let setting = |part: &_| GapSetting {
@@ -395,5 +396,6 @@ const NO_VIP: &str = "its clients are on its own host: no VIP moves";
 const OWN_ADDRESS: &str = "its address is this host's own, not a VIP: clients wait until this host serves again";
 const VIP_STAYS: &str =
     "the VIP stays, and clients wait until this host serves again: no track_script of keepalived's runs `baton ready`";
+const ROUTERS: &str = "as long as the routers take to leave this host: their BFD or hold time";
 const NO_MOVER: &str = "it depends on how the VIP moves: set cluster.vrrp_advert_interval, or [vip]";
 const NOT_CONFIGURED: &str = "its frontend is no longer in the configuration";

@@ -21,7 +21,7 @@ use crate::model::ids::FlowId;
 use crate::model::names::named;
 use crate::recorder::{FrontendSettings, Recorded, RecordedSample, Recording, TimedRecord};
 use crate::table::journal::{Event, What};
-use gaps::{OtherBackend, gap_of_absence, longest_gap};
+use gaps::{OtherBackend, gap_of_absence, is_told_at_once, longest_gap};
 
 /// An order, or a reload, that came this long before an event may be its cause.
 const BEFORE_MS: u64 = 5_000;
@@ -199,7 +199,8 @@ impl<'r> Story<'r> {
         let next = self.events[at + 1..].iter().map(|(event, _)| *event);
         let next = next.filter(|next| !next.what.is_end());
         if let Some(next) = next.take_while(|next| next.at_unix_ms <= event.at_unix_ms + AFTER_MS).next() {
-            let later = duration_ms(next.at_unix_ms - event.at_unix_ms);
+            // The clock may have been set back.
+            let later = duration_ms(next.at_unix_ms.saturating_sub(event.at_unix_ms));
             sentences.push(format!("The next event came {later} later: {}.", next.what.sentence()));
         }
         Some((sentences, figures))
@@ -247,21 +248,20 @@ impl<'r> Story<'r> {
         if let (HealthState::Ejected, false, Some(settings)) = (*to, ordered, settings) {
             let without = self.without_backend(at, frontend);
             let has_reset = figures.flows_ordered > 0 || !figures.flows_ended.is_empty();
-            // The kernel of a process that ends does not wait.
-            let was_told = *cause == Cause::Refused && !has_reset && !figures.flows_ended_by_backend.is_empty();
-            if has_reset || was_told || without != OtherBackend::Ready {
+            let was_told = is_told_at_once(cause, &figures);
+            if has_reset || was_told || without != OtherBackend::Serves {
                 let silence_ms = if was_told { 0 } else { settings.reset_after_silence_ms };
                 let lease_renew_ms = self.recording.owners[owner].lease_renew_ms;
                 let (sentence, gap_ms) = longest_gap(&settings.name, silence_ms, lease_renew_ms, without);
                 let refused = self.refused_meanwhile(at, frontend, without, until);
                 // Whoever found no place waited on.
-                figures.longest_gap_ms = gap_ms.filter(|_| without != OtherBackend::Ready || refused.is_empty());
+                figures.longest_gap_ms = gap_ms.filter(|_| without != OtherBackend::Serves || refused.is_empty());
                 sentences.push(sentence + &refused);
             }
         }
         sentences.push(match over {
             Some(over) => {
-                let lasted = over.at_unix_ms - found_before_ms.unwrap_or(event.at_unix_ms);
+                let lasted = over.at_unix_ms.saturating_sub(found_before_ms.unwrap_or(event.at_unix_ms));
                 figures.lasted_ms = Some(lasted);
                 format!("This lasted {}: at {} {}.", duration_ms(lasted), moment(over.at_unix_ms), over.what.sentence())
             }
@@ -378,36 +378,6 @@ impl<'r> Story<'r> {
             _ => None,
         };
         earlier.find_map(decides).unwrap_or(false)
-    }
-
-    /// Whether the clients of a backend that is lost by the event at `at` had another one, also when they connected again.
-    fn without_backend(&self, at: usize, frontend: &str) -> OtherBackend {
-        let begun_ms = self.events[at].0.at_unix_ms;
-        let sampled = self.sample_before(begun_ms);
-        let of_frontend = sampled.into_iter().flat_map(|sample| &sample.backends).filter(|it| it.frontend == frontend);
-        let mut ready: BTreeMap<&str, bool> =
-            of_frontend.map(|it| (it.name.as_str(), it.state == HealthState::Ready.label())).collect();
-        let sampled_ms = sampled.map_or(0, |sample| sample.at_unix_ms);
-        for (place, (event, _)) in self.events.iter().enumerate() {
-            if event.at_unix_ms > begun_ms + AFTER_MS {
-                break;
-            }
-            match &event.what {
-                What::BackendChanged { frontend: f, backend, to, .. }
-                    if f == frontend && event.at_unix_ms >= sampled_ms =>
-                {
-                    ready.insert(backend, *to == HealthState::Ready);
-                }
-                _ => continue,
-            }
-            if place >= at && !ready.values().any(|ready| *ready) {
-                let next = self.events[place + 1..].iter().map(|(event, _)| *event).find(|next| {
-                    matches!(&next.what, What::BackendChanged { frontend: f, to: HealthState::Ready, .. } if f == frontend)
-                });
-                return next.map_or(OtherBackend::Never, |next| OtherBackend::After(next.at_unix_ms - begun_ms));
-            }
-        }
-        OtherBackend::Ready
     }
 
     fn sample_before(&self, at_unix_ms: u64) -> Option<&'r RecordedSample> {

@@ -22,6 +22,16 @@ pub(super) fn of_wildcards(vips: &[(usize, IpAddr)], haproxy: &HaproxyAddresses)
     wildcards.map(step).collect()
 }
 
+/// The step for a balancer whose address nothing moves.
+pub(in crate::translate) fn without_keepalived(haproxy: &HaproxyAddresses) -> Option<String> {
+    let mut taken: Vec<_> = haproxy.frontends.iter().flat_map(|(_, listen)| listen).map(ToString::to_string).collect();
+    taken.sort_unstable();
+    taken.dedup();
+    (!taken.is_empty()).then(|| {
+        format!("HAProxy has to stop before Baton starts, a moment's interruption: both listen at {}", taken.join(", "))
+    })
+}
+
 /// When keepalived's script can be another one, as the beginning of a sentence.
 pub(super) fn of_script(haproxy: &HaproxyAddresses) -> &'static str {
     match haproxy.frontends.iter().any(|(_, listen)| has_wildcard(listen)) {
@@ -79,6 +89,16 @@ mod tests {
         assert!(
             variable[0].ends_with("Name the VIP in \"listen\" instead, and both serve at one time"),
             "{variable:?}"
+        );
+    }
+
+    #[test]
+    fn without_keepalived_haproxy_stops_first() {
+        let text = "listen api\nbind 127.0.0.1:6443\nbind :7443\nserver a 10.0.0.1:6443\n".to_owned();
+        let [step] = &translate(&ForeignFile { name: "f".to_owned(), text }, None).steps[..] else { panic!() };
+        assert_eq!(
+            step,
+            "HAProxy has to stop before Baton starts, a moment's interruption: both listen at 0.0.0.0:7443, 127.0.0.1:6443"
         );
     }
 

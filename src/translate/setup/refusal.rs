@@ -14,7 +14,7 @@ pub(crate) enum SetupRefusal {
     #[error("{1} says that clients know {list}: name the one that moves between hosts with --vip", list = spelled_ips(.0))]
     SeveralVips(Vec<IpAddr>, String),
     #[error(
-        "--vip {0} is this host's own address: choose one that no host has; if it is the VIP already, let it be a /32 or /128 there"
+        "--vip {0} is this host's own address: choose one that no host has; if it is the VIP already, let it be a /32 or /128 there, or the second address of its network"
     )]
     OwnVip(IpAddr),
     #[error("--vip {0} is no address that can move between hosts")]

@@ -122,7 +122,7 @@ fn a_wrong_address_is_refused_by_its_name() {
     let refused = |request: &SetupRequest| plan(request, &host(&[], &[])).unwrap_err().to_string();
     assert_eq!(
         refused(&request(&["10.0.0.11"], &["10.0.0.12"])),
-        "--vip 10.0.0.11 is this host's own address: choose one that no host has; if it is the VIP already, let it be a /32 or /128 there"
+        "--vip 10.0.0.11 is this host's own address: choose one that no host has; if it is the VIP already, let it be a /32 or /128 there, or the second address of its network"
     );
     assert_eq!(refused(&request(&["127.0.0.9"], &[])), "--vip 127.0.0.9 is no address that can move between hosts");
     for (vip, network) in

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::{AFTER_MS, BEFORE_MS, LATELY_MS, Story, moment};
+use crate::model::end_reason::ClientSaw;
 use crate::model::fleet::Liveness;
-use crate::model::health::HealthState;
+use crate::model::health::{Cause, HealthState};
 use crate::model::humane::{duration_ms, plural};
 use crate::model::nodes::SilenceKind;
 use crate::model::weight::Weight;
@@ -26,6 +27,11 @@ impl Story<'_> {
         match event.what {
             What::Started { .. } if self.death_before(at).is_some() => Weight::Bad,
             What::NodesSilent { .. } => Weight::Bad,
+            // Its clients are reset, or will be at the end of drain_timeout.
+            What::FlowsOrdered { reason, .. } if reason.client_saw() == ClientSaw::Rst => Weight::Bad,
+            What::BackendChanged { to: HealthState::Draining, cause: Cause::NotReady { .. } | Cause::Slow, .. } => {
+                Weight::Bad
+            }
             // Its death is an event of its own.
             What::PeerLiveness { liveness: Liveness::Silent, .. } => Weight::Notice,
             What::ReloadRefused { .. } if self.events[at..].iter().any(is_applied) => Weight::Plain,
@@ -47,13 +53,13 @@ impl Story<'_> {
             return None;
         }
         let last = self.recording.died_before(&self.recording.owners[owner], event.at_unix_ms)?;
-        let older = duration_ms(event.at_unix_ms - last.at_unix_ms);
+        let older = duration_ms(event.at_unix_ms.saturating_sub(last.at_unix_ms));
         let flows = self.sample_before(last.at_unix_ms).map(|sample| plural(sample.flows().into(), "flow"));
         let had = flows.map_or_else(String::new, |flows| format!(", when it had {flows}"));
         let said = format!(
             "The process before it ended without a stop, as by a crash or a kill: its last record is {older} older{had}."
         );
-        Some((said, event.at_unix_ms - last.at_unix_ms))
+        Some((said, event.at_unix_ms.saturating_sub(last.at_unix_ms)))
     }
 
     /// The order or the reload shortly before an event.
@@ -83,7 +89,7 @@ impl Story<'_> {
         });
         let ended = ended.filter(|_| why == SilenceKind::NoConnection);
         if let (Some((ended_ms, frontend, backend, reason)), Some(node)) = (ended, nodes.first()) {
-            let earlier = duration_ms(event.at_unix_ms - ended_ms);
+            let earlier = duration_ms(event.at_unix_ms.saturating_sub(ended_ms));
             sentences.push(format!(
                 "The last flow of {node} ended {earlier} before, with {frontend}/{backend}, for the reason {reason}."
             ));
@@ -105,12 +111,12 @@ impl Story<'_> {
         sentences
     }
 
-    /// That no backend of a frontend was ready at a time: a sentence.
+    /// That no backend of a frontend served at a time, not even one that drains: a sentence.
     fn unserved_at(&self, frontend: &str, at_unix_ms: u64) -> Option<String> {
         let mut states = BTreeMap::<&str, (bool, u64)>::new();
         let sampled = self.sample_before(at_unix_ms)?;
         for backend in sampled.backends.iter().filter(|it| it.frontend == frontend) {
-            states.insert(&backend.name, (backend.state == HealthState::Ready.label(), sampled.at_unix_ms));
+            states.insert(&backend.name, (backend.state != HealthState::Ejected.label(), sampled.at_unix_ms));
         }
         for (event, _) in self.events.iter().filter(|(event, _)| event.at_unix_ms <= at_unix_ms) {
             if let What::BackendChanged { frontend: f, backend, to, .. } = &event.what
@@ -118,14 +124,15 @@ impl Story<'_> {
                 && let Some(state) = states.get_mut(backend.as_str())
             {
                 let is_later = event.at_unix_ms > sampled.at_unix_ms;
-                if is_later || state.0 == (*to == HealthState::Ready) {
-                    *state = (*to == HealthState::Ready, event.at_unix_ms);
+                let serves = *to != HealthState::Ejected;
+                if is_later || state.0 == serves {
+                    *state = (serves, event.at_unix_ms);
                 }
             }
         }
         let since_ms = states.values().map(|(_, since_ms)| *since_ms).max()?;
-        let all_gone = !states.values().any(|(is_ready, _)| *is_ready);
-        all_gone.then(|| format!("No backend of {frontend} was ready then, since {}.", moment(since_ms)))
+        let all_gone = !states.values().any(|(serves, _)| *serves);
+        all_gone.then(|| format!("No backend of {frontend} served then, since {}.", moment(since_ms)))
     }
 
     /// That a reload had removed the backend of the event at `at` before: a sentence.
@@ -138,7 +145,7 @@ impl Story<'_> {
             What::BackendAdded { frontend, backend } if (frontend, backend) == (of, its) => Some(None),
             _ => None,
         });
-        removed_ms?.map(|at_ms| format!("A reload had removed it at {}: it had its last flows then.", moment(at_ms)))
+        removed_ms?.map(|at_ms| format!("A reload had removed it at {}.", moment(at_ms)))
     }
 
     /// That events since the one at `at` are not in the record: a part of a sentence.
@@ -188,7 +195,7 @@ impl Story<'_> {
         let (event, _) = self.events[at];
         let is_near = |before: &usize| self.events[*before].0.at_unix_ms + within_ms >= event.at_unix_ms;
         let (found, _) = self.events[(0..at).rev().take_while(is_near).find(|before| is_it(*before))?];
-        let earlier = duration_ms(event.at_unix_ms - found.at_unix_ms);
+        let earlier = duration_ms(event.at_unix_ms.saturating_sub(found.at_unix_ms));
         Some(format!("{earlier} earlier, at {}, {}.", moment(found.at_unix_ms), found.what.sentence()))
     }
 }

@@ -93,13 +93,19 @@ impl Story<'_> {
     ) -> (String, Figures) {
         let mut gone = Figures::default();
         let is_its = |reason: EndReason| reason.by() == EndedBy::Backend;
-        let times = times.start().saturating_sub(before_ms)..=*times.end();
-        self.count_ends((Some(frontend), Some(backend)), times, is_its, &mut gone);
-        let said = match gone.flows_ended.is_empty() {
-            true => String::new(),
-            false => {
-                let (before, flows) = (duration_ms(before_ms), at_least(&gone, "flow"));
-                format!(" From {before} before this on, it ended {flows} itself ({}).", by_reason(&gone))
+        let (of_it, at_ms) = ((Some(frontend), Some(backend)), *times.start());
+        let times = at_ms.saturating_sub(before_ms)..=*times.end();
+        self.count_ends(of_it, times.clone(), is_its, &mut gone);
+        let first = self.ends(of_it, &times).filter(|(_, reason)| is_its(*reason)).map(|(at_ms, _)| at_ms).min();
+        let said = match first {
+            None => String::new(),
+            Some(first_ms) => {
+                let when = match first_ms < at_ms {
+                    true => format!("the first {} before this", duration_ms(at_ms - first_ms)),
+                    false => format!("the first {} after this", duration_ms(first_ms - at_ms)),
+                };
+                let flows = at_least(&gone, "flow");
+                format!(" The backend itself ended {flows} ({}), {when}.", by_reason(&gone))
             }
         };
         (said, gone)
@@ -109,11 +115,11 @@ impl Story<'_> {
     pub(super) fn refused_meanwhile(&self, at: usize, frontend: &str, without: OtherBackend, over_ms: u64) -> String {
         let begun_ms = self.events[at].0.at_unix_ms;
         let until_ms = match without {
-            OtherBackend::Ready => over_ms,
-            OtherBackend::After(ms) => begun_ms + ms,
+            OtherBackend::Serves => over_ms,
+            OtherBackend::Away { from_unix_ms, for_ms, .. } => from_unix_ms + for_ms,
             OtherBackend::Never => u64::MAX,
         };
-        let is_full = without == OtherBackend::Ready;
+        let is_full = without == OtherBackend::Serves;
         let is_refusal = |reason| match reason {
             EndReason::BackendsFull => true,
             EndReason::NoBackend | EndReason::ConnectFailed | EndReason::ConnectTimedOut => !is_full,
@@ -180,16 +186,27 @@ impl Story<'_> {
         figures: &mut Figures,
     ) {
         figures.ends_not_recorded += self.not_recorded(&times, &is_reason);
-        for (event, _) in self.events.iter().filter(|(event, _)| times.contains(&event.at_unix_ms)) {
-            if let What::FlowEnded { frontend: f, backend: b, reason, .. } = &event.what
-                && is_reason(*reason)
-                && frontend.is_none_or(|it| it == f)
-                && backend.is_none_or(|it| b.as_deref() == Some(it))
-            {
-                *figures.flows_ended.entry(reason.label()).or_default() += 1;
-                figures.ended_within_ms = event.at_unix_ms - times.start();
-            }
+        for (at_ms, reason) in self.ends((frontend, backend), &times).filter(|(_, reason)| is_reason(*reason)) {
+            *figures.flows_ended.entry(reason.label()).or_default() += 1;
+            figures.ended_within_ms = figures.ended_within_ms.max(at_ms - times.start());
         }
+    }
+
+    /// When the flows of a frontend and a backend ended within `times`, and for which reasons; `None`: those of any.
+    fn ends(
+        &self,
+        (frontend, backend): (Option<&str>, Option<&str>),
+        times: &RangeInclusive<u64>,
+    ) -> impl Iterator<Item = (u64, EndReason)> {
+        let within = self.events.iter().map(|(event, _)| event).filter(|event| times.contains(&event.at_unix_ms));
+        within.filter_map(move |event| match &event.what {
+            What::FlowEnded { frontend: f, backend: b, reason, .. }
+                if frontend.is_none_or(|it| it == f) && backend.is_none_or(|it| b.as_deref() == Some(it)) =>
+            {
+                Some((event.at_unix_ms, *reason))
+            }
+            _ => None,
+        })
     }
 
     /// The number of ends within `times` that were counted before the first one in the record.

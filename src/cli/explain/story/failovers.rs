@@ -62,7 +62,7 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
         ));
     }
     if let Some(back) = back {
-        let lasted_ms = back.at_unix_ms - begun_ms;
+        let lasted_ms = back.at_unix_ms.saturating_sub(begun_ms);
         figures.lasted_ms = Some(lasted_ms);
         let alone =
             if death.is_none() && over.is_none() { "It was a moment's silence, which changes nothing: " } else { "" };

@@ -1,47 +1,55 @@
 //! The longest time without a heartbeat that a node can have seen.
 
-use crate::model::humane::limit_ms;
+use std::collections::BTreeMap;
 
-/// Whether clients that lose their backend had another one.
+use super::{AFTER_MS, Figures, Story};
+use crate::model::health::{Cause, HealthState};
+use crate::model::humane::limit_ms;
+use crate::table::journal::What;
+
+/// Whether clients that lose their backend had another one that serves: a ready one, or else one that drains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OtherBackend {
-    Ready,
-    /// After so many ms.
-    After(u64),
+    Serves,
+    /// From the loss of the last one on, none served for so many ms. `silence_ms`: what its clients waited before they were told.
+    Away {
+        from_unix_ms: u64,
+        for_ms: u64,
+        silence_ms: u64,
+    },
     Never,
 }
 
 /// The longest time that a client of `frontend` can have waited, as `baton check` computes it. `silence_ms`: from the backend's silence to the
-/// last reset, 0 if its kernel ended its connections at once. `without`: how long no backend was ready.
+/// last reset, 0 if its kernel ended its connections at once.
 pub(super) fn longest_gap(
     frontend: &str,
     silence_ms: u64,
     lease_renew_ms: u64,
-    without: OtherBackend,
+    other: OtherBackend,
 ) -> (String, Option<u64>) {
-    let away_ms = match without {
-        OtherBackend::Ready => 0,
-        OtherBackend::After(ms) => ms,
+    // A client that had another backend meanwhile has renewed there, or has waited for less.
+    let (away_ms, silence_ms) = match other {
+        OtherBackend::Serves => (0, silence_ms),
+        OtherBackend::Away { for_ms, silence_ms: of_last_ms, .. } => (for_ms, silence_ms.max(of_last_ms)),
         OtherBackend::Never => {
             let sentence =
-                format!("Then no backend of {frontend} was ready until the record ends, so that its clients had none.");
+                format!("Then no backend of {frontend} served until the record ends, so that its clients had none.");
             return (sentence, None);
         }
     };
     let gap_ms = silence_ms + away_ms + lease_renew_ms;
     let [gap, silence, away, renewal] = [gap_ms, silence_ms, away_ms, lease_renew_ms].map(limit_ms);
     let seen = format!("longest gap that a node can have seen is {gap}");
-    let sentence = match (without, silence_ms) {
-        (OtherBackend::Ready, 0) => format!("Its kernel ended its flows at once, so the {seen}: a renewal's."),
-        (OtherBackend::Ready, _) => {
-            format!("The {seen}: {silence} from the silence to the last reset, and a renewal's {renewal}.")
-        }
+    let sentence = match (away_ms, silence_ms) {
+        (0, 0) => format!("Its kernel ended its flows at once, so the {seen}: a renewal's."),
+        (0, _) => format!("The {seen}: {silence} from the silence to the last reset, and a renewal's {renewal}."),
         (_, 0) => format!(
-            "Then no backend of {frontend} was ready until {away} after this, so the {seen}: that time, and a renewal's {renewal}."
+            "Then no backend of {frontend} served for {away}, so the {seen}: that time, and a renewal's {renewal}."
         ),
         (_, _) => format!(
-            "Then no backend of {frontend} was ready until {away} after this, so the {seen}: {silence} from the silence to this, that time, \
-             and a renewal's {renewal}."
+            "Then no backend of {frontend} served for {away}, so the {seen}: {silence} from a silence to its last reset, that time, and a \
+             renewal's {renewal}."
         ),
     };
     (sentence, Some(gap_ms))
@@ -55,4 +63,53 @@ pub(super) fn gap_of_absence(away_ms: u64, lease_renew_ms: u64) -> (String, u64)
         "The longest gap that a node can have seen by this is {gap}: {away} without a process, unless another host had the VIP, and a renewal's {renewal}."
     );
     (sentence, gap_ms)
+}
+
+impl Story<'_> {
+    /// Whether the clients of a backend that is lost by the event at `at` had another one, also when they connected again.
+    pub(super) fn without_backend(&self, at: usize, frontend: &str) -> OtherBackend {
+        let (begun_ms, owner) = (self.events[at].0.at_unix_ms, self.events[at].1);
+        let sampled = self.sample_before(begun_ms);
+        let of_frontend = sampled.into_iter().flat_map(|sample| &sample.backends).filter(|it| it.frontend == frontend);
+        let mut serves: BTreeMap<&str, bool> =
+            of_frontend.map(|it| (it.name.as_str(), it.state != HealthState::Ejected.label())).collect();
+        let sampled_ms = sampled.map_or(0, |sample| sample.at_unix_ms);
+        for (place, (event, _)) in self.events.iter().enumerate() {
+            if event.at_unix_ms > begun_ms + AFTER_MS {
+                break;
+            }
+            let What::BackendChanged { frontend: f, backend, to, cause, .. } = &event.what else { continue };
+            if f != frontend || event.at_unix_ms < sampled_ms {
+                continue;
+            }
+            serves.insert(backend, *to != HealthState::Ejected);
+            if place < at || serves.values().any(|serves| *serves) {
+                continue;
+            }
+            let back = self.events[place + 1..].iter().map(|(event, _)| *event).find(|next| match &next.what {
+                What::BackendChanged { frontend: f, to, .. } => f == frontend && *to != HealthState::Ejected,
+                _ => false,
+            });
+            let Some(back) = back else { return OtherBackend::Never };
+            let mut lost = Figures::default();
+            let times = event.at_unix_ms..=back.at_unix_ms;
+            let settings = self.settings(owner, frontend);
+            let silence_ms = settings.map_or(0, |settings| settings.reset_after_silence_ms);
+            self.effect(frontend, backend, times, owner, &mut lost, &mut Vec::new());
+            let silence_ms = if is_told_at_once(cause, &lost) { 0 } else { silence_ms };
+            let from_unix_ms = event.at_unix_ms;
+            return OtherBackend::Away {
+                from_unix_ms,
+                for_ms: back.at_unix_ms.saturating_sub(from_unix_ms),
+                silence_ms,
+            };
+        }
+        OtherBackend::Serves
+    }
+}
+
+/// Whether the kernel of a backend ended all its connections: that of a process that ends does not wait.
+pub(super) fn is_told_at_once(cause: &Cause, figures: &Figures) -> bool {
+    let has_reset = figures.flows_ordered > 0 || !figures.flows_ended.is_empty();
+    *cause == Cause::Refused && !has_reset && !figures.flows_ended_by_backend.is_empty()
 }

@@ -1,6 +1,27 @@
-//! The longest gap.
+//! The longest gap, and times that cannot be.
 
 use super::*;
+
+/// Regression: after a clock was set back, a difference of two times was 584 million years, or ended the command.
+#[test]
+fn a_clock_that_was_set_back_changes_no_more_than_the_times() {
+    let mut reversed = hung().records;
+    let all: Vec<_> = reversed.iter().map(|record| record.at_unix_ms).rev().collect();
+    for (record, at_ms) in reversed.iter_mut().zip(all) {
+        record.at_unix_ms = at_ms;
+        match &mut record.what {
+            Recorded::Event(event) => event.at_unix_ms = at_ms,
+            Recorded::Sample(sample) => sample.at_unix_ms = at_ms,
+            Recorded::Owner(_) => {}
+        }
+    }
+    let recording = Recording { records: reversed, ..hung() };
+    let subjects = (0..40).flat_map(|number| [Subject::Event(number), Subject::Number(number)]);
+    for subject in subjects.chain([Subject::Last, Subject::Backend("cp2".to_owned())]) {
+        let said = told(&recording, subject).unwrap_or_default().join(" ");
+        assert!(!said.contains(" d "), "{said}");
+    }
+}
 
 #[test]
 fn an_outage_of_all_backends_is_part_of_the_longest_gap_whichever_was_lost_first() {
@@ -16,20 +37,44 @@ fn an_outage_of_all_backends_is_part_of_the_longest_gap_whichever_was_lost_first
     };
     let with = "The longest gap that a node can have seen is 12.3 s: ";
     assert!(gap(vec![lost(), order.clone()]).starts_with(with));
-    // cp1 was lost before, or a moment later; it is back 14 s after cp2's loss.
+    // cp1 was lost before, or a moment later; it is back 14 s after cp2's loss. Each counts from the loss of the last one.
     let back = || (15_000, other(Ejected, Ready));
-    for at in [500, 1400] {
+    for (at, outage, longest) in [(500, "14 s", "26.3 s"), (1400, "13.6 s", "25.9 s")] {
         let mut events = vec![lost(), order.clone(), (at, other(Ready, Ejected)), back()];
         events.sort_by_key(|(at, _)| *at);
         let said = gap(events);
-        assert!(said.starts_with("Then no backend of apiserver was ready until 14 s after this, so the longest gap that a node can have seen is 26.3 s"), "{said}");
+        let expected = format!(
+            "Then no backend of apiserver served for {outage}, so the longest gap that a node can have seen is {longest}: 2.3 s from"
+        );
+        assert!(said.starts_with(&expected), "{said}");
     }
     let said = gap(vec![(0, other(Ready, Ejected)), lost(), order.clone()]);
-    assert!(said.contains("was ready until the record ends"), "{said}");
+    assert!(said.contains("served until the record ends"), "{said}");
     // One that is lost after half a minute is another matter.
     assert!(gap(vec![lost(), order, (31_000, other(Ready, Ejected))]).starts_with(with));
     let unused = told(&recording(vec![lost()]), Subject::Backend("cp2".to_owned())).unwrap();
     assert!(!unused.iter().any(|it| it.contains("gap")), "nobody waited: {unused:?}");
+}
+
+/// Regression: an outage was told, and a gap next to NotReady, while a backend that drained served all clients.
+#[test]
+fn a_backend_that_drains_serves_and_an_outage_begins_with_the_loss_of_the_last_one() {
+    use HealthState::{Draining, Ejected, Ready};
+    let slow = || (1300, other(Ready, Draining));
+    let lost =
+        || vec![slow(), (1000, changed(Ready, Ejected, Cause::Refused)), (1001, ended(1, EndReason::BackendEjected))];
+    let said = |mut events: Vec<(u64, What)>| {
+        events.sort_by_key(|(at, _)| *at);
+        told(&recording(events), Subject::Backend("cp2".to_owned())).unwrap().join("\n")
+    };
+    let served = said(lost());
+    assert!(served.contains("gap that a node can have seen is 12.3 s: ") && !served.contains("no backend"), "{served}");
+    let outage = [lost(), vec![(5000, other(Draining, Ejected)), (25_000, other(Ejected, Ready))]].concat();
+    assert!(
+        said(outage.clone()).contains("no backend of apiserver served for 20 s, so the longest gap"),
+        "{}",
+        said(outage)
+    );
 }
 
 /// Regression: of a backend whose process was killed, the gap was that of one that hangs, or none was told.

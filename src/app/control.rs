@@ -36,12 +36,26 @@ impl Wiring {
     pub(super) fn new(core: Arc<Core>, reloader: Arc<Reloader>, upgrader: Arc<Upgrader>) -> Self {
         Self { core, reloader, upgrader }
     }
+
+    /// Frontends whose source of backends has never had a list: a host with them serves nobody, and others may have one.
+    fn undiscovered(&self) -> Option<String> {
+        let config = self.core.config.load();
+        let backends = self.core.table.registry.backends();
+        let has_any = |name: &str| backends.iter().any(|it| !it.is_former() && *it.frontend.name == *name);
+        let empty: Vec<_> = config
+            .frontends
+            .iter()
+            .filter(|it| it.discover.is_some() && !has_any(&it.name))
+            .map(|it| it.name.to_string())
+            .collect();
+        (!empty.is_empty()).then(|| format!("no list of backends has come yet for {}", empty.join(", ")))
+    }
 }
 
 impl Control for Wiring {
     fn not_ready(&self) -> Vec<String> {
         let fleet = &self.core.ports.fleet;
-        let evacuated = self.core.evacuation.not_ready().into_iter();
+        let evacuated = self.core.evacuation.not_ready().into_iter().chain(self.undiscovered());
         if fleet.is_ready() {
             return evacuated.collect();
         }

@@ -28,7 +28,7 @@ pub(super) fn reload(client: &mut Client, output: &Output) -> Result<ExitCode, C
 pub(super) fn rebalance(client: &mut Client, dry_run: bool, output: &Output) -> Result<ExitCode, CliError> {
     let show = |begun: Rebalance| match output.json {
         true => Ok(()),
-        false => show_plan(&begun.plan, output),
+        false => show_plan(&begun.plan, !dry_run, output),
     };
     let rebalance: Rebalance = follow(client, &Command::Rebalance { dry_run }, output, show)?;
     if output.json {
@@ -36,7 +36,7 @@ pub(super) fn rebalance(client: &mut Client, dry_run: bool, output: &Output) -> 
         return Ok(ExitCode::SUCCESS);
     }
     if dry_run {
-        show_plan(&rebalance.plan, output)?;
+        show_plan(&rebalance.plan, false, output)?;
         if !rebalance.plan.moves.is_empty() {
             output.line("Baton has moved no flow")?;
         }
@@ -70,7 +70,8 @@ fn staying(StayingFlows { planned, moved_before, never_quiet }: &StayingFlows) -
     format!("{above}: of its {}, {why}", plural((never_quiet + moved_before).into(), "flow"))
 }
 
-fn show_plan(plan: &RebalancePlan, output: &Output) -> Result<(), CliError> {
+/// `waits`: the flows move, and this is told before.
+fn show_plan(plan: &RebalancePlan, waits: bool, output: &Output) -> Result<(), CliError> {
     for it in &plan.returning {
         let (name, whole_in) = (format!("{}/{}", it.frontend, it.backend), duration_ms(it.whole_in_ms));
         output.line(format!(
@@ -84,8 +85,12 @@ fn show_plan(plan: &RebalancePlan, output: &Output) -> Result<(), CliError> {
         ))?;
     }
     if plan.moves.is_empty() {
-        let now = if plan.returning.is_empty() { "" } else { " of now" };
-        return output.line(format!("balanced: no backend has more than its share{now}"));
+        let more = match (plan.returning.is_empty(), waits) {
+            (true, _) => "",
+            (false, false) => " of now",
+            (false, true) => " of now; what is too much as shares grow moves meanwhile",
+        };
+        return output.line(format!("balanced: no backend has more than its share{more}"));
     }
     let mut grid = Grid::new(&[("BACKEND", Left), ("FLOWS", Right), ("FAIR SHARE", Right), ("TO MOVE", Right)]);
     for it in &plan.moves {

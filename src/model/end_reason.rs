@@ -88,7 +88,7 @@ end_reasons! {
     DrainDeadline "drain_deadline" Baton Rst "Its backend was draining and drain_timeout passed.";
     IdleTimeout "idle_timeout" Baton Rst "No byte moved for idle_timeout.";
     Rebalanced "rebalanced" Baton Fin "It was quiet, and rebalancing ended it so that the client connects to a \
-                                       backend with fewer flows.";
+                                       backend with fewer flows; an offloaded flow, without a socket that could send FIN, gets RST.";
     Shutdown "shutdown" Baton Rst "Baton stopped and stop_timeout passed.";
     Killed "killed" Operator Rst "An operator killed it.";
     EjectedByOperator "ejected_by_operator" Operator Rst "An operator ejected its backend.";

@@ -165,7 +165,7 @@ impl fmt::Display for Cause {
             Self::Damped => write!(f, "flapping: held back until it has been stable"),
             Self::OrderedDrain => write!(f, "drained by an operator"),
             Self::OrderedEject => write!(f, "ejected by an operator"),
-            Self::Removed => write!(f, "removed from the configuration"),
+            Self::Removed => write!(f, "neither the configuration nor a source lists it any more"),
             Self::Readdressed => write!(f, "removed: the backend has another address now"),
         }
     }

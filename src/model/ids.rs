@@ -80,14 +80,23 @@ impl fmt::Display for FlowId {
 }
 
 /// Parses the displayed form, or the whole number.
+/// What is no flow's number.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected a flow's number as `baton flows` shows it, such as 42 or 6066-6b0ae07f000e")]
+pub struct FlowIdError;
+
 impl FromStr for FlowId {
-    type Err = std::num::ParseIntError;
+    type Err = FlowIdError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.split_once('-') {
-            Some((tag, count)) => Ok(Self::of(u16::from_str_radix(tag, 16)?, u64::from_str_radix(count, 16)?)),
-            None => text.parse().map(Self),
-        }
+        let read = match text.split_once('-') {
+            Some((tag, count)) => {
+                let (tag, count) = (u16::from_str_radix(tag, 16), u64::from_str_radix(count, 16));
+                tag.ok().zip(count.ok()).map(|(tag, count)| Self::of(tag, count))
+            }
+            None => text.parse().ok().map(Self),
+        };
+        read.ok_or(FlowIdError)
     }
 }
 

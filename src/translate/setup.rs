@@ -2,6 +2,7 @@
 
 mod agent;
 mod backends;
+mod haproxy;
 mod health;
 mod host_range;
 mod loading;
@@ -25,7 +26,8 @@ use super::toml::{Toml, array, quoted};
 use super::{ForeignFile, translate};
 use crate::model::fleet::SLOTS;
 use agent::{K3S_AGENT_CA, RKE2_AGENT_CA, RancherAgent};
-use backends::{SetupBackend, addressed, backends, haproxy_port, spelled, with_port};
+use backends::{addressed, backends, with_port};
+use haproxy::{haproxy_check, haproxy_port};
 use health::HealthSource;
 pub(crate) use loading::refuse_rejected;
 use peers::{new_peers, peers_of, refuse_twice};
@@ -146,6 +148,13 @@ pub(crate) struct SetupFact {
     pub key: &'static str,
     pub value: String,
     pub place: String,
+}
+
+/// A backend's name and its address.
+type SetupBackend = (String, String);
+
+fn spelled(backends: &[SetupBackend]) -> String {
+    backends.iter().map(|(_, address)| &**address).collect::<Vec<_>>().join(", ")
 }
 
 /// The files to write, and the reasons.
@@ -321,7 +330,8 @@ fn with_vip(
     toml.key("interface", &quoted(&interface), &facts.place("interface"));
     let listen: Vec<_> = vips.iter().map(|ip| SocketAddr::new(*ip, port).to_string()).collect();
     frontend("apiserver", &listen, &mut toml, &facts);
-    let health = HealthSource::choose(request, host, kind);
+    let data_dir = local.and_then(|it| it.local.data_dir.as_deref());
+    let health = HealthSource::choose(request, host, (kind, data_dir), haproxy_check(request, host, local));
     health.write(&mut toml, &mut facts);
     write_backends(&backends, &mut toml, &facts);
     if kind == Some(Distribution::Rke2) {
@@ -394,7 +404,7 @@ fn node_local(
     toml.key("mode", "\"off\"", "--node-local: no flow of a client on the own host is offloaded");
     let listen = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string()];
     frontend("apiserver", &listen, &mut toml, &facts);
-    let health = HealthSource::choose(request, host, kind);
+    let health = HealthSource::choose(request, host, (kind, None), None);
     health.write(&mut toml, &mut facts);
     write_backends(&backends, &mut toml, &facts);
     let steps = vec![format!("give the clients of this host https://127.0.0.1:{port} as server")];

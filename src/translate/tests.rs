@@ -440,7 +440,7 @@ fn a_rejection_that_cannot_be_kept_is_a_step_before_the_file_serves() {
         let (allow, denied, named) = admission(lines);
         assert_eq!((allow.join(" "), denied.join(" "), &named[..]), (String::new(), deny.to_owned(), lost), "{lines}");
         let translation = read(&listen(lines));
-        let [step] = &translation.steps[..] else { panic!("{:?}", translation.steps) };
+        let [step, _] = &translation.steps[..] else { panic!("{:?}", translation.steps) };
         assert!(step.contains("admits clients that HAProxy rejects"), "{step}");
         assert!(translation.toml.contains("# It admits clients that HAProxy rejects"), "{}", translation.toml);
     }
@@ -528,7 +528,7 @@ fn rules_for_sessions_and_contents_by_address_are_kept_as_those_for_connections(
         assert_eq!(deny, ["10.1.0.0/16"]);
         let translation = read(&listen(&format!("tcp-request {kind} reject if {{ src -f /etc/bad }}\n")));
         assert!(missing(&translation, 3)[0].1, "{kind}");
-        let [step] = &translation.steps[..] else { panic!("{kind}: {:?}", translation.steps) };
+        let [step, _] = &translation.steps[..] else { panic!("{kind}: {:?}", translation.steps) };
         assert!(step.contains("frontend api"), "{step}");
     }
     assert_eq!(admits("tcp-request content accept if { req.ssl_hello_type 1 }\n"), told("", ""));

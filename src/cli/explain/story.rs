@@ -243,8 +243,12 @@ impl<'r> Story<'r> {
             return Some((sentences, figures));
         }
         let until = over.map_or(u64::MAX, |over| over.at_unix_ms);
-        sentences.push(self.share_before(frontend, backend, event.at_unix_ms, owner));
-        self.effect(frontend, backend, event.at_unix_ms..=until, owner, &mut figures, &mut sentences);
+        let mut effect = Vec::new();
+        let first_end_ms = self.effect(frontend, backend, event.at_unix_ms..=until, owner, &mut figures, &mut effect);
+        // A backend that dies ends its flows before a probe sees it.
+        let begun_ms = first_end_ms.unwrap_or(event.at_unix_ms).min(event.at_unix_ms);
+        sentences.push(self.share_before((frontend, backend), begun_ms, event.at_unix_ms, owner));
+        sentences.append(&mut effect);
         if let (HealthState::Ejected, false, Some(settings)) = (*to, ordered, settings) {
             let without = self.without_backend(at, frontend);
             let has_reset = figures.flows_ordered > 0 || !figures.flows_ended.is_empty();
@@ -318,6 +322,8 @@ impl<'r> Story<'r> {
         let shown = backend.as_deref().unwrap_or("no backend");
         let why = error.as_ref().map_or(String::new(), |error| format!(" ({error})"));
         let saw = match reason.client_saw() {
+            // Without a socket there is no FIN to send.
+            ClientSaw::Fin if *reason == EndReason::Rebalanced => "its client saw FIN, or RST if it was offloaded",
             ClientSaw::Fin => "its client saw FIN",
             ClientSaw::Rst if is_refusal(*reason) => "its client saw RST",
             ClientSaw::Rst => "its client saw RST, and could connect again at once",
@@ -389,12 +395,12 @@ impl<'r> Story<'r> {
         self.recording.samples().rev().filter(move |(_, sample)| sample.at_unix_ms <= at_unix_ms)
     }
 
-    /// The backend's share of the flows in the last sample of this process before.
-    fn share_before(&self, frontend: &str, backend: &str, at_unix_ms: u64, owner: usize) -> String {
+    /// The backend's share of the flows in the last sample of this process before `begun_ms`, for an event at `at_unix_ms`.
+    fn share_before(&self, of: (&str, &str), begun_ms: u64, at_unix_ms: u64, owner: usize) -> String {
         let owners = &self.recording.owners;
         let is_of_this = |(of, _): &(usize, _)| owners[*of].is_same_process(&owners[owner]);
-        let Some((_, sample)) = self.samples_before(at_unix_ms).find(is_of_this) else { return String::new() };
-        let (its, all) = share(sample, frontend, backend);
+        let Some((_, sample)) = self.samples_before(begun_ms).find(is_of_this) else { return String::new() };
+        let (its, all) = share(sample, of);
         let earlier = duration_ms(at_unix_ms - sample.at_unix_ms);
         format!("{earlier} before, it had {} of the frontend's {}.", plural(its, "flow"), all)
     }
@@ -416,7 +422,7 @@ fn is_refusal(reason: EndReason) -> bool {
     matches!(reason, LimitTotal | LimitFrontend | LimitSource | BackendsFull | NoBackend | Denied | BadProxyHeader)
 }
 
-fn share(sample: &RecordedSample, frontend: &str, backend: &str) -> (u64, u64) {
+fn share(sample: &RecordedSample, (frontend, backend): (&str, &str)) -> (u64, u64) {
     let of_frontend = sample.backends.iter().filter(|it| it.frontend == frontend);
     let its = of_frontend.clone().filter(|it| it.name == backend).map(|it| u64::from(it.flows)).sum();
     (its, of_frontend.map(|it| u64::from(it.flows)).sum())

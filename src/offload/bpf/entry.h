@@ -91,7 +91,7 @@ struct entry {
 	__u64 sent;
 	__u64 acked;
 	__u64 packets;
-	/* On CLOCK_MONOTONIC, exact to a tick of the kernel. */
+	/* On CLOCK_MONOTONIC; those of last packets are exact to a tick of the kernel. */
 	__u64 last_ns;
 	__u64 last_data_ns;
 	/* Time of a FIN with nothing sent beyond it; it counts once the receiver has acknowledged it. */

@@ -240,7 +240,7 @@ __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segm
 	entry->last_ns = now;
 	if (unlikely(segment->flags & TCP_RST)) {
 		if (!entry->rst_ns) {
-			entry->rst_ns = now;
+			entry->rst_ns = bpf_ktime_get_ns();
 			tell(entry, key, EVENT_RST);
 		}
 	} else {
@@ -268,7 +268,8 @@ __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segm
 		if (unlikely(entry->far_fin))
 			see_finished(entry, key);
 		if (unlikely(segment->flags & TCP_FIN && !entry->fin_ns && behind == (__u32)entry->sent)) {
-			entry->fin_ns = now;
+			/* An end answers within a tick, and the order says who closed first. */
+			entry->fin_ns = bpf_ktime_get_ns();
 			tell(entry, key, EVENT_FIN);
 			see_fin(entry, key);
 		}
@@ -373,7 +374,7 @@ __function int end_both(struct __sk_buff *skb, const struct packet *packet, stru
 
 	count(OVERSIZED);
 	entry->action = ACTION_RESET;
-	entry->rst_ns = bpf_ktime_get_coarse_ns();
+	entry->rst_ns = bpf_ktime_get_ns();
 	mark(entry);
 	tell(entry, &packet->key, EVENT_OVERSIZED);
 	other = partner(entry, packet->key.family);

@@ -305,7 +305,7 @@ __separate int change_one(const struct change *change)
 			entry->fin_ns = 0;
 		}
 		if (change->operation == CHANGE_FIN && !entry->fin_ns && (__u32)entry->sent == change->position)
-			entry->fin_ns = bpf_ktime_get_coarse_ns();
+			entry->fin_ns = bpf_ktime_get_ns();
 		break;
 	case CHANGE_HEAR:
 		entry->doubted = 0;

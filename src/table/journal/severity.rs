@@ -1,6 +1,7 @@
 //! How bad an event is, finer than its weight: of all that happened to an instance in an hour, its fleet's pages show one event.
 
 use super::What;
+use crate::model::end_reason::ClientSaw;
 use crate::model::weight::Weight;
 
 /// How bad an event is for the clients, the worst last.
@@ -25,13 +26,19 @@ impl What {
     pub(crate) fn severity(&self) -> Option<EventSeverity> {
         match (self.weight(), self) {
             (Weight::Plain | Weight::Good, _) => None,
+            (Weight::Notice, Self::FlowsOrdered { reason, .. }) if reason.client_saw() == ClientSaw::Rst => {
+                Some(EventSeverity::ClientsSuffer)
+            }
             (Weight::Notice, _) => Some(EventSeverity::Notice),
             (Weight::Bad, Self::UpgradeFailed { moved: 0, .. })
             | (
                 Weight::Bad,
                 Self::ReloadRefused { .. } | Self::VipHookFailed { .. } | Self::EvacuationCancelled { .. },
             ) => Some(EventSeverity::Refused),
-            (Weight::Bad, Self::BackendChanged { .. } | Self::PeerLiveness { .. }) => Some(EventSeverity::Lost),
+            (
+                Weight::Bad,
+                Self::BackendChanged { .. } | Self::PeerLiveness { .. } | Self::FailedOver { reset: 0, .. },
+            ) => Some(EventSeverity::Lost),
             (Weight::Bad, _) => Some(EventSeverity::ClientsSuffer),
         }
     }
@@ -40,7 +47,8 @@ impl What {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::fleet::Liveness;
+    use crate::model::end_reason::EndReason;
+    use crate::model::fleet::{InstanceName, Liveness};
     use crate::model::health::{Cause, HealthState};
 
     #[test]
@@ -61,6 +69,13 @@ mod tests {
             What::UpgradeFailed { why: why(), moved: 3 }.severity(),
         ];
         assert!(in_order.is_sorted_by(|one, next| one < next), "{in_order:?}");
+        // Regression: a dead peer whose flows all went on was the worst event of an hour in which 1,543 clients were reset.
+        let failed_over =
+            |reset| What::FailedOver { instance: InstanceName("b".into()), inherited: 30, reset }.severity();
+        assert_eq!([0, 1].map(failed_over), [Some(EventSeverity::Lost), Some(EventSeverity::ClientsSuffer)]);
+        let ordered = |reason| What::FlowsOrdered { frontend: why(), backend: why(), flows: 717, reason }.severity();
+        assert_eq!(ordered(EndReason::BackendEjected), Some(EventSeverity::ClientsSuffer));
+        assert_eq!(ordered(EndReason::EjectedByOperator), None);
         let dead = What::PeerLiveness { peer: why(), liveness: Liveness::Dead };
         assert_eq!(dead.severity(), changed(HealthState::Ejected).severity());
         assert_eq!(What::UpgradeFailed { why: why(), moved: 0 }.severity(), Some(EventSeverity::Refused));

@@ -1,7 +1,8 @@
 //! A worker of k3s or RKE2: it has no apiserver, and a balancer of its own for its kubelet.
 
-use super::sources::{K3S_CONFIG, RKE2_CONFIG, rancher_agent};
+use super::sources::{K3S_CONFIG, RKE2_CONFIG, RancherConfig};
 use super::{Distribution, K3S_CA, RKE2_CA, SetupHost, SetupRefusal};
+use crate::translate::ForeignFile;
 
 /// The agent's copies of the CA, which are there once it has joined.
 pub(super) const K3S_AGENT_CA: &str = "/var/lib/rancher/k3s/agent/server-ca.crt";
@@ -10,6 +11,20 @@ pub(super) const RKE2_AGENT_CA: &str = "/var/lib/rancher/rke2/agent/server-ca.cr
 /// The agent's own balancer, `lb-server-port` of docs.k3s.io/cli/agent and docs.rke2.io/reference/linux_agent_config. It is for the
 /// supervisor; RKE2, whose supervisor has a port of its own, has another one for the apiserver on the port below.
 const LB_SERVER_PORT: u16 = 6444;
+
+/// What config.yaml says to an agent of k3s or RKE2.
+pub(super) struct AgentConfig {
+    /// It joins a cluster, as an agent or as a further server.
+    pub joins: bool,
+    pub balancer_port: Option<u16>,
+}
+
+pub(super) fn rancher_agent(files: &[&ForeignFile]) -> Result<AgentConfig, SetupRefusal> {
+    let config = RancherConfig::read(files)?;
+    let balancer_port = config.port("lb-server-port").ok().flatten();
+    let joins = config.values.get("server").is_some_and(|value| !value.texts.is_empty());
+    Ok(AgentConfig { joins, balancer_port })
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RancherAgent {

@@ -2,13 +2,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Apiserver, Facts, HAPROXY_CONFIG, PORT, SetupHost, SetupRefusal, SetupRequest, sources};
+use super::haproxy::frontend_of_apiservers;
+use super::{
+    Apiserver, Facts, HAPROXY_CONFIG, PORT, SetupBackend, SetupHost, SetupRefusal, SetupRequest, sources, spelled,
+};
 use crate::translate::keepalived::host_name;
 use crate::translate::toml::name;
-use crate::translate::{ForeignFile, translate};
-
-/// A backend's name and its address.
-pub(super) type SetupBackend = (String, String);
 
 /// Those that an option or haproxy.cfg names. `None`: neither does.
 pub(super) fn backends(
@@ -57,7 +56,7 @@ pub(super) fn backends(
     }
     match (local, host.file(HAPROXY_CONFIG)) {
         (None, Some(file)) => {
-            let Some(frontend) = haproxy_frontend(file)? else { return Ok(None) };
+            let Some(frontend) = frontend_of_apiservers(file)? else { return Ok(None) };
             let mut place = format!("{}: server", file.name);
             if !frontend.left_out.is_empty() {
                 place += &format!("; backup or disabled, so left out: {}", frontend.left_out.join(", "));
@@ -66,88 +65,6 @@ pub(super) fn backends(
             Ok(Some(frontend.servers))
         }
         _ => Ok(None),
-    }
-}
-
-/// A frontend of haproxy.cfg.
-struct HaproxyFrontend {
-    name: String,
-    /// The port that clients connect to.
-    port: u16,
-    servers: Vec<SetupBackend>,
-    /// Names of the servers that get no connection.
-    left_out: Vec<String>,
-    /// Others come from a name.
-    has_template: bool,
-}
-
-impl HaproxyFrontend {
-    fn read(table: &toml::Value) -> Option<Self> {
-        let text = |value: &toml::Value, key: &str| Some(value.get(key)?.as_str()?.to_owned());
-        let (_, port) = table.get("listen")?.as_array()?.first()?.as_str()?.rsplit_once(':')?;
-        let mut read = Self {
-            name: text(table, "name")?,
-            port: port.parse().ok()?,
-            servers: Vec::new(),
-            left_out: Vec::new(),
-            has_template: table.get("discover").is_some(),
-        };
-        for backend in table.get("backend")?.as_array()? {
-            let (name, address) = (text(backend, "name")?, text(backend, "address")?);
-            match backend.get("weight").and_then(toml::Value::as_integer) {
-                Some(0) => read.left_out.push(name),
-                _ => read.servers.push((name, address)),
-            }
-        }
-        Some(read).filter(|it| !it.servers.is_empty())
-    }
-
-    /// Whether its servers are apiservers, as far as their port tells.
-    fn is_of_apiservers(&self) -> bool {
-        self.servers.iter().all(|(_, address)| address.ends_with(&format!(":{PORT}")))
-    }
-
-    fn is_of_web(&self) -> bool {
-        [80, 443].contains(&self.port)
-    }
-}
-
-/// The port that its clients connect to, if the backends are HAProxy's servers.
-pub(super) fn haproxy_port(
-    request: &SetupRequest,
-    host: &SetupHost,
-    local: Option<&Apiserver>,
-) -> Option<(u16, String)> {
-    if local.is_some() || !request.backends.is_empty() || request.inventory.is_some() {
-        return None;
-    }
-    let file = host.file(HAPROXY_CONFIG)?;
-    let frontend = haproxy_frontend(file).ok()??;
-    Some((frontend.port, format!("{}: bind", file.name)))
-}
-
-/// The frontend of the apiservers. `None`: the file has none with servers.
-fn haproxy_frontend(file: &ForeignFile) -> Result<Option<HaproxyFrontend>, SetupRefusal> {
-    let document = translate(file, None).toml.parse::<toml::Table>().unwrap_or_default();
-    let tables = document.get("frontend").and_then(toml::Value::as_array).into_iter().flatten();
-    let mut all: Vec<_> = tables.filter_map(HaproxyFrontend::read).collect();
-    if all.is_empty() {
-        let has_template = file.text.lines().any(|line| line.split_whitespace().next() == Some("server-template"));
-        return if has_template { Err(SetupRefusal::ServerTemplate(file.name.clone())) } else { Ok(None) };
-    }
-    let spelled = |it: &HaproxyFrontend| format!("{} (port {}: {})", it.name, it.port, spelled(&it.servers));
-    let candidates = all.iter().map(spelled).collect::<Vec<_>>().join("; ");
-    let which = |why| SetupRefusal::WhichFrontend { file: file.name.clone(), why, candidates };
-    let apiservers = all.iter().filter(|it| it.is_of_apiservers()).count();
-    match (apiservers, all.len()) {
-        (1, _) => all.retain(HaproxyFrontend::is_of_apiservers),
-        (0, 1) if !all[0].is_of_web() => {}
-        (0, _) => return Err(which("has no frontend whose servers are apiservers, by their port 6443")),
-        _ => return Err(which("has several frontends whose servers are apiservers, by their port 6443")),
-    }
-    match all.pop() {
-        Some(frontend) if frontend.has_template => Err(SetupRefusal::ServerTemplate(file.name.clone())),
-        frontend => Ok(frontend),
     }
 }
 
@@ -162,8 +79,4 @@ pub(super) fn with_port(backends: &[SetupBackend], port: u16) -> Vec<SetupBacken
 
 fn backend_name(ip: IpAddr) -> String {
     host_name(ip).replacen("lb-", "cp-", 1)
-}
-
-pub(super) fn spelled(backends: &[SetupBackend]) -> String {
-    backends.iter().map(|(_, address)| &**address).collect::<Vec<_>>().join(", ")
 }

@@ -29,6 +29,8 @@ pub(super) struct LocalApiserver {
     pub port_place: Option<String>,
     /// Addresses that the certificates have besides, each with the file and its key.
     pub names: Vec<(IpAddr, String)>,
+    /// Where k3s or RKE2 has its files, if not where it usually has them.
+    pub data_dir: Option<String>,
 }
 
 impl LocalApiserver {
@@ -116,21 +118,21 @@ pub(super) fn endpoint(file: &ForeignFile) -> Result<Option<KnownEndpoint>, Setu
 
 /// The texts of a key, each with its file, and the last file that has the key.
 #[derive(Default)]
-struct RancherValue<'a> {
-    texts: Vec<(String, &'a str)>,
+pub(super) struct RancherValue<'a> {
+    pub texts: Vec<(String, &'a str)>,
     file: &'a str,
 }
 
 /// The values of config.yaml of k3s or RKE2 and of the files in config.yaml.d, each with the file that has it: the last file counts,
 /// and a key that ends in `+` adds to what was there (docs.k3s.io/installation/configuration).
 #[derive(Default)]
-struct RancherConfig<'a> {
-    values: BTreeMap<String, RancherValue<'a>>,
+pub(super) struct RancherConfig<'a> {
+    pub values: BTreeMap<String, RancherValue<'a>>,
     first: &'a str,
 }
 
 impl<'a> RancherConfig<'a> {
-    fn read(files: &[&'a ForeignFile]) -> Result<Self, SetupRefusal> {
+    pub(super) fn read(files: &[&'a ForeignFile]) -> Result<Self, SetupRefusal> {
         let mut all = Self { first: files.first().map_or("", |file| &file.name), ..Self::default() };
         for file in files {
             let document = document(file)?.unwrap_or(Yaml::Null);
@@ -156,7 +158,7 @@ impl<'a> RancherConfig<'a> {
         parts.filter_map(|(part, file)| Some((part.trim().parse().ok()?, format!("{file}: {key}")))).collect()
     }
 
-    fn port(&self, key: &str) -> Result<Option<u16>, SetupRefusal> {
+    pub(super) fn port(&self, key: &str) -> Result<Option<u16>, SetupRefusal> {
         let Some(RancherValue { texts, file }) = self.values.get(key) else { return Ok(None) };
         let text = texts.last().map_or("", |(text, _)| text);
         let bad = |_| SetupRefusal::BadFlag((*file).to_owned(), key.to_owned(), text.to_owned());
@@ -173,21 +175,9 @@ pub(super) fn rancher(files: &[&ForeignFile]) -> Result<LocalApiserver, SetupRef
     let port_file = config.values.get("https-listen-port").map_or(config.first, |value| value.file);
     let port_place = port.map(|_| format!("{port_file}: https-listen-port"));
     let place = place.or_else(|| port_place.clone()).unwrap_or_else(|| format!("{}: it is there", config.first));
-    Ok(LocalApiserver { ip, port: port.unwrap_or(6443), place, port_place, names: config.addresses("tls-san") })
-}
-
-/// What config.yaml says to an agent of k3s or RKE2.
-pub(super) struct AgentConfig {
-    /// It joins a cluster, as an agent or as a further server.
-    pub joins: bool,
-    pub balancer_port: Option<u16>,
-}
-
-pub(super) fn rancher_agent(files: &[&ForeignFile]) -> Result<AgentConfig, SetupRefusal> {
-    let config = RancherConfig::read(files)?;
-    let balancer_port = config.port("lb-server-port").ok().flatten();
-    let joins = config.values.get("server").is_some_and(|value| !value.texts.is_empty());
-    Ok(AgentConfig { joins, balancer_port })
+    let data_dir = config.values.get("data-dir").and_then(|value| Some(value.texts.last()?.0.to_string()));
+    let names = config.addresses("tls-san");
+    Ok(LocalApiserver { ip, port: port.unwrap_or(6443), place, port_place, names, data_dir })
 }
 
 /// The hosts of the group kube_control_plane, in the order of the file: name and address. Both forms of Ansible's inventories.
@@ -499,7 +489,11 @@ mod tests {
         let names = [("10.0.0.100", "c"), ("fd00::100", "c.d/10"), ("10.0.0.101", "c.d/20")];
         let named = |(ip, file): (&str, &str)| (ip.parse::<IpAddr>().unwrap(), format!("{file}: tls-san"));
         assert_eq!(read.names, names.map(named));
-        let agent = rancher_agent(&[&file("c", "server: https://x\n"), &file("d", "lb-server-port: 7000\n")]).unwrap();
+        let agent = super::super::agent::rancher_agent(&[
+            &file("c", "server: https://x\n"),
+            &file("d", "lb-server-port: 7000\n"),
+        ])
+        .unwrap();
         assert!(agent.joins && agent.balancer_port == Some(7000));
     }
 

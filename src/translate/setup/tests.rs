@@ -346,7 +346,28 @@ fn without_a_vip_haproxys_files_are_imported_and_with_one_its_servers_are_the_ba
     loaded(&imported);
     let named = plan(&request(&["10.0.0.100"], &["10.0.0.12"]), &host(&files, &[])).unwrap();
     assert!(said(&named).iter().any(|fact| fact.ends_with("(/etc/haproxy/haproxy.cfg: server)")), "{:?}", said(&named));
-    loaded(&named);
+    // Regression: HAProxy had asked for /healthz, and Baton asked the kernel only.
+    assert_eq!(loaded(&named).frontends[0].health.kind, config::ProbeKind::Https, "{}", named.toml);
+    assert!(
+        named.toml.contains("path = \"/healthz\"") && named.toml.contains("insecure_skip_verify = true"),
+        "{}",
+        named.toml
+    );
+    let told = "health: https /healthz (/etc/haproxy/haproxy.cfg: its check, which takes any certificate; once";
+    assert!(said(&named).iter().any(|fact| fact.starts_with(told)), "{:?}", said(&named));
+    let with_ca =
+        SetupRequest { ca_file: Some("/etc/baton/ca.crt".to_owned()), ..request(&["10.0.0.100"], &["10.0.0.12"]) };
+    let with_ca = plan(&with_ca, &host(&files, &[])).unwrap();
+    assert!(with_ca.toml.contains("path = \"/readyz\"") && !with_ca.toml.contains("insecure"), "{}", with_ca.toml);
+}
+
+/// Regression: the CA of k3s was said not to be there yet, where `data-dir` says that it is in another place.
+#[test]
+fn a_data_dir_is_named_where_the_ca_is_not_in_the_usual_place() {
+    let k3s = (K3S_CONFIG, "tls-san: 10.0.0.100\ndata-dir: /srv/k3s\n");
+    let planned = plan(&request(&[], &["10.0.0.12"]), &host(&[k3s], &[])).unwrap();
+    let health = said(&planned).into_iter().find(|fact| fact.starts_with("health")).unwrap();
+    assert!(health.contains("by --ca-file /srv/k3s/server/tls/server-ca.crt"), "{health}");
 }
 
 /// They were in `baton import` alone.
@@ -355,7 +376,7 @@ fn what_is_to_do_after_an_import_is_a_step_of_init_as_well() {
     let reject = "listen api\nbind 10.0.0.100:6443\ntcp-request connection reject if { src -f /etc/haproxy/deny }\n\
                   server a 10.0.0.1:6443 check\n";
     let imported = plan(&request(&[], &[]), &host(&[(HAPROXY_CONFIG, reject)], &[])).unwrap();
-    let [admission, ledger] = &imported.steps[..] else { panic!("{:?}", imported.steps) };
+    let [admission, _, ledger] = &imported.steps[..] else { panic!("{:?}", imported.steps) };
     assert!(
         admission.contains("set \"allow\" or \"deny\" of frontend api before it serves")
             && ledger.contains("`baton import`"),

@@ -53,6 +53,19 @@ fn a_list_adds_backends_at_once_and_one_that_it_loses_drains() {
     drop(other);
 }
 
+/// Regression: a host that had no list yet said that it should have the VIP, beside others that serve.
+#[test]
+fn a_host_without_any_list_is_not_ready_until_one_comes() {
+    let Some((it, path)) = start("no list of backends") else { return };
+    let baton = Baton::start(&it.lab.lb, it.lab.directory(), &it.config);
+    let ready = || baton.cli(&["ready"]);
+    eventually(LONG, "it says why", || {
+        String::from_utf8_lossy(&ready().stdout).contains("not ready: no list of backends has come yet for apiserver")
+    });
+    fs::write(&path, list(&[&it.lab.b1])).unwrap();
+    eventually(LONG, "it is ready", || ready().status.success());
+}
+
 #[test]
 fn a_list_that_is_wrong_half_written_empty_or_gone_changes_nothing() {
     let Some((it, path)) = start("a wrong list of backends") else { return };

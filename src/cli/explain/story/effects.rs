@@ -1,5 +1,6 @@
 //! What the loss of a backend did to clients.
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use super::{AFTER_MS, Figures, OtherBackend, Story, is_by_backend, moment, of_rebalance};
@@ -9,11 +10,20 @@ use crate::model::humane::{duration_ms, plural};
 use crate::recorder::{FrontendSettings, ends_counted};
 use crate::table::journal::What;
 
+/// What a backend ended itself.
+struct EndsByBackend {
+    /// A sentence, or nothing.
+    said: String,
+    by_reason: BTreeMap<&'static str, u64>,
+    /// ms since 1970.
+    first_ms: Option<u64>,
+}
+
 /// A plan moves its flows within this time (docs/operate.md).
 const SPREAD_MS: u64 = 60_000;
 
 impl Story<'_> {
-    /// What a loss did to the backend's flows.
+    /// What a loss did to the backend's flows. Returns when the backend itself ended the first of them, if it did.
     pub(super) fn effect(
         &self,
         frontend: &str,
@@ -22,7 +32,7 @@ impl Story<'_> {
         owner: usize,
         figures: &mut Figures,
         sentences: &mut Vec<String>,
-    ) {
+    ) -> Option<u64> {
         for (event, _) in self.events.iter().filter(|(event, _)| times.contains(&event.at_unix_ms)) {
             if let What::FlowsOrdered { frontend: f, backend: b, flows, .. } = &event.what
                 && f == frontend
@@ -40,11 +50,12 @@ impl Story<'_> {
         let until = times.end().saturating_add(later).min(again.map_or(u64::MAX, |event| event.at_unix_ms - 1));
         self.count_ends((Some(frontend), Some(backend)), *times.start()..=until, is_by_backend, figures);
         let settings = self.settings(owner, frontend);
-        let mut gone = self.lost(figures);
+        let (mut gone, mut first_ms) = (self.lost(figures), None);
         if let Some(settings) = settings {
             let its = self.ended_by_backend(frontend, backend, settings.reset_after_silence_ms, *times.start()..=until);
-            gone += &its.0;
-            figures.flows_ended_by_backend = its.1.flows_ended;
+            gone += &its.said;
+            figures.flows_ended_by_backend = its.by_reason;
+            first_ms = its.first_ms;
         }
         if figures.flows_ended.is_empty() {
             sentences.push(match figures.flows_ordered {
@@ -54,7 +65,7 @@ impl Story<'_> {
                     format!("Baton ordered {} to end; the record has none of these ends.{gone}", plural(flows, "flow"))
                 }
             });
-            return;
+            return first_ms;
         }
         sentences.push(format!(
             "Of its flows {} ({}), the last of them {} after this{}.{gone}",
@@ -63,6 +74,7 @@ impl Story<'_> {
             duration_ms(figures.ended_within_ms),
             self.pace(owner, settings, figures)
         ));
+        first_ms
     }
 
     /// The settings that decided when the flows of a backend were reset.
@@ -83,14 +95,14 @@ impl Story<'_> {
         }
     }
 
-    /// The flows that a backend ended itself, as one does whose process dies: a sentence. A probe sees the death a moment later.
+    /// The flows that a backend ended itself, as one does whose process dies. A probe sees the death a moment later.
     fn ended_by_backend(
         &self,
         frontend: &str,
         backend: &str,
         before_ms: u64,
         times: RangeInclusive<u64>,
-    ) -> (String, Figures) {
+    ) -> EndsByBackend {
         let mut gone = Figures::default();
         let is_its = |reason: EndReason| reason.by() == EndedBy::Backend;
         let (of_it, at_ms) = ((Some(frontend), Some(backend)), *times.start());
@@ -108,7 +120,7 @@ impl Story<'_> {
                 format!(" The backend itself ended {flows} ({}), {when}.", by_reason(&gone))
             }
         };
-        (said, gone)
+        EndsByBackend { said, by_reason: gone.flows_ended, first_ms: first }
     }
 
     /// The new connections that no backend took, while none was ready or until `over_ms`: a sentence.
@@ -155,7 +167,8 @@ impl Story<'_> {
         let is_effect = |reason| match &event.what {
             What::FlowsOrdered { reason: ordered, .. } => reason == *ordered,
             What::RebalancePlanned { .. } | What::Rebalanced { .. } => reason == EndReason::Rebalanced,
-            _ => !matches!(reason, EndReason::ClientClosed | EndReason::BackendClosed),
+            // What has moved goes on.
+            _ => !matches!(reason, EndReason::ClientClosed | EndReason::BackendClosed | EndReason::Moved),
         };
         let span = duration_ms(times.end() - times.start());
         self.count_ends((frontend, None), times.clone(), is_effect, figures);

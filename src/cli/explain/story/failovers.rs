@@ -22,7 +22,14 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
         What::VipGained { .. } => peer_of(around().find(|other| is_failover(other) || is_death(other))?)?,
         _ => return None,
     };
-    let of_peer = || around().filter(|other| peer_of(other) == Some(peer));
+    let place = |it: &Event| story.events.iter().position(|(event, _)| std::ptr::eq(*event, it)).unwrap_or(at);
+    let is_back = |it: &Event| peer_of(it) == Some(peer) && is_of_link(it) && is_return(it);
+    // What came before it was heard again is another matter.
+    let heard = story.events[..at].iter().rposition(|(before, _)| near(before) && is_back(before));
+    let of_peer = || {
+        let since = around().filter(move |it| heard.is_none_or(|heard| place(it) > heard));
+        since.filter(|other| peer_of(other) == Some(peer))
+    };
     let silent = of_peer().find(|other| {
         matches!(other.what, What::PeerLiveness { liveness: Liveness::Silent, .. })
             && other.at_unix_ms <= event.at_unix_ms
@@ -32,9 +39,8 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
     // Of a peer that was silent for a moment, another one's death moved the VIP.
     let vip = around().find(|it| matches!(it.what, What::VipGained { .. }) && it.at_unix_ms >= begun_ms);
     let vip = vip.filter(|_| death.or(over).is_some());
-    let back = story.events.iter().map(|(event, _)| *event).find(|other| {
-        other.at_unix_ms >= begun_ms && peer_of(other) == Some(peer) && is_of_link(other) && is_return(other)
-    });
+    let last = [death, over].into_iter().flatten().map(place).max().unwrap_or(at);
+    let back = story.events[last + 1..].iter().map(|(event, _)| *event).find(|it| is_back(it));
 
     let told = |it: &Event| format!("At {} {}.", moment(it.at_unix_ms), it.what.sentence());
     let mut sentences = vec![told(event)];

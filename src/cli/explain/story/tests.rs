@@ -306,6 +306,25 @@ fn the_death_of_a_peer_is_explained_with_what_this_instance_did_and_the_longest_
     assert_eq!(blip[1..], ["It was a moment's silence, which changes nothing: 400 ms later lb-c is alive."]);
 }
 
+/// Regression: 9.4 s were counted from a silence that was over, and the peer's return of before its death was told as the one after it.
+#[test]
+fn the_death_of_a_peer_is_told_without_a_silence_that_was_over() {
+    let recording = recording(vec![
+        (0, liveness("lb-b", Liveness::Silent)),
+        (1000, liveness("lb-b", Liveness::Alive)),
+        (9000, liveness("lb-b", Liveness::Silent)),
+        (9800, liveness("lb-b", Liveness::Dead)),
+        (9810, What::FailedOver { instance: InstanceName("lb-b".into()), inherited: 30, reset: 0 }),
+        (20_000, What::PeerLinked { peer: "lb-b".to_owned(), version: "1".to_owned() }),
+    ]);
+    for event in [2, 3, 4] {
+        let (sentences, figures) = Story::new(&recording).tell(&Subject::Event(event)).unwrap();
+        let said = sentences.join("\n");
+        assert_eq!((figures.longest_gap_ms, figures.lasted_ms), (Some(11_060), Some(11_000)), "{said}");
+        assert!(!said.contains("alive"), "{said}");
+    }
+}
+
 #[test]
 fn a_backend_that_died_while_it_drained_is_explained_by_its_death() {
     use HealthState::{Draining, Ejected, Ready};

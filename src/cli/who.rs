@@ -14,7 +14,7 @@ use super::socket;
 use crate::admin::protocol::{Command, FlowFilter, FlowRow, Listed};
 use crate::model::ids::{FlowId, flow_as_text};
 use crate::model::names::named;
-use crate::recorder::Recorded;
+use crate::recorder::{Recorded, Recording, TimedRecord};
 use crate::sys::clock::unix_ms;
 use crate::table::journal::What;
 
@@ -118,12 +118,27 @@ fn ended(
     let from_ms = arguments.at.map_or(0, |at| at.saturating_sub(SLACK_MS));
     let recording = source.read(from_ms..=u64::MAX)?;
     recording::say_faults(&recording);
-    let covers = format!("; {}", source.covers_in_words(&recording));
+    let covers = format!("; {}{}", source.covers_in_words(&recording), unrecorded(&recording));
     let behind = recording.records.iter().filter_map(|record| match &record.what {
         Recorded::Event(event) => of_event(&event.what, event.at_unix_ms, arguments.address),
         _ => None,
     });
     Ok((behind.collect(), covers))
+}
+
+/// What a process had that died: a part of a sentence.
+fn unrecorded(recording: &Recording) -> String {
+    let died = |record: &&TimedRecord| match &record.what {
+        Recorded::Event(event) => matches!(event.what, What::ProcessDied { .. }),
+        _ => false,
+    };
+    match recording.records.iter().filter(died).count() as u64 {
+        0 => String::new(),
+        died => format!(
+            ", without the flows of {} that ended without a stop, as by a crash: their ends are not recorded",
+            if died == 1 { "a process".to_owned() } else { format!("{died} processes") }
+        ),
+    }
 }
 
 fn of_event(what: &What, at_unix_ms: u64, address: SocketAddr) -> Option<ClientBehind> {

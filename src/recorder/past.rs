@@ -8,6 +8,7 @@ use super::{FileOwner, Recorded, RecordedSample, Recording, ends_counted};
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::InstanceName;
 use crate::model::health::HealthState;
+use crate::model::humane::count;
 use crate::model::ids::FlowId;
 use crate::table::journal::{Event, What};
 
@@ -37,7 +38,20 @@ pub(crate) struct ReplayMoment {
     pub ended_per_s: f64,
     /// Flows that ended in the ten seconds before, by their reason.
     pub ended: BTreeMap<&'static str, u64>,
+    /// Whether the disk took no records for a part of these seconds: then there may have been more.
+    pub lacks_records: bool,
     pub backends: Vec<ReplayBackend>,
+}
+
+impl ReplayMoment {
+    /// `at least 29 client_closed, 3 backend_reset`, the most first; empty: none ended.
+    pub(crate) fn ended_in_words(&self) -> String {
+        let mut all: Vec<_> = self.ended.iter().collect();
+        all.sort_by_key(|(_, flows)| std::cmp::Reverse(**flows));
+        let words = all.iter().map(|(reason, flows)| format!("{} {reason}", count(**flows))).collect::<Vec<_>>();
+        let least = if self.lacks_records && !words.is_empty() { "at least " } else { "" };
+        format!("{least}{}", words.join(", "))
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -92,7 +106,8 @@ impl Past {
     /// The state at `at_ms`, milliseconds since 1970.
     pub(crate) fn at(&self, at_ms: u64) -> ReplayMoment {
         let ended = self.ended(at_ms.saturating_sub(RATES_OVER_MS) + 1, at_ms);
-        let nothing = ReplayMoment { at_unix_ms: at_ms, ended, ..ReplayMoment::default() };
+        let lacks_records = self.lacks_records(at_ms.saturating_sub(RATES_OVER_MS), at_ms);
+        let nothing = ReplayMoment { at_unix_ms: at_ms, ended, lacks_records, ..ReplayMoment::default() };
         let until = self.samples.partition_point(|(_, sample)| sample.at_unix_ms <= at_ms);
         let Some((owner, last)) = self.samples[..until].last() else { return nothing };
         if at_ms - last.at_unix_ms > SILENCE_MS {
@@ -180,6 +195,16 @@ impl Past {
             *ended.entry(reason.label()).or_default() += 1;
         }
         ended
+    }
+
+    /// Whether the disk took no records for a part of the time from `from_ms` up to `until_ms`. Samples are missing then, too.
+    fn lacks_records(&self, from_ms: u64, until_ms: u64) -> bool {
+        let dropped = self.events(from_ms, u64::MAX).filter(|it| matches!(it.what, What::RecordsDropped { .. }));
+        let mut begun_ms = dropped.map(|it| {
+            let before = self.samples.partition_point(|(_, sample)| sample.at_unix_ms < it.at_unix_ms);
+            before.checked_sub(1).map_or(0, |last| self.samples[last].1.at_unix_ms)
+        });
+        begun_ms.any(|begun_ms| begun_ms <= until_ms)
     }
 
     /// Whether flows that lived at `at_ms` may have ended since without an end in the record, which has only the youngest.
@@ -382,6 +407,26 @@ mod tests {
         assert_eq!(past.at(105_500).ended, BTreeMap::from([("client_closed", 120)]));
         assert_eq!(past.ended(118_000, 122_000).values().sum::<u64>(), 4, "none twice");
         assert!(past.lacks_ends(104_000) && !past.lacks_ends(118_000));
+    }
+
+    /// Regression: of a second in which the disk was full, 29 of 500 ends were told as all, the rarest reasons first.
+    #[test]
+    fn ends_of_a_time_in_which_the_disk_was_full_are_a_lower_limit() {
+        let dropped = |at_s: u64| {
+            let what = What::RecordsDropped { records: 494 };
+            (0, Recorded::Event(Event { number: at_s, at_unix_ms: at_s * 1000, what }))
+        };
+        let end = |at_s: u64| (0, Recorded::Event(Event { number: at_s, at_unix_ms: at_s * 1000, what: ended(9) }));
+        let at = |at_s| (0, sample(at_s, "ready", 30, 0));
+        let past = past([at(100), end(102), at(103), dropped(120), at(121), end(124), at(131), end(131)]);
+        let words = |at_s: u64| past.at(at_s * 1000).ended_in_words();
+        let reason = words(131).split_once(' ').unwrap().1.to_owned();
+        assert_eq!(words(102), format!("1 {reason}"), "before the disk was full");
+        assert_eq!(words(124), format!("at least 1 {reason}"));
+        assert_eq!(words(132), format!("2 {reason}"), "ten seconds later");
+        let many = BTreeMap::from([("backend_reset", 3), ("no_backend", 19_042)]);
+        let moment = ReplayMoment { ended: many, ..ReplayMoment::default() };
+        assert_eq!(moment.ended_in_words(), "19,042 no_backend, 3 backend_reset");
     }
 
     /// Regression: a flow that another instance had until its host died was listed among the flows of this one of an hour before.

@@ -274,12 +274,13 @@ impl WhatIfLook<'_> {
             (BudgetFault::InstanceKilled, FlowFates::of_killed_instance(flows)),
             (host, FlowFates::of_lost_host(flows, heir)),
         ];
-        let case = |(fault, fates): (BudgetFault, _)| WhatIfCase {
+        let case = |(fault, fates): (BudgetFault, FlowFates)| WhatIfCase {
             fault: fault.label().to_owned(),
             fates,
             resets_over_ms: 0,
             gap: match is_idle && fault != BudgetFault::StackedHostDies {
                 true => ExpectedGap::Unknown(IDLE.to_owned()),
+                false if fates.waiting > 0 => ExpectedGap::Unknown(WAITING.to_owned()),
                 false => self.gap(fault, None),
             },
         };
@@ -398,4 +399,6 @@ const VIP_STAYS: &str =
     "the VIP stays, and clients wait until this host serves again: no track_script of keepalived's runs `baton ready`";
 const ROUTERS: &str = "as long as the routers take to leave this host: their BFD or hold time";
 const NO_MOVER: &str = "it depends on how the VIP moves: set cluster.vrrp_advert_interval, or [vip]";
+const WAITING: &str =
+    "nobody would reset the clients of flows that no other instance knows: each waits until it gives up by itself";
 const NOT_CONFIGURED: &str = "its frontend is no longer in the configuration";

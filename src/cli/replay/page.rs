@@ -86,12 +86,11 @@ fn of_backend(it: &ReplayBackend) -> Weight {
 }
 
 fn figures(page: &mut String, moment: &ReplayMoment) {
-    let ended: Vec<_> = moment.ended.iter().map(|(reason, flows)| format!("{} {reason}", count(*flows))).collect();
     page.push_str("<dl class=\"figures\">\n");
     for (name, value, beneath) in [
         ("Flows", count(moment.flows.into()), String::new()),
         ("New flows", rate(moment.new_per_s) + " /s", String::new()),
-        ("Ended flows", rate(moment.ended_per_s) + " /s", ended.join(", ")),
+        ("Ended flows", rate(moment.ended_per_s) + " /s", moment.ended_in_words()),
     ] {
         write(page, format_args!("<div><dt>{name}</dt><dd>{value}<small>{beneath}</small></dd></div>\n"));
     }

@@ -9,6 +9,7 @@ use ratatui::widgets::{Paragraph, Sparkline, SparklineBar, Wrap};
 use super::player::{HELP, LINE, LowerList, Player};
 use crate::cli::grid::{Align::*, Cell, Grid};
 use crate::cli::panes::{draw_help, keys_line, lines, painted};
+use crate::cli::wrap::wrap;
 use crate::model::end_reason::ClientSaw;
 use crate::model::humane::{count, date_and_time, duration_ms, duration_us, plural, rate};
 use crate::model::weight::Weight;
@@ -29,8 +30,9 @@ pub(super) fn draw(frame: &mut Frame<'_>, player: &mut Player) {
 pub(super) fn draw_body(frame: &mut Frame<'_>, area: Rect, player: &mut Player) {
     let moment = player.past.at(player.at_ms);
     let backends = (moment.backends.len() as u16).min(area.height / 3);
+    let head = head(&moment, area.width);
     let [at_head, at_chart, at_marks, at_scale, _, at_backends, _, at_title, at_list] = Layout::vertical([
-        Constraint::Length(2),
+        Constraint::Length(head.len() as u16),
         Constraint::Length(CHART),
         Constraint::Length(1),
         Constraint::Length(1),
@@ -41,7 +43,7 @@ pub(super) fn draw_body(frame: &mut Frame<'_>, area: Rect, player: &mut Player) 
         Constraint::Min(0),
     ])
     .areas(area);
-    frame.render_widget(Paragraph::new(head(&moment)), at_head);
+    frame.render_widget(Paragraph::new(head), at_head);
     let corner = Rect { height: 1, ..at_head };
     frame.render_widget(Paragraph::new(Line::from(clock(player)).alignment(Alignment::Right)), corner);
     draw_scale(frame, [at_chart, at_marks, at_scale], player);
@@ -66,24 +68,28 @@ fn clock(player: &Player) -> Vec<Span<'static>> {
     vec![format!(" {pace}{date} ").into(), format!("{time}Z").bold()]
 }
 
-fn head(moment: &ReplayMoment) -> Vec<Line<'static>> {
+fn head(moment: &ReplayMoment, width: u16) -> Vec<Line<'static>> {
     let Some(process) = &moment.process else {
         let nothing = "No process recorded at this time: none ran, or its disk took nothing.";
         return vec![Line::from(""), Line::from(painted(Weight::Bad, nothing).bold())];
     };
     let name = process.instance.as_ref().unwrap_or(&process.host);
-    let ended: Vec<_> = moment.ended.iter().map(|(reason, flows)| format!("{} {reason}", count(*flows))).collect();
-    let ended = if ended.is_empty() { String::new() } else { format!("; ended in 10 s: {}", ended.join(", ")) };
-    vec![
+    let ended = moment.ended_in_words();
+    let mut lines = vec![
         Line::from(vec![
             format!("Baton {}", process.version).bold(),
             format!(" on {name}, pid {}", process.pid).into(),
         ]),
         Line::from(vec![
             plural(moment.flows.into(), "flow").bold(),
-            format!(", {} new/s, {} ended/s{ended}", rate(moment.new_per_s), rate(moment.ended_per_s)).into(),
+            format!(", {} new/s, {} ended/s", rate(moment.new_per_s), rate(moment.ended_per_s)).into(),
         ]),
-    ]
+    ];
+    if !ended.is_empty() {
+        let ended = wrap(&format!("ended in 10 s: {ended}"), Some(width.into()));
+        lines.extend(ended.lines().take(ENDED_MAX).map(|line| Line::from(line.to_owned())));
+    }
+    lines
 }
 
 /// The flows as bars, the events beneath as marks, and the moment.
@@ -203,5 +209,7 @@ fn flow_rows(player: &mut Player, moment: &ReplayMoment, width: u16, room: usize
     (title, lines(&grid, width, false, None))
 }
 
+/// Lines of the reasons of ends.
+const ENDED_MAX: usize = 3;
 /// Rows of the bars.
 const CHART: u16 = 3;

@@ -9,6 +9,7 @@ use tracing::Level;
 
 use super::What;
 use crate::model::end_reason::EndedBy;
+use crate::model::fleet::vip::VipLoss;
 use crate::model::humane::{bytes, duration_ms, duration_us, plural};
 use crate::model::names::named;
 use crate::model::weight::Weight;
@@ -158,7 +159,11 @@ impl What {
                 )
             }
             Self::VipGained { vip, why } => say!(Good, { vip }, "this host has the VIP {vip} now: {why}"),
-            Self::VipGivenUp { vip, why } => say!(Notice, { vip }, "this host has given up the VIP {vip}: {why}"),
+            Self::VipGivenUp { vip, why } => {
+                // It had clients, who waited.
+                let weight = if *why == VipLoss::Late.to_string() { Bad } else { Notice };
+                say!(weight, { vip }, "this host has given up the VIP {vip}: {why}")
+            }
             Self::VipRestored { vip } => {
                 say!(
                     Notice,

@@ -48,6 +48,7 @@ impl What {
 mod tests {
     use super::*;
     use crate::model::end_reason::EndReason;
+    use crate::model::fleet::vip::VipLoss;
     use crate::model::fleet::{InstanceName, Liveness};
     use crate::model::health::{Cause, HealthState};
 
@@ -76,6 +77,9 @@ mod tests {
         let ordered = |reason| What::FlowsOrdered { frontend: why(), backend: why(), flows: 717, reason }.severity();
         assert_eq!(ordered(EndReason::BackendEjected), Some(EventSeverity::ClientsSuffer));
         assert_eq!(ordered(EndReason::EjectedByOperator), None);
+        let given_up = |why: VipLoss| What::VipGivenUp { vip: String::new(), why: why.to_string() }.severity();
+        assert_eq!(given_up(VipLoss::Late), Some(EventSeverity::ClientsSuffer), "they waited for a process that hung");
+        assert_eq!(given_up(VipLoss::Strange), Some(EventSeverity::Notice));
         let dead = What::PeerLiveness { peer: why(), liveness: Liveness::Dead };
         assert_eq!(dead.severity(), changed(HealthState::Ejected).severity());
         assert_eq!(What::UpgradeFailed { why: why(), moved: 0 }.severity(), Some(EventSeverity::Refused));

@@ -182,7 +182,7 @@ enum Verb {
 /// Runs the command line.
 pub fn main() -> ExitCode {
     shell::complete::<Arguments>();
-    let typed = help::grouped(Arguments::command()).try_get_matches();
+    let typed = help::grouped(Arguments::command(), output::columns()).try_get_matches();
     let arguments = match typed.and_then(|it| Arguments::from_arg_matches(&it)) {
         Ok(arguments) => arguments,
         Err(error) => {

@@ -3,6 +3,8 @@
 use clap::Command;
 use clap::builder::StyledStr;
 
+use super::wrap::wrap;
+
 /// The groups, in the order of the help; the commands of each, with an example. A build leaves out what it does not have.
 const GROUPS: [(&str, &[(&str, &str)]); 5] = [
     (
@@ -67,8 +69,8 @@ const GROUPS: [(&str, &[(&str, &str)]); 5] = [
     ),
 ];
 
-/// `command` with its subcommands in groups, and an example below the help of each.
-pub(super) fn grouped(command: Command) -> Command {
+/// `command` with its subcommands in groups, and an example below the help of each. `width`: of the terminal, if it is one.
+pub(super) fn grouped(command: Command, width: Option<usize>) -> Command {
     let about_of = |name: &str| {
         let listed = command.get_subcommands().find(|it| it.get_name() == name && !it.is_hide_set());
         let about = listed.and_then(Command::get_about).map(StyledStr::to_string);
@@ -82,7 +84,7 @@ pub(super) fn grouped(command: Command) -> Command {
         };
         let lines: String = commands.iter().filter_map(|(name, _)| line(name)).collect();
         if !lines.is_empty() {
-            text += &format!("{title}:\n{lines}\n");
+            text += &format!("{title}:\n{}\n", wrap(&lines, width));
         }
     }
     let template =
@@ -119,7 +121,7 @@ mod tests {
         let unique: BTreeSet<_> = grouped.iter().copied().collect();
         assert_eq!(grouped.len(), unique.len(), "no command is in two groups");
         assert_eq!(listed.difference(&unique).collect::<Vec<_>>(), Vec::<&&str>::new());
-        let help = super::grouped(command.clone()).render_help().to_string();
+        let help = super::grouped(command.clone(), None).render_help().to_string();
         for name in listed {
             assert!(help.contains(&format!("\n  {name} ")), "{name} is in the help:\n{help}");
         }
@@ -129,14 +131,24 @@ mod tests {
     fn a_build_without_the_lab_had_a_group_without_commands() {
         let without =
             Command::new("baton").subcommand(Command::new("run").about("Runs")).subcommand(Command::new("status"));
-        let help = super::grouped(without).render_help().to_string();
+        let help = super::grouped(without, None).render_help().to_string();
         assert!(help.contains("Install it:\n  run         Runs\n\nOthers:\n"), "{help}");
         assert!(!help.contains("Try it"), "{help}");
     }
 
+    /// Regression: a terminal of 80 columns broke most lines in the middle of a word.
+    #[test]
+    fn on_a_terminal_a_long_line_goes_on_below_its_text() {
+        let help = super::grouped(Arguments::command(), Some(80)).render_help().to_string();
+        let commands = help.split("Options:").next().unwrap().split("Usage:").nth(1).unwrap();
+        assert!(commands.lines().all(|line| line.chars().count() <= 80), "{commands}");
+        let below = commands.lines().filter(|line| line.starts_with("              ")).count();
+        assert!(below > 5 && commands.contains("\n  bundle      Writes one file for a ticket: "), "{commands}");
+    }
+
     #[test]
     fn each_example_is_accepted_and_is_in_the_help_of_its_command() {
-        let mut command = super::grouped(Arguments::command());
+        let mut command = super::grouped(Arguments::command(), None);
         command.build();
         for (name, example) in in_groups() {
             let Some(of_it) = command.find_subcommand_mut(name) else { continue };

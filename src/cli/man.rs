@@ -17,7 +17,7 @@ pub(super) struct ManArguments {
 /// Prints the man page in troff, or writes a page for each command.
 pub(super) fn man<Arguments: CommandFactory>(arguments: &ManArguments) -> ExitCode {
     let mut page = Vec::new();
-    let mut command = help::grouped(Arguments::command()).disable_help_subcommand(true);
+    let mut command = help::grouped(Arguments::command(), None).disable_help_subcommand(true);
     command.build();
     let command = with_synopses(command);
     let done = match &arguments.directory {

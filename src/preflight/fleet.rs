@@ -18,6 +18,7 @@ use crate::model::finding::Finding;
 use crate::model::fleet::{SLOTS, port_range};
 use crate::sys::netdev;
 use crate::sys::netlink::{Route, route};
+use crate::sys::source;
 
 /// A peer on the same link answers within milliseconds, even if it refuses.
 const CONNECT_MAX: Duration = Duration::from_secs(1);
@@ -168,7 +169,8 @@ fn source_ports(config: &Config, peers: &Peers, settings: &mut Vec<Setting>) -> 
     let suffices = own.is_some() && number >= flows;
     let wide = size(&WIDE, peers.slot);
     let better = if size(&BEYOND, peers.slot) >= flows { BEYOND } else { WIDE };
-    let value = if suffices { range } else { better.clone() };
+    // The kernel's default, where nobody has chosen: deploy/sysctl has the wider one, and all hosts need one.
+    let value = if suffices && range != source::DEFAULT_RANGE { range } else { better.clone() };
     settings.extend(node_ports::setting(&value));
     // Written even if it is right: it must be the same on all hosts.
     settings.push(Setting {

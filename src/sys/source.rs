@@ -10,7 +10,7 @@ use super::int_option;
 use crate::addr::BackendAddr;
 
 /// The kernel's default (Documentation/networking/ip-sysctl.rst).
-const DEFAULT_RANGE: RangeInclusive<u16> = 32768..=60999;
+pub(crate) const DEFAULT_RANGE: RangeInclusive<u16> = 32768..=60999;
 
 /// Ports for outgoing connections in this network namespace, without those that an administrator has reserved.
 pub(crate) fn local_ports() -> Vec<u16> {

@@ -88,6 +88,8 @@ fn from_haproxy_and_keepalived_without_a_connection_that_is_not_served() {
     old_pair(&player, "lb2", 100);
     let served = "curl -sk --max-time 15 -w ' %{errormsg}' https://10.77.0.100:6443/readyz || true";
     eventually(LONG, "HAProxy serves", || lab.client2.run(served).starts_with("ok"));
+    let guide = include_str!("../../docs/guides/from-haproxy.md");
+    let (there, back) = guide.split_once("\n## Back\n").expect("a chapter");
     let (over, connects) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let storm = scope.spawn(|| {
@@ -99,7 +101,7 @@ fn from_haproxy_and_keepalived_without_a_connection_that_is_not_served() {
             }
         });
         let ends = SetsAtEnd(&over);
-        player.play(include_str!("../../docs/guides/from-haproxy.md"));
+        player.play(there);
         drop(ends);
         storm.join().unwrap();
     });
@@ -107,6 +109,11 @@ fn from_haproxy_and_keepalived_without_a_connection_that_is_not_served() {
     assert!(connects.load(Relaxed) > 20);
     let why = |host| player.command(host, "baton vip --why");
     assert!(lb1.has_address(VIP) && !lb2.has_address(VIP), "lb1: {}\nlb2: {}", why("lb1"), why("lb2"));
+    // Regression: the program that shares the port stayed, and refused every connection to the VIP for good.
+    player.play(back);
+    eventually(LONG, "lb1 has the VIP", || lb1.has_address(VIP));
+    eventually(LONG, "HAProxy serves again", || lab.client2.run(served).starts_with("ok"));
+    assert!(!lb2.has_address(VIP));
 }
 
 /// The commands of README's chapter Install, as a reader types them on two control-plane nodes.

@@ -64,6 +64,8 @@ pub(super) enum Input {
     Stranger {
         from: SocketAddr,
         why: String,
+        /// It closed in order, as `baton check --host` at a peer does, which asks whether the port answers.
+        said_nothing: bool,
     },
 }
 

@@ -393,7 +393,8 @@ impl Hub {
             // A message of a link that a newer one has replaced.
             Input::Message { .. } | Input::Lost { .. } => {}
             Input::Failed { peer, why } => self.exchange.handle_failure(&peer, &why),
-            Input::Stranger { from, why } => self.stranger(from.ip(), &why, now_ns),
+            Input::Stranger { from, said_nothing: true, .. } if self.has_link_from(from.ip()) => {}
+            Input::Stranger { from, why, .. } => self.stranger(from.ip(), &why, now_ns),
         }
     }
 
@@ -423,6 +424,12 @@ impl Hub {
 
     fn is_current(&self, peer: &InstanceName, link: u64) -> bool {
         self.links.get(peer).is_some_and(|current| current.number == link)
+    }
+
+    /// Whether a peer at this address is linked.
+    fn has_link_from(&self, ip: IpAddr) -> bool {
+        let at = self.settings.peers.iter().find(|peer| peer.address.ip() == ip);
+        at.is_some_and(|peer| self.links.contains_key(&peer.name))
     }
 
     /// A connection failed before it became a link.

@@ -196,6 +196,13 @@ fn strangers_on_the_peer_port_disturb_nobody() {
     b.wait_sees("lb-a", "liveness", "alive");
     assert_eq!(b.baton.events_of("peer_lost").len(), 0);
     drop(silent);
+    // Regression: each `check --host` of a peer was a warning in this log. A program there that says nonsense still is one.
+    drop(a.host.connect(b.host.v4(PORT)));
+    let mut stranger = a.host.connect(b.host.v4(PORT));
+    let _ = stranger.send_bytes(b"GET / HTTP/1.1\r\n\r\n");
+    stranger.end(LONG);
+    b.baton.wait_log(&["a program at a linked peer's address connected to the peer link"]);
+    assert!(!b.baton.process.log_text().contains("it closed the connection"), "{}", b.baton.process.log_text());
 }
 
 #[test]

@@ -98,7 +98,8 @@ async fn listen(before: Arc<Tasks>, site: Site, settings: config::Peers) {
         let site = site.clone();
         tokio::spawn(async move {
             if let Err(error) = site.take(stream, permit).await {
-                let _ = site.inputs.send(Input::Stranger { from, why: explain(&error) }).await;
+                let said_nothing = matches!(error, LinkError::Closed);
+                let _ = site.inputs.send(Input::Stranger { from, why: explain(&error), said_nothing }).await;
             }
         });
     }

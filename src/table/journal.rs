@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::InstanceName;
-use crate::model::fleet::Liveness;
+use crate::model::fleet::{Liveness, PortRange};
 use crate::model::health::{Cause, HealthState};
 use crate::model::ids::{FlowId, flow_as_text};
 use crate::model::nodes::SilenceKind;
@@ -278,6 +278,12 @@ pub enum What {
     /// A change of its flows was lost; it sends all of them again.
     PeerGap {
         peer: String,
+    },
+    /// Its host has another range of ports for outgoing connections, so that both connect to backends from the same ones.
+    PortsOverlap {
+        peer: String,
+        theirs: PortRange,
+        own: PortRange,
     },
     /// It is not heard, or has said farewell.
     PeerLiveness {

@@ -84,6 +84,7 @@ impl TimelineRow {
             | What::PeerUnreachable { .. }
             | What::PeerSynced { .. }
             | What::PeerGap { .. }
+            | What::PortsOverlap { .. }
             | What::PeerLiveness { .. }
             | What::FlowsStrange { .. }
             | What::FailedOver { .. }

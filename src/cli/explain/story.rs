@@ -508,6 +508,7 @@ pub(super) fn peer_of(event: &Event) -> Option<&str> {
         | What::PeerUnreachable { peer, .. }
         | What::PeerSynced { peer, .. }
         | What::PeerGap { peer }
+        | What::PortsOverlap { peer, .. }
         | What::PeerLiveness { peer, .. } => Some(peer),
         What::FailedOver { instance, .. } | What::FlowsStrange { instance, .. } => Some(&instance.0),
         _ => None,

@@ -1,6 +1,7 @@
 //! The hub: the one task that decides which messages go to which peer.
 
 mod lines;
+mod strangers;
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -114,6 +115,7 @@ pub(crate) fn start(
         name: settings.name.clone(),
         epoch: Epoch(unix_ns()),
         slot: settings.slot,
+        ports: table.fleet.ports(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         sync_deadline_ns: settings.sync_deadline.as_nanos() as u64,
         vips: vips(&running, settings.listen.ip()),
@@ -377,6 +379,9 @@ impl Hub {
                 if admitted.is_ok() && version.has_summaries() {
                     self.exchange.tell_summaries(&hello.name, now_ns);
                 }
+                if admitted.is_ok() && version.has_ports() {
+                    self.exchange.tell_ports(&hello.name);
+                }
                 let _ = reply.send(admitted);
             }
             Input::Message { peer, link, message } if self.is_current(&peer, link) => {
@@ -424,27 +429,6 @@ impl Hub {
 
     fn is_current(&self, peer: &InstanceName, link: u64) -> bool {
         self.links.get(peer).is_some_and(|current| current.number == link)
-    }
-
-    /// Whether a peer at this address is linked.
-    fn has_link_from(&self, ip: IpAddr) -> bool {
-        let at = self.settings.peers.iter().find(|peer| peer.address.ip() == ip);
-        at.is_some_and(|peer| self.links.contains_key(&peer.name))
-    }
-
-    /// A connection failed before it became a link.
-    fn stranger(&mut self, from: IpAddr, why: &str, now_ns: u64) {
-        let known = self.settings.peers.iter().find(|peer| peer.address.ip() == from);
-        if let Some(peer) = known.filter(|peer| !self.links.contains_key(&peer.name)) {
-            return self.exchange.handle_failure(&peer.name, why);
-        }
-        let minute_ns = 60_000_000_000;
-        self.complained.retain(|_, at_ns| now_ns.saturating_sub(*at_ns) < minute_ns);
-        if self.complained.len() < INPUTS_MAX && self.complained.insert(from, now_ns).is_none() {
-            let who =
-                if known.is_some() { "a program at a linked peer's address" } else { "a program that is not a peer" };
-            tracing::warn!(%from, "{who} connected to the peer link: {why}");
-        }
     }
 
     /// Whether this host can take such a packet: a socket or an entry of the BPF program exists, whichever instance
@@ -568,6 +552,7 @@ impl Hub {
             }
             Notice::Lost { peer, why } => What::PeerLost { peer: peer.to_string(), why },
             Notice::Synced { peer, flows } => What::PeerSynced { peer: peer.to_string(), flows },
+            Notice::PortsOverlap { peer, theirs, own } => What::PortsOverlap { peer: peer.to_string(), theirs, own },
             Notice::Gap { peer } => What::PeerGap { peer: peer.to_string() },
             Notice::Unreachable { peer, why } => What::PeerUnreachable { peer: peer.to_string(), why },
             Notice::Liveness { peer, liveness } => {

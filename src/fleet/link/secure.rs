@@ -405,7 +405,7 @@ mod tests {
             };
             let said = made.unwrap_err().to_string();
             assert!(
-                said.contains("speaks versions 7 to 9 of the peer protocol, this instance versions 1 to 2"),
+                said.contains("speaks versions 7 to 9 of the peer protocol, this instance versions 1 to 3"),
                 "{said}"
             );
             let mut heard = [0; PREAMBLE_BYTES];

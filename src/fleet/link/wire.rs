@@ -20,7 +20,7 @@ pub(crate) const FRAME_MAX: usize = u16::MAX as usize;
 pub(crate) const SEAL_BYTES: usize = 16;
 
 /// The lowest and the highest version that this release supports.
-pub(crate) const VERSIONS: Versions = Versions { lowest: Version::One as u16, highest: Version::Two as u16 };
+pub(crate) const VERSIONS: Versions = Versions { lowest: Version::One as u16, highest: Version::Three as u16 };
 
 /// The version of one link. Each has its own arm in [`encode`] and [`decode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,6 +29,8 @@ pub enum Version {
     One = 1,
     /// The same, and summaries of the instances.
     Two = 2,
+    /// The same, and their source ports.
+    Three = 3,
 }
 
 const MAGIC: [u8; 4] = *b"BTNP";
@@ -61,8 +63,17 @@ impl Version {
         self >= Self::Two
     }
 
+    /// Whether instances tell each other their source ports.
+    pub(crate) fn has_ports(self) -> bool {
+        self >= Self::Three
+    }
+
     fn has(self, message: &Message) -> bool {
-        self.has_summaries() || !matches!(message, Message::Summary(_))
+        match message {
+            Message::Summary(_) => self.has_summaries(),
+            Message::Ports(_) => self.has_ports(),
+            _ => true,
+        }
     }
 }
 
@@ -86,6 +97,7 @@ impl Versions {
         match VERSIONS.common(self)? {
             1 => Some(Version::One),
             2 => Some(Version::Two),
+            3 => Some(Version::Three),
             _ => None,
         }
     }
@@ -109,14 +121,16 @@ impl std::fmt::Display for Versions {
 pub fn encode(message: &Message, version: Version) -> Result<Vec<u8>, FrameTooLong> {
     debug_assert!(version.has(message), "a version-{} link has no {message:?}", version as u16);
     let bytes = match version {
-        Version::One | Version::Two => postcard::to_stdvec(message).expect("a vector takes everything"),
+        Version::One | Version::Two | Version::Three => {
+            postcard::to_stdvec(message).expect("a vector takes everything")
+        }
     };
     if bytes.len() > FRAME_MAX - SEAL_BYTES { Err(FrameTooLong(bytes.len())) } else { Ok(bytes) }
 }
 
 pub fn decode(bytes: &[u8], version: Version) -> Result<Message, FrameError> {
     let read = match version {
-        Version::One | Version::Two => postcard::take_from_bytes(bytes),
+        Version::One | Version::Two | Version::Three => postcard::take_from_bytes(bytes),
     };
     match read {
         Ok((message, _)) if !version.has(&message) => Err(FrameError::Later),
@@ -132,7 +146,8 @@ mod tests {
     use crate::model::fleet::testing::{passage, record};
     use crate::model::fleet::vip::VipStanding;
     use crate::model::fleet::{
-        Abandoned, Asked, Change, Epoch, Farewell, FleetId, FlowRecord, Hello, InstanceName, Keeping, summary,
+        Abandoned, Asked, Change, Epoch, Farewell, FleetId, FlowRecord, Hello, InstanceName, Keeping, PortRange,
+        summary,
     };
     use crate::model::ids::FlowId;
 
@@ -179,12 +194,13 @@ mod tests {
             ]),
             Message::Vip(VipStanding { claim: u64::MAX, holder: Some(u16::MAX), ..VipStanding::default() }),
             Message::Summary(Box::new(summary::tests::largest())),
+            Message::Ports(PortRange { first: 61440, last: u16::MAX }),
         ]
     }
 
     #[test]
     fn every_message_survives_the_wire_and_fits_into_a_frame() {
-        let version = Version::Two;
+        let version = Version::Three;
         for message in all() {
             let bytes = encode(&message, version).unwrap();
             assert_eq!(decode(&bytes, version).as_ref(), Ok(&message));

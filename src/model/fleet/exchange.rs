@@ -25,8 +25,8 @@ use super::session::{Heard, PeerReport, Session};
 use super::summary::{InstanceSummary, SummariesTold};
 use super::vip::VipStanding;
 use super::{
-    Asked, BeatSecret, Epoch, Farewell, InstanceName, Liveness, Local, MemberView, PeerCommand, Remembered, Remote,
-    SLOTS, Said,
+    Asked, BeatSecret, Epoch, Farewell, InstanceName, Liveness, Local, MemberView, PeerCommand, PortRange, Remembered,
+    Remote, SLOTS, Said,
 };
 
 /// Limit for the answers to a question, while the asked peers are heard. A peer on a loaded host or behind a slow link
@@ -47,6 +47,8 @@ pub struct Own {
     pub name: InstanceName,
     pub epoch: Epoch,
     pub slot: u8,
+    /// Its source ports. `None`: this host has too few for a part of its own.
+    pub ports: Option<PortRange>,
     pub version: String,
     /// How long readiness waits for a peer that cannot be reached.
     pub sync_deadline_ns: u64,
@@ -277,6 +279,13 @@ impl Exchange {
         self.summary.iter().for_each(|summary| told.offer(summary, now_ns));
     }
 
+    /// The link to this peer, which has just come up, carries source ports.
+    pub fn tell_ports(&mut self, peer: &InstanceName) {
+        if let (Some(session), Some(ports)) = (self.sessions.get_mut(peer), self.own.ports) {
+            session.say(Message::Ports(ports));
+        }
+    }
+
     /// Takes in this instance's own summary; call it about once a second. The peers get it if it is news to them, or if
     /// they have heard none for some seconds.
     pub fn set_summary(&mut self, summary: Arc<InstanceSummary>, now_ns: u64) {
@@ -323,6 +332,10 @@ impl Exchange {
         liveness.into_iter().for_each(|liveness| self.liveness_changed(peer.clone(), liveness));
         match heard {
             Ok(Heard::Nothing) => {}
+            Ok(Heard::Ports(theirs)) => {
+                let own = self.own.ports.filter(|own| own.overlaps(theirs));
+                self.notices.extend(own.map(|own| Notice::PortsOverlap { peer: peer.clone(), theirs, own }));
+            }
             Ok(Heard::Asked { number, packet }) => match self.mirror.knows(&packet) {
                 true => self.handle_known(&KnowsQuery { peer: peer.clone(), number, packet }, true),
                 false if self.queries.len() < ASKS_MAX => {

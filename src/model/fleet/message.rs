@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::summary::InstanceSummary;
 use super::vip::VipStanding;
-use super::{Abandoned, Asked, BeatKey, Epoch, Farewell, FleetId, FlowRecord, InstanceName};
+use super::{Abandoned, Asked, BeatKey, Epoch, Farewell, FleetId, FlowRecord, InstanceName, PortRange};
 
 /// Records of one message, about 16 KiB: few enough that no message delays a beat for long.
 pub(super) const RECORDS_MAX: usize = 64;
@@ -74,6 +74,8 @@ pub enum Message {
     Kept(Vec<IpAddr>),
     /// The sender as it sees itself, for people. Since version 2.
     Summary(Box<InstanceSummary>),
+    /// The ports from which the sender connects to backends. Since version 3.
+    Ports(PortRange),
 }
 
 /// The sender of a hello.

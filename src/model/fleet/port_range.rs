@@ -1,5 +1,6 @@
 //! Source ports of backend legs: each instance has its own part of them, because all legs use one source address.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,16 @@ pub(crate) fn port_range(range: RangeInclusive<u16>, slot: u8) -> Option<PortRan
 impl PortRange {
     pub(crate) fn contains(self, port: u16) -> bool {
         (self.first..=self.last).contains(&port)
+    }
+
+    pub(super) fn overlaps(self, other: Self) -> bool {
+        self.first <= other.last && other.first <= self.last
+    }
+}
+
+impl fmt::Display for PortRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
     }
 }
 

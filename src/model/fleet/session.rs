@@ -21,7 +21,9 @@ use super::message::{CLAIM_MAX, Change, Hello, Message, RECORDS_MAX, UNTOLD_MAX}
 use super::mirror::Mirror;
 use super::summary::{InstanceSummary, SummariesTold};
 use super::vip::{PeerVip, VipStanding};
-use super::{Abandoned, Asked, BeatKey, Epoch, Farewell, FleetId, InstanceName, Keeping, Liveness, Notice, Remote};
+use super::{
+    Abandoned, Asked, BeatKey, Epoch, Farewell, FleetId, InstanceName, Keeping, Liveness, Notice, PortRange, Remote,
+};
 use crate::model::ids::FlowId;
 
 /// Between two beats.
@@ -150,6 +152,7 @@ pub(super) enum Heard {
     Asked { number: u32, packet: Asked },
     Answered { number: u32, known: bool },
     Claimed(Vec<FleetId>),
+    Ports(PortRange),
 }
 
 impl Session {
@@ -408,6 +411,7 @@ impl Session {
             }
             Message::Ask { number, packet } => return Ok(Heard::Asked { number, packet }),
             Message::Answer { number, known } => return Ok(Heard::Answered { number, known }),
+            Message::Ports(ports) => return Ok(Heard::Ports(ports)),
             Message::Addresses(vips) | Message::Kept(vips) if vips.len() > VIPS_MAX => return Err(Fault::TooLong),
             Message::Addresses(vips) => {
                 self.vips.clone_from(&vips);

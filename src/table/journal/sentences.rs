@@ -14,7 +14,7 @@ use crate::model::humane::{bytes, duration_ms, duration_us, plural};
 use crate::model::names::named;
 use crate::model::weight::Weight;
 use crate::table::offload::OFF;
-use words::{in_words, named_nodes, ordered_because};
+use words::{in_words, named_nodes, ordered_because, ports_overlap};
 
 impl What {
     /// One sentence without a full stop.
@@ -328,6 +328,7 @@ impl What {
             Self::PeerSynced { peer, flows } => {
                 say!(Good, { peer, flows }, "this instance knows all flows of {peer}: {}", plural(*flows, "flow"))
             }
+            Self::PortsOverlap { peer, theirs, own } => say!(Bad, { peer }, "{}", ports_overlap(peer, *theirs, *own)),
             Self::PeerGap { peer } => {
                 say!(
                     Notice,

@@ -176,6 +176,20 @@ fn a_peer_that_stops_or_is_replaced_says_so() {
     assert_eq!(states, [serde_json::json!({ "left": "succeeded" })]);
 }
 
+/// Regression: two hosts with different ranges of source ports were linked, and nobody was told that both use the same ports.
+#[test]
+fn peers_whose_source_ports_overlap_say_so_at_both_ends() {
+    let Some(scene) = Scene::new("peers_whose_source_ports_overlap", 3) else { return };
+    scene.host(1).sysctl("net/ipv4/ip_local_port_range", "32768 36863");
+    let all = scene.start();
+    for (at, other) in [(0, "lb-b"), (1, "lb-a")] {
+        let told = || all[at].baton.events_of("ports_overlap");
+        eventually(LONG, "it is told", || !told().is_empty());
+        assert_eq!(told()[0]["peer"], other);
+    }
+    assert!(all[2].baton.events_of("ports_overlap").is_empty(), "its ports are of nobody else");
+}
+
 #[test]
 fn strangers_on_the_peer_port_disturb_nobody() {
     let Some(scene) = Scene::new("strangers_on_the_peer_port_disturb_nobody", 2) else { return };

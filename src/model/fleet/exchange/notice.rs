@@ -1,6 +1,6 @@
 //! What the exchange tells people.
 
-use crate::model::fleet::{InstanceName, Liveness};
+use crate::model::fleet::{InstanceName, Liveness, PortRange};
 
 /// Events for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +24,12 @@ pub(crate) enum Notice {
     Liveness {
         peer: InstanceName,
         liveness: Liveness,
+    },
+    /// Both connect to backends from the same ports.
+    PortsOverlap {
+        peer: InstanceName,
+        theirs: PortRange,
+        own: PortRange,
     },
     /// Why there is no link to the peer, if the reason is a new one.
     Unreachable {

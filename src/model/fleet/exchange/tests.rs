@@ -5,7 +5,7 @@ mod summaries;
 use super::*;
 use crate::model::fleet::BeatTo;
 use crate::model::fleet::testing::{passage, record};
-use crate::model::fleet::{Abandoned, Change, FlowRecord, Keeping};
+use crate::model::fleet::{Abandoned, Change, FlowRecord, Keeping, port_range};
 use crate::model::ids::FlowId;
 
 const MS: u64 = 1_000_000;
@@ -30,6 +30,7 @@ impl Fleet {
                 name: name(text),
                 epoch: Epoch(1),
                 slot: slot as u8,
+                ports: port_range(32768..=60999, slot as u8),
                 version: "1.2.3".to_owned(),
                 sync_deadline_ns: 10_000 * MS,
                 vips: vec!["10.0.0.100".parse().unwrap()],

@@ -119,6 +119,7 @@ impl Node {
             name: name(self.number),
             epoch: Epoch(now_ns),
             slot: self.number as u8,
+            ports: crate::model::fleet::port_range(32768..=60999, self.number as u8),
             version: String::new(),
             sync_deadline_ns: 2000 * MS,
             vips: (0..self.config.vips).map(|number| vip(number).ip()).collect(),

@@ -1,7 +1,7 @@
 //! Parts of the sentences.
 
 use crate::model::end_reason::EndReason;
-use crate::model::fleet::{Farewell, Liveness};
+use crate::model::fleet::{Farewell, Liveness, PortRange};
 use crate::model::humane::plural;
 
 /// Why Baton ends flows of a backend.
@@ -35,4 +35,12 @@ pub(super) fn in_words(liveness: Liveness) -> &'static str {
         Liveness::Left(Farewell::Succeeded) => "being replaced by another process",
         Liveness::Left(Farewell::Stopped) => "stopped",
     }
+}
+
+/// Two instances whose source ports are partly the same.
+pub(super) fn ports_overlap(peer: &str, theirs: PortRange, own: PortRange) -> String {
+    format!(
+        "{peer} connects to backends from ports {theirs}, and this instance from {own}: a connection of one can be taken for one of the other; \
+         net.ipv4.ip_local_port_range must be the same on all hosts of a fleet"
+    )
 }

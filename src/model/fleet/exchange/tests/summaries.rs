@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::model::fleet::summary::tests::{backend, largest};
+use crate::model::fleet::{PortRange, port_range};
 use crate::model::health::HealthState;
 
 /// What instance `at` says of itself.
@@ -31,6 +32,33 @@ fn peers_know_each_others_summaries_where_both_releases_have_them() {
         let view = fleet.view(at, of);
         assert_eq!((view.summary, view.liveness, view.synced), (None, Liveness::Alive, true));
     }
+}
+
+/// Regression: a host with another range of source ports had a part of another instance's, and nothing said so.
+#[test]
+fn instances_with_the_same_source_ports_are_told_where_both_releases_say_them() {
+    let overlaps = |says: bool, ports| {
+        let mut fleet = Fleet::linked(&["a", "b"]);
+        fleet.instances[1].own.ports = Some(ports);
+        if says {
+            fleet.instances[1].tell_ports(&name("a"));
+        }
+        fleet.talk();
+        let notices = std::iter::from_fn(|| fleet.instances[0].poll_notice());
+        notices.filter(|notice| matches!(notice, Notice::PortsOverlap { .. })).count()
+    };
+    let range = |first, last| PortRange { first, last };
+    assert_eq!(fleet_part(0), range(32768, 36296));
+    assert_eq!(
+        [range(36296, 36297), range(1024, 32768), range(33000, 33001)].map(|ports| overlaps(true, ports)),
+        [1; 3]
+    );
+    assert_eq!([range(36297, 40000), range(1024, 32767)].map(|ports| overlaps(true, ports)), [0; 2]);
+    assert_eq!(overlaps(false, range(33000, 33001)), 0);
+}
+
+fn fleet_part(slot: u8) -> PortRange {
+    port_range(32768..=60999, slot).unwrap()
 }
 
 #[test]

@@ -25,5 +25,6 @@ pub mod silence;
 pub(crate) mod sock_diag;
 pub mod socket;
 pub(crate) mod source;
+pub(crate) mod syscall_filter;
 pub(crate) mod tcp_info;
 pub(crate) mod text;

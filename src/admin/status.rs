@@ -67,6 +67,9 @@ pub struct Instance {
     pub not_ready: Vec<String>,
     /// Why `/livez` fails; empty: it does not.
     pub not_live: Vec<String>,
+    /// Why Baton's own filter of system calls is not on this process; `None`: it is.
+    #[serde(default)]
+    pub unfiltered: Option<String>,
     pub workers: Vec<WorkerStatus>,
     pub config: ConfigState,
 }

@@ -20,7 +20,7 @@ use crate::config::{self, Config};
 use crate::drain::LifePhase;
 use crate::essential;
 use crate::proxy;
-use crate::sys::{inherited, process, text};
+use crate::sys::{bpffs, inherited, process, syscall_filter, text};
 use crate::upgrade::channel::Channel;
 use crate::upgrade::destination;
 
@@ -54,6 +54,7 @@ enum ListenerOrigin {
 pub(crate) fn run(path: &Path, upgrade: bool) -> ExitCode {
     // The fleet's key and the keys of the probes will be in it.
     process::keep_memory_private();
+    let filtered = filter_system_calls();
     // Paths in the file are relative to it, and a later reload or comparison reads the same ones.
     let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let origin = match upgrade {
@@ -86,6 +87,9 @@ pub(crate) fn run(path: &Path, upgrade: bool) -> ExitCode {
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
+    if let Err(error) = filtered {
+        tracing::warn!(%error, "Baton runs without its filter of system calls");
+    }
     let origin = match origin {
         ListenerOrigin::Fresh(listeners) => ListenerOrigin::Fresh(fitting(&loaded.config, listeners)),
         upgrade => upgrade,
@@ -113,6 +117,15 @@ pub(crate) fn run(path: &Path, upgrade: bool) -> ExitCode {
         }
         Err(error) => fail("start the control threads", &error),
     }
+}
+
+/// Before there are threads. From then on nothing can be mounted, so that the BPF file system must be there; who needs it and does not have
+/// it says why.
+fn filter_system_calls() -> std::io::Result<()> {
+    if let Ok(false) = bpffs::holds(Path::new(bpffs::MOUNT_POINT)) {
+        let _ = bpffs::mount_usual();
+    }
+    syscall_filter::install()
 }
 
 /// The sockets that this process can go on with. The others, of another share_port, are closed, and the service manager's with them.

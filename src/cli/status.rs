@@ -169,6 +169,10 @@ fn instance(status: &Status, output: &Output) -> String {
         let weight = words::of_service(frontend.service.state);
         text += &format!("  {}\n", output.paint(weight, &format!("{}: {}", frontend.name, frontend.service.in_words)));
     }
+    if let Some(why) = &instance.unfiltered {
+        let unfiltered = format!("No filter of system calls: {why}");
+        text += &format!("{}\n", output.paint(Weight::Notice, &unfiltered));
+    }
     text += &format!("This host {}\n", words::vips(&instance.vips));
     if let Some((weight, place)) = status.vip.as_ref().map(words::vip) {
         text += &format!("{}\n", output.paint(weight, &place));

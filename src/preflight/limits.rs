@@ -8,13 +8,27 @@ use super::place::HostPlace;
 use crate::config::Config;
 use crate::model::finding::Finding;
 use crate::sys::process::{self, FILES_MIN, FILES_PER_FLOW, RESERVED_FILES};
+use crate::sys::syscall_filter;
 
 pub(super) fn look(config: &Config, place: &HostPlace) -> Vec<Finding> {
     let mut findings = vec![files(config)];
     findings.extend(ports(config));
     findings.extend(reserved(place));
     findings.extend(low_ports(config));
+    findings.extend(system_calls());
     findings
+}
+
+/// `None`: `baton run` can filter its system calls.
+fn system_calls() -> Option<Finding> {
+    syscall_filter::supported().err().map(|error| {
+        Finding::advice(
+            "system calls",
+            format!("seccomp(2): {error}"),
+            "Baton runs without its filter of system calls: who takes it over can use more of the kernel",
+            "a kernel with CONFIG_SECCOMP_FILTER, and a container whose profile allows seccomp(2)",
+        )
+    })
 }
 
 /// The limit of this command: a service has its unit's LimitNOFILE, which `systemctl show` prints.

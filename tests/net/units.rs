@@ -1,6 +1,7 @@
 //! The units of deploy/: Baton as the user nobody, with exactly the capabilities that they give it; and, if systemd can
 //! run here, by systemd itself, as shipped.
 
+mod filtered;
 mod supervised;
 
 use std::os::unix::fs::{PermissionsExt, chown};

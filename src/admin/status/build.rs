@@ -17,7 +17,7 @@ use crate::model::end_reason::EndReason;
 use crate::model::histogram::LatencySnapshot;
 use crate::model::stays::Stays;
 use crate::sys::clock::unix_ms;
-use crate::sys::netdev;
+use crate::sys::{netdev, syscall_filter};
 use crate::table::backend::{BackendEntry, FrontendEntry, Registry};
 use crate::table::journal::What;
 use crate::table::worker::WorkerState;
@@ -220,9 +220,16 @@ fn instance(admin: &Admin, now_ns: u64) -> Instance {
         vips: vips(&admin.config.load(), admin),
         not_ready: admin.not_ready(),
         not_live: admin.not_live(now_ns),
+        unfiltered: unfiltered(),
         workers: admin.table.workers.iter().map(|worker| worker_status(worker, now_ns)).collect(),
         config: admin.control.config_state(),
     }
+}
+
+/// Asks the kernel: each thread has the filter, or none has.
+fn unfiltered() -> Option<String> {
+    let why = || syscall_filter::supported().err().map_or_else(|| "its start failed".to_owned(), |it| it.to_string());
+    (!syscall_filter::is_in_force()).then(why)
 }
 
 fn worker_status(worker: &WorkerState, now_ns: u64) -> WorkerStatus {

@@ -171,6 +171,8 @@ fn forbids(test: &str, unit: &str) {
     let config = lab.config().text(Path::new(SOCKET));
     let Some(systemd) = Systemd::boot(test, &lab, &unit.replacen(begin, &tries, 1), &config) else { return };
     systemd.wait_active(None, LONG);
+    let unfiltered = &systemd.status()["instance"]["unfiltered"];
+    assert!(unfiltered.is_null(), "beside the unit's filter Baton has its own: {unfiltered}");
     let tried = systemd.run(&["cat", "/var/lib/baton/tried"]);
     assert!(tried.status.success(), "{}", String::from_utf8_lossy(&tried.stderr));
     assert_eq!(String::from_utf8_lossy(&tried.stdout), "", "these went through");

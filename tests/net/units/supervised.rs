@@ -24,6 +24,11 @@ fn begin(test: &str, lab: &Lab, unit: &str) -> Option<(Systemd, Pid, Conn)> {
     Some((systemd, pid, conn))
 }
 
+/// Of a key in proc(5)'s status.
+fn value<'a>(status: &'a str, key: &str) -> &'a str {
+    status.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim()
+}
+
 fn read(pid: Pid, file: &str) -> String {
     std::fs::read_to_string(format!("/proc/{}/{file}", pid.as_raw_nonzero())).unwrap()
 }
@@ -34,7 +39,7 @@ fn flows_are_offloaded_in_the_sandbox_of_the_unit() {
     let _servers = lab.echo_everywhere();
     let Some((systemd, pid, mut conn)) = begin("the unit's sandbox", &lab, FULL) else { return };
     let status = read(pid, "status");
-    let of = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim().to_owned();
+    let of = |key: &str| value(&status, key).to_owned();
     assert!(of("Uid:").split_whitespace().all(|uid| uid != "0"), "{status}");
     assert_eq!((of("NoNewPrivs:"), of("Seccomp:")), ("1".to_owned(), "2".to_owned()));
     let held = u64::from_str_radix(&of("CapBnd:"), 16).unwrap();
@@ -69,6 +74,52 @@ fn flows_are_offloaded_in_the_sandbox_of_the_unit() {
     // A reload by the unit's own command.
     let reloaded = systemd.run(&["systemctl", "reload", "baton.service"]);
     assert!(reloaded.status.success(), "{}", String::from_utf8_lossy(&reloaded.stderr));
+    conn.echo(9, 100_000);
+    conn.half_close();
+    assert_eq!(conn.end(LONG), End::Fin);
+}
+
+/// The unit with the drop-in of docs/security.md, for a user who is there already.
+#[test]
+fn without_the_capability_to_read_any_file_the_unit_reads_its_user_s_key_and_finds_its_pins() {
+    let test = "the unit without CAP_DAC_READ_SEARCH";
+    let page = include_str!("../../../docs/security.md");
+    let (_, drop_in) = page.split_once("[Service]\n").expect("the drop-in");
+    let drop_in = drop_in.split("```").next().unwrap().replace("baton", "daemon");
+    let Some(lab) = Lab::new(test) else { return };
+    let _servers = lab.echo_everywhere();
+    let Some(_pinned) = Pinned::unused(test) else { return };
+    let units = lab.directory().join("systemd/units");
+    std::fs::create_dir_all(&units).unwrap();
+    std::fs::write(units.join("key"), format!("{:064x}", 0x5eed)).unwrap();
+    let config = lab.config().offloading(Path::new(PINS)).instance("name", "lb-a");
+    let config = config.peers("listen", lab.lb.v4(9471).to_string()).peers("key_file", "/run/units/key");
+    let config = config.peer("lb-b", lab.client.v4(9471));
+    let begin = "ExecStartPre=/usr/bin/baton check";
+    let prepared =
+        "ExecStartPre=+/bin/sh -c 'chown daemon /run/units/key && chmod 600 /run/units/key && chmod 700 /sys/fs/bpf'";
+    let unit = FULL.replacen(begin, &format!("{prepared}\n{}", begin.replace('=', "=-")), 1);
+    let unit = unit.replacen("[Install]", &format!("{drop_in}\n[Install]"), 1);
+    let Some(systemd) = Systemd::boot(test, &lab, &unit, &config.text(Path::new(SOCKET))) else { return };
+    let pid = systemd.wait_active(None, LONG);
+    let held = u64::from_str_radix(value(&read(pid, "status"), "CapBnd:"), 16).unwrap();
+    assert_eq!(held.count_ones() as usize + 1, words(FULL, "CapabilityBoundingSet").len());
+    let mut conn = lab.client.connect(lab.lb.v4(6443));
+    (0..4).for_each(|seed| conn.echo(seed, 1000));
+    systemd.wait_offloaded(1);
+    kill_process(pid, Signal::KILL).unwrap();
+    conn.echo(8, 1000);
+    systemd.wait_active(Some(pid), LONG);
+    systemd.wait_offloaded(1);
+    let done = |command: &str| {
+        let done = systemd.run(&["sh", "-uc", command]);
+        (done.status.success(), String::from_utf8_lossy(&done.stderr).into_owned())
+    };
+    for command in ["baton upgrade", "baton offload status", "baton reload"] {
+        assert!(done(command).0, "{command}: {}", done(command).1);
+    }
+    let (well, said) = done("chown root /run/units/key && baton reload");
+    assert!(!well && said.contains("/run/units/key") && said.contains("not permitted"), "{said}");
     conn.echo(9, 100_000);
     conn.half_close();
     assert_eq!(conn.end(LONG), End::Fin);
@@ -281,7 +332,10 @@ fn connections_to_a_shared_port_wait_for_the_process_that_systemd_starts_anew() 
 /// What systemd itself says of the files, without running anything.
 #[test]
 fn systemd_finds_nothing_to_complain_about() {
-    for (name, unit, exposure_max) in [("baton.service", FULL, 21), ("baton-proxy.service", PROXY, 14)] {
+    let without = FULL.replace(" CAP_DAC_READ_SEARCH\n", "\n");
+    for (name, unit, exposure_max) in
+        [("baton.service", FULL, 21), ("baton.service", &*without, 19), ("baton-proxy.service", PROXY, 14)]
+    {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join(name);
         std::fs::write(&file, unit.replace("/usr/bin/baton", "/bin/true")).unwrap();

@@ -50,8 +50,16 @@ LAYOUTS = {
         "a VLAN whose tags the card leaves in the packet",
         "ethtool -K {a} rxvlan off txvlan off 2>/dev/null || true; " + VLAN,
         VLAN,
-        ("e1000e", "vmxnet3", "rtl8139"),
+        ("e1000e", "vmxnet3"),
         undo="ethtool -K {a} rxvlan on txvlan on 2>/dev/null || true",
+    ),
+    # QEMU's rtl8139 makes no sum in a packet with a tag: without this no TCP of the kernel's own passes there either.
+    "vlan-tag-no-sums": Layout(
+        "a VLAN whose tags the card leaves in the packet, and whose sums the kernel makes",
+        "ethtool -K {a} rxvlan off txvlan off tx off tso off; " + VLAN,
+        VLAN,
+        ("rtl8139",),
+        undo="ethtool -K {a} rxvlan on txvlan on tx on 2>/dev/null || true",
     ),
     "gro-hw-off": Layout("the card merges no packets", "ethtool -K {a} rx-gro-hw off; top={a}", cards=("virtio",), undo="ethtool -K {a} rx-gro-hw on"),
     "lro-off": Layout("the card merges no packets", "ethtool -K {a} lro off; top={a}", cards=("vmxnet3",), undo="ethtool -K {a} lro on"),

@@ -233,6 +233,15 @@ fn flows_to_own_backends(core: &Core) -> u64 {
     }
 }
 
+/// The two counters of offloaded flows and of all are not read together: a flow that has just moved would be one with sockets, and the
+/// host not empty.
+fn flows_with_sockets(core: &Core) -> u64 {
+    match core.table.flows_with_sockets() {
+        0 => 0,
+        _ => core.table.flows.iter().filter(|flow| flow.state != FlowState::Offloaded).count() as u64,
+    }
+}
+
 /// Counters of this instance's flows.
 #[derive(Clone, Copy, Debug, Default)]
 struct OwnFlowCounts {
@@ -252,7 +261,7 @@ impl OwnFlowCounts {
     fn of(core: &Core) -> Self {
         let table = &core.table;
         let mut counts = Self {
-            proxied: table.flows_with_sockets() as u64,
+            proxied: flows_with_sockets(core),
             staying: table.offload.staying() as u64,
             to_own_backend: flows_to_own_backends(core),
             all: table.flows.len() as u64,

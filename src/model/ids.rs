@@ -80,13 +80,8 @@ impl fmt::Display for FlowId {
 }
 
 /// Parses the displayed form, or the whole number.
-/// What is no flow's number.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected a flow's number as `baton flows` shows it, such as 42 or 6066-6b0ae07f000e")]
-pub struct FlowIdError;
-
 impl FromStr for FlowId {
-    type Err = FlowIdError;
+    type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let read = match text.split_once('-') {
@@ -96,7 +91,9 @@ impl FromStr for FlowId {
             }
             None => text.parse().ok().map(Self),
         };
-        read.ok_or(FlowIdError)
+        read.ok_or_else(|| {
+            "expected a flow's number as `baton flows` shows it, such as 42 or 6066-6b0ae07f000e".to_owned()
+        })
     }
 }
 

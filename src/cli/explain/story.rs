@@ -21,7 +21,7 @@ use crate::model::ids::FlowId;
 use crate::model::names::named;
 use crate::recorder::{FrontendSettings, Recorded, RecordedSample, Recording, TimedRecord};
 use crate::table::journal::{Event, What};
-use gaps::{OtherBackend, gap_of_absence, is_told_at_once, longest_gap};
+use gaps::{OtherBackend, gap_of_absence, is_told_at_once, longest_gap, without_backend};
 
 /// An order, or a reload, that came this long before an event may be its cause.
 const BEFORE_MS: u64 = 5_000;
@@ -250,7 +250,7 @@ impl<'r> Story<'r> {
         sentences.push(self.share_before((frontend, backend), begun_ms, event.at_unix_ms, owner));
         sentences.append(&mut effect);
         if let (HealthState::Ejected, false, Some(settings)) = (*to, ordered, settings) {
-            let without = self.without_backend(at, frontend);
+            let without = without_backend(self, at, frontend);
             let has_reset = figures.flows_ordered > 0 || !figures.flows_ended.is_empty();
             let was_told = is_told_at_once(cause, &figures);
             if has_reset || was_told || without != OtherBackend::Serves {

@@ -280,7 +280,7 @@ impl Exchange {
     }
 
     /// The link to this peer, which has just come up, carries source ports.
-    pub fn tell_ports(&mut self, peer: &InstanceName) {
+    pub(crate) fn tell_ports(&mut self, peer: &InstanceName) {
         if let (Some(session), Some(ports)) = (self.sessions.get_mut(peer), self.own.ports) {
             session.say(Message::Ports(ports));
         }

@@ -25,6 +25,7 @@ struct segment {
 	__u32 options; /* bytes */
 	__u8 flags;
 	__u8 down; /* from the backend */
+	__u8 whole; /* of RST: its sum is right */
 };
 
 __inline void partner_key(struct key *key, const struct entry *entry, __u8 family)
@@ -136,6 +137,26 @@ __function int fits_in(const struct entry *entry, const struct segment *segment,
 	return behind < 0 || behind > far || (__s32)(seq + length) <= far - behind;
 }
 
+/*
+ * Whether the sum of a TCP header of so many bytes, with no payload behind it, is right, or is that of the addresses alone: what a
+ * socket of this host sends, a card or nobody completes (CHECKSUM_PARTIAL). The kernel drops any other packet, and so must nobody act
+ * on it: a bit that flips on the way makes RST of a packet whose number is right.
+ */
+__function int is_whole(struct __sk_buff *skb, const struct packet *packet, __u32 length)
+{
+	__u32 addresses[8], header[TCP_HEADER_MAX / 4] = {}, pseudo = htons(PROTO_TCP) + htons(length), at = packet->tcp;
+	__u16 check;
+
+	if (length < TCP_LEN || length > TCP_HEADER_MAX || bpf_skb_load_bytes(skb, at, header, length))
+		return 0;
+	__builtin_memcpy(addresses, &packet->key.src, sizeof(packet->key.src));
+	__builtin_memcpy(addresses + 4, &packet->key.dst, sizeof(packet->key.dst));
+	/* A mapped IPv4 address has 16 ones more, which are a zero here. */
+	pseudo = bpf_csum_diff(0, 0, addresses, sizeof(addresses), pseudo);
+	check = header[4];
+	return check == fold16(pseudo) || fold16(bpf_csum_diff(0, 0, header, sizeof(header), pseudo)) == 0xffff;
+}
+
 /* Reports a segment outside the windows to user space, once until user space asks for the next. */
 __function void doubt(struct entry *entry, const struct segment *segment, const struct key *key)
 {
@@ -187,13 +208,13 @@ __function int catches_up(struct entry *entry, const struct segment *segment, __
 	return 1;
 }
 
-/* Whether the segment counts: an RST with exactly the right number, or a segment within the windows. */
+/* Whether the segment counts: an RST with exactly the right number and sum, or a segment within the windows. */
 __function int counts(struct entry *entry, const struct segment *segment, const struct key *key)
 {
 	if (unlikely(segment->flags & TCP_SYN))
 		return 0;
 	if (unlikely(segment->flags & TCP_RST)) {
-		if (ends_flow(entry, segment->seq, key->family))
+		if (segment->whole && ends_flow(entry, segment->seq, key->family))
 			return 1;
 		doubt(entry, segment, key);
 		return 0;
@@ -467,6 +488,9 @@ __function int splice(struct __sk_buff *skb, const struct packet *packet, struct
 		count(REUSED);
 		return NEXT;
 	}
+	/* No kernel sends RST with payload. */
+	if (unlikely(segment.flags & TCP_RST))
+		segment.whole = !segment.payload && is_whole(skb, packet, length);
 	counted = counts(entry, &segment, &packet->key);
 	if (!(entry->flags & FLAG_LOCAL)) {
 		room = fits(skb, entry->ifindex, at - ETH_LEN + length);

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use ::baton::offload::entry::Key;
+use ::baton::offload::entry::{Entry, Key};
 use ::baton::sys::bpf::Map;
 use ::baton::sys::raw::RawSender;
 
@@ -30,11 +30,15 @@ fn segment(ends: Key, seq: u32, ack: u32, flags: u8, bytes: usize) -> Packet {
 
 /// Keys of both directions of the only flow.
 fn keys(scene: &Scene) -> [Key; 2] {
+    entries(scene).map(|(key, _)| key)
+}
+
+fn entries(scene: &Scene) -> [(Key, Entry); 2] {
     let flows = Map::open(&scene.pinned.directory.join("flows")).unwrap();
     let (mut keys, mut values) = (vec![0; 256 * flows.key_size()], vec![0; 256 * flows.value_size()]);
     let (count, _) = flows.look_up_batch(None, &mut keys, &mut values).unwrap();
     assert_eq!(count, 2, "one flow");
-    [0, 1].map(|at| Key::decode(&keys.as_chunks().0[at]))
+    [0, 1].map(|at| (Key::decode(&keys.as_chunks().0[at]), Entry::decode(&values.as_chunks().0[at])))
 }
 
 /// One idle flow to b1.
@@ -101,6 +105,35 @@ fn row39_spoofed_fins_end_no_flow_and_real_ones_do() {
     baton.wait_ended("client_closed", 1);
     drop(conn);
     baton.rests();
+}
+
+/// Regression: a bit that flipped on the way made RST of a packet, and both ends of a flow were reset, though every kernel would have
+/// dropped that packet for its sum, and its sender would have sent it again.
+#[test]
+fn row39_an_rst_with_the_right_number_and_a_wrong_sum_resets_no_flow() {
+    for address in [|host: &Host| host.v4(6443), |host: &Host| host.v6(6443)] {
+        let Some(scene) = Scene::new("row39") else { return };
+        let (server, baton, mut conn) = idle(&scene, address);
+        for round in 0..3 {
+            for (key, entry) in entries(&scene) {
+                let (seq, ack) = (entry.seen.sent as u32, entry.seen.acked as u32);
+                forge(
+                    &scene.lab.client2,
+                    &[segment(key, seq, ack, ACK | RST, 0), segment(key, seq, ack, ACK | RST | PSH, 9)],
+                );
+            }
+            wait::throughout(ms(500), "the flow lives", || baton.flow_count() == 1 && baton.ended().is_empty());
+            conn.echo(10 + round, 500);
+        }
+        // With a right sum it is a real one.
+        let (key, entry) = entries(&scene).into_iter().find(|(key, _)| key.from == conn.local()).unwrap();
+        let rst = segment(key, entry.seen.sent as u32, entry.seen.acked as u32, ACK | RST, 0);
+        scene.lab.client2.enter(|| RawSender::open().unwrap().send(&rst.frame()[14..], key.to.ip()).unwrap());
+        baton.wait_ended("client_reset", 1);
+        eventually(LONG, "the backend saw RST", || server.ended().iter().any(|served| served.end == End::Rst));
+        drop(conn);
+        baton.rests();
+    }
 }
 
 /// A backend or client that has died without a word, as a doubtful RST might say, is asked, and its kernel's answer counts.

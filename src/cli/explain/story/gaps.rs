@@ -65,47 +65,41 @@ pub(super) fn gap_of_absence(away_ms: u64, lease_renew_ms: u64) -> (String, u64)
     (sentence, gap_ms)
 }
 
-impl Story<'_> {
-    /// Whether the clients of a backend that is lost by the event at `at` had another one, also when they connected again.
-    pub(super) fn without_backend(&self, at: usize, frontend: &str) -> OtherBackend {
-        let (begun_ms, owner) = (self.events[at].0.at_unix_ms, self.events[at].1);
-        let sampled = self.sample_before(begun_ms);
-        let of_frontend = sampled.into_iter().flat_map(|sample| &sample.backends).filter(|it| it.frontend == frontend);
-        let mut serves: BTreeMap<&str, bool> =
-            of_frontend.map(|it| (it.name.as_str(), it.state != HealthState::Ejected.label())).collect();
-        let sampled_ms = sampled.map_or(0, |sample| sample.at_unix_ms);
-        for (place, (event, _)) in self.events.iter().enumerate() {
-            if event.at_unix_ms > begun_ms + AFTER_MS {
-                break;
-            }
-            let What::BackendChanged { frontend: f, backend, to, cause, .. } = &event.what else { continue };
-            if f != frontend || event.at_unix_ms < sampled_ms {
-                continue;
-            }
-            serves.insert(backend, *to != HealthState::Ejected);
-            if place < at || serves.values().any(|serves| *serves) {
-                continue;
-            }
-            let back = self.events[place + 1..].iter().map(|(event, _)| *event).find(|next| match &next.what {
-                What::BackendChanged { frontend: f, to, .. } => f == frontend && *to != HealthState::Ejected,
-                _ => false,
-            });
-            let Some(back) = back else { return OtherBackend::Never };
-            let mut lost = Figures::default();
-            let times = event.at_unix_ms..=back.at_unix_ms;
-            let settings = self.settings(owner, frontend);
-            let silence_ms = settings.map_or(0, |settings| settings.reset_after_silence_ms);
-            self.effect(frontend, backend, times, owner, &mut lost, &mut Vec::new());
-            let silence_ms = if is_told_at_once(cause, &lost) { 0 } else { silence_ms };
-            let from_unix_ms = event.at_unix_ms;
-            return OtherBackend::Away {
-                from_unix_ms,
-                for_ms: back.at_unix_ms.saturating_sub(from_unix_ms),
-                silence_ms,
-            };
+/// Whether the clients of a backend that is lost by the event at `at` had another one, also when they connected again.
+pub(super) fn without_backend(story: &Story<'_>, at: usize, frontend: &str) -> OtherBackend {
+    let (begun_ms, owner) = (story.events[at].0.at_unix_ms, story.events[at].1);
+    let sampled = story.sample_before(begun_ms);
+    let of_frontend = sampled.into_iter().flat_map(|sample| &sample.backends).filter(|it| it.frontend == frontend);
+    let mut serves: BTreeMap<&str, bool> =
+        of_frontend.map(|it| (it.name.as_str(), it.state != HealthState::Ejected.label())).collect();
+    let sampled_ms = sampled.map_or(0, |sample| sample.at_unix_ms);
+    for (place, (event, _)) in story.events.iter().enumerate() {
+        if event.at_unix_ms > begun_ms + AFTER_MS {
+            break;
         }
-        OtherBackend::Serves
+        let What::BackendChanged { frontend: f, backend, to, cause, .. } = &event.what else { continue };
+        if f != frontend || event.at_unix_ms < sampled_ms {
+            continue;
+        }
+        serves.insert(backend, *to != HealthState::Ejected);
+        if place < at || serves.values().any(|serves| *serves) {
+            continue;
+        }
+        let back = story.events[place + 1..].iter().map(|(event, _)| *event).find(|next| match &next.what {
+            What::BackendChanged { frontend: f, to, .. } => f == frontend && *to != HealthState::Ejected,
+            _ => false,
+        });
+        let Some(back) = back else { return OtherBackend::Never };
+        let mut lost = Figures::default();
+        let times = event.at_unix_ms..=back.at_unix_ms;
+        let settings = story.settings(owner, frontend);
+        let silence_ms = settings.map_or(0, |settings| settings.reset_after_silence_ms);
+        story.effect(frontend, backend, times, owner, &mut lost, &mut Vec::new());
+        let silence_ms = if is_told_at_once(cause, &lost) { 0 } else { silence_ms };
+        let from_unix_ms = event.at_unix_ms;
+        return OtherBackend::Away { from_unix_ms, for_ms: back.at_unix_ms.saturating_sub(from_unix_ms), silence_ms };
     }
+    OtherBackend::Serves
 }
 
 /// Whether the kernel of a backend ended all its connections: that of a process that ends does not wait.

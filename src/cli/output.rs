@@ -189,7 +189,7 @@ impl Output {
                 "Only root and the user that Baton runs as may use its admin socket; with \"group\" in [admin], the members of that group may look."
             }
             io::ErrorKind::ConnectionRefused => {
-                "An instance that has ended left this socket behind. Start an instance with `baton run -c FILE`."
+                "This is no socket, or an instance that has ended left it behind. Start an instance with `baton run -c FILE`."
             }
             _ => "Is Baton running? Name its socket with --socket PATH, or its configuration file with -c FILE.",
         };

@@ -21,13 +21,17 @@ use crate::table::journal::What;
 #[derive(Debug, Args)]
 pub(super) struct WhoArguments {
     /// Baton's end of the connection, as the apiserver sees its client: sourceIPs of the audit log, and the port.
-    #[arg(value_name = "ADDRESS:PORT")]
+    #[arg(value_name = "ADDRESS:PORT", value_parser = with_port)]
     pub address: SocketAddr,
     /// When it was seen: 03:12:07, 2026-11-25T03:12:07Z, 10m (ago). Without it: now, and ever.
     #[arg(long, value_name = "TIME", value_parser = recording::time)]
     pub at: Option<u64>,
     #[command(flatten)]
     pub from: RecordingFrom,
+}
+
+fn with_port(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "expected an address and a port, such as 10.0.0.100:51234 or [fd00::100]:51234".to_owned())
 }
 
 /// One client that was behind the address.

@@ -6,7 +6,7 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Cell, Paragraph, Row, Table};
+use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Table};
 
 use super::BUDGET;
 use super::process::Condition;
@@ -16,8 +16,11 @@ use crate::model::health::HealthState;
 
 /// Fills the frame. `selected`: the index of the backend that keys act on.
 pub(super) fn draw(frame: &mut Frame<'_>, view: &View, selected: usize) {
-    let backend_rows = view.backends.len() as u16 + 3;
-    let kubelet_rows = view.kubelets.len() as u16 + 3;
+    // Without sides and floors, 24 lines have room for a cause and what follows from it.
+    let borders = if frame.area().height < ROOMY { Borders::TOP } else { Borders::ALL };
+    let around = if borders == Borders::ALL { 2 } else { 1 };
+    let backend_rows = view.backends.len() as u16 + 1 + around;
+    let kubelet_rows = view.kubelets.len() as u16 + 1 + around;
     let [head, backends, kubelets, lines, keys] = Layout::vertical([
         Constraint::Length(3),
         Constraint::Length(backend_rows),
@@ -27,9 +30,9 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &View, selected: usize) {
     ])
     .areas(frame.area());
     draw_head(frame, head, view);
-    draw_backends(frame, backends, view, selected);
-    draw_kubelets(frame, kubelets, view);
-    draw_lines(frame, lines, view);
+    draw_backends(frame, backends, borders, view, selected);
+    draw_kubelets(frame, kubelets, borders, view);
+    draw_lines(frame, lines, borders, view);
     frame.render_widget(Paragraph::new(KEYS).style(Style::new().reversed()), keys);
 }
 
@@ -45,7 +48,7 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, view: &View) {
     frame.render_widget(Paragraph::new(text), area);
 }
 
-fn draw_backends(frame: &mut Frame<'_>, area: Rect, view: &View, selected: usize) {
+fn draw_backends(frame: &mut Frame<'_>, area: Rect, borders: Borders, view: &View, selected: usize) {
     let most = view.backends.iter().map(|row| row.flows).max().unwrap_or(0);
     // On a terminal of 80 columns a reason needs the room.
     let bar_cells = if area.width < 100 { 3 } else { 12 };
@@ -63,19 +66,19 @@ fn draw_backends(frame: &mut Frame<'_>, area: Rect, view: &View, selected: usize
     });
     let widths = [
         Constraint::Length(2),
-        Constraint::Length(5),
+        Constraint::Length(4),
         Constraint::Length(9),
         Constraint::Length(8),
         Constraint::Length(7),
-        Constraint::Length(bar_cells as u16 + 4),
+        Constraint::Length(bar_cells as u16 + 3),
         Constraint::Min(10),
     ];
     let header = Row::new(["", "name", "process", "Baton", "for", "flows", "why"]).style(Style::new().dim());
-    let block = Block::bordered().title(" apiserver stand-ins ");
+    let block = Block::new().borders(borders).title(" apiserver stand-ins ");
     frame.render_widget(Table::new(rows, widths).header(header).block(block), area);
 }
 
-fn draw_kubelets(frame: &mut Frame<'_>, area: Rect, view: &View) {
+fn draw_kubelets(frame: &mut Frame<'_>, area: Rect, borders: Borders, view: &View) {
     let rows = view.kubelets.iter().map(|kubelet| {
         let last = Duration::from_millis(kubelet.last_renewal_ms);
         let longest = Duration::from_millis(kubelet.longest_gap_ms);
@@ -100,12 +103,13 @@ fn draw_kubelets(frame: &mut Frame<'_>, area: Rect, view: &View) {
     ];
     let header = Row::new(["node", "served by", "last renewal", "longest gap", "renewals", "failures", "connections"])
         .style(Style::new().dim());
-    let block = Block::bordered().title(" kubelets: each renews its lease every second ");
+    let block = Block::new().borders(borders).title(" kubelets: each renews its lease every second ");
     frame.render_widget(Table::new(rows, widths).header(header).block(block), area);
 }
 
-fn draw_lines(frame: &mut Frame<'_>, area: Rect, view: &View) {
-    let room = area.height.saturating_sub(2) as usize;
+fn draw_lines(frame: &mut Frame<'_>, area: Rect, borders: Borders, view: &View) {
+    let block = Block::new().borders(borders).title(" what happens ");
+    let room = block.inner(area).height as usize;
     let skip = view.lines.len().saturating_sub(room);
     let lines: Vec<Line<'_>> = view
         .lines
@@ -120,7 +124,7 @@ fn draw_lines(frame: &mut Frame<'_>, area: Rect, view: &View) {
             Line::from(vec![format!("{:>8} ", seconds(line.at)).dim(), who, line.text.as_str().into()])
         })
         .collect();
-    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" what happens ")), area);
+    frame.render_widget(Paragraph::new(lines).block(block), area);
 }
 
 fn why(row: &BackendRow) -> String {
@@ -173,6 +177,8 @@ pub(super) fn seconds(duration: Duration) -> String {
 
 /// Twice the interval of renewals: less is not a gap.
 const NOTICEABLE: Duration = Duration::from_secs(2);
+/// Lines of a terminal with room for frames.
+const ROOMY: u16 = 32;
 /// At most 80 columns.
 const KEYS: &str = "1-3 pick│k kill│t end│h hang│c cont.│u unready│d drain│n undrain│r fix│q quit";
 

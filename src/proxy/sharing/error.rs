@@ -29,8 +29,16 @@ pub enum ListenError {
          other kind; it takes a restart: `baton evacuate`, then `systemctl restart baton`"
     )]
     InheritedPort { address: VipAddr, wanted: &'static str },
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address}: {source}{}", lacks(source))]
     Listen { address: VipAddr, source: io::Error },
+}
+
+/// What a process without rights lacks.
+fn lacks(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => "; a port below 1024 takes root or CAP_NET_BIND_SERVICE",
+        _ => "",
+    }
 }
 
 /// Why the program that shares ports does not run.

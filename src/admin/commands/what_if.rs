@@ -211,6 +211,7 @@ impl WhatIfLook<'_> {
                 let names: Vec<_> = heirs.iter().map(|it| it.name.to_string()).collect();
                 let offloaded = self.flows.iter().filter(|flow| flow.state == FlowState::Offloaded).count();
                 match offloaded {
+                    0 if self.flows.is_empty() => Vec::new(),
                     0 => vec![
                         "None of its flows is offloaded now: only such flows go on at another instance.".to_owned(),
                     ],
@@ -254,7 +255,10 @@ impl WhatIfLook<'_> {
             ));
         }
         let is_idle = flows == 0 && peer.vips.is_empty();
-        let cases = self.of_instance(counted, peer.synced, !there.is_empty(), is_idle);
+        let mut cases = self.of_instance(counted, peer.synced, !there.is_empty(), is_idle);
+        if peer.liveness == Liveness::Unlinked && !is_idle {
+            cases.iter_mut().for_each(|case| case.gap = ExpectedGap::Unknown(UNLINKED.to_owned()));
+        }
         WhatIfReport {
             subject: peer.name.to_string(),
             happens: Happening::Dies,
@@ -401,4 +405,6 @@ const ROUTERS: &str = "as long as the routers take to leave this host: their BFD
 const NO_MOVER: &str = "it depends on how the VIP moves: set cluster.vrrp_advert_interval, or [vip]";
 const WAITING: &str =
     "nobody would reset the clients of flows that no other instance knows: each waits until it gives up by itself";
+const UNLINKED: &str =
+    "there is no link to it: flows that it has begun since are not known here, and are reset with their next packet";
 const NOT_CONFIGURED: &str = "its frontend is no longer in the configuration";

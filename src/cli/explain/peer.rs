@@ -98,6 +98,13 @@ impl KnownPeer {
                 }
             };
         }
+        if *liveness == Liveness::Unlinked {
+            return format!(
+                "While there is no link, neither learns of a change: this instance knows {number} of {name} as of then, {} of them offloaded, \
+                 and each resets what the other began since with its next packet.",
+                count(*offloaded as u64)
+            );
+        }
         let known = match synced {
             true => format!(
                 "This instance knows all flows of {name}: {number}, {} of them offloaded",

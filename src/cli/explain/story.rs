@@ -225,7 +225,7 @@ impl<'r> Story<'r> {
         match (settings, ordered) {
             (_, true) => sentences.extend(self.order_before(at)),
             (_, false) if undrained.is_some() => sentences.extend(undrained),
-            (_, false) if from == to || self.is_first(at, frontend, backend) => {
+            (_, false) if from == to || self.is_first(at, frontend, backend, *from) => {
                 let (before, found_ms) = self.state_before_start(at, frontend, backend).unzip();
                 found_before_ms = found_ms;
                 let before = before.unwrap_or_default();
@@ -372,15 +372,18 @@ impl<'r> Story<'r> {
         })
     }
 
-    /// Whether no earlier change of the backend is of the same process, whose start was recorded.
-    fn is_first(&self, at: usize, frontend: &str, backend: &str) -> bool {
+    /// Whether no earlier change of the backend is of the same process, whose start was recorded, or the earlier one was of another address.
+    fn is_first(&self, at: usize, frontend: &str, backend: &str, from: HealthState) -> bool {
         let owner = self.events[at].1;
         let mut earlier =
             self.events[..at].iter().rev().take_while(|(_, of)| *of == owner).map(|(event, _)| &event.what);
         let decides = |what: &What| match what {
             What::Started { .. } => Some(true),
             What::UpgradeFinished { .. } | What::UpgradeImported { .. } => Some(false),
-            What::BackendChanged { frontend: f, backend: b, .. } if f == frontend && b == backend => Some(false),
+            What::BackendChanged { frontend: f, backend: b, to, .. } if f == frontend && b == backend => {
+                Some(*to != from)
+            }
+            What::BackendAdded { frontend: f, backend: b } if f == frontend && b == backend => Some(true),
             _ => None,
         };
         earlier.find_map(decides).unwrap_or(false)

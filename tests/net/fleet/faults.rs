@@ -58,7 +58,7 @@ fn a_peer_of_another_release_is_refused_and_both_ends_can_say_why() {
     let other = stand_in(scene.host(1), b"BTNP\0\x07\0\x09");
     let a = scene.launch(0, &scene.config(0).peers("sync_deadline", "1s"));
     a.baton.wait_log(&["no link to ", "speaks versions 7 to 9 of the peer protocol"]);
-    assert_eq!(other.join().unwrap()[..8], *b"BTNP\0\x01\0\x02", "it hears what is spoken here");
+    assert_eq!(other.join().unwrap()[..8], *b"BTNP\0\x01\0\x03", "it hears what is spoken here");
     // It serves alone, as an instance without peers.
     a.baton.wait_until_ready();
     let mut conn = scene.lab.client.connect(a.listens_at());

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::gaps::takes_new;
 use super::{AFTER_MS, BEFORE_MS, LATELY_MS, Story, moment};
 use crate::model::end_reason::ClientSaw;
 use crate::model::fleet::Liveness;
@@ -119,12 +120,12 @@ impl Story<'_> {
             states.insert(&backend.name, (backend.state != HealthState::Ejected.label(), sampled.at_unix_ms));
         }
         for (event, _) in self.events.iter().filter(|(event, _)| event.at_unix_ms <= at_unix_ms) {
-            if let What::BackendChanged { frontend: f, backend, to, .. } = &event.what
+            if let What::BackendChanged { frontend: f, backend, to, cause, .. } = &event.what
                 && f == frontend
                 && let Some(state) = states.get_mut(backend.as_str())
             {
                 let is_later = event.at_unix_ms > sampled.at_unix_ms;
-                let serves = *to != HealthState::Ejected;
+                let serves = takes_new(*to, cause);
                 if is_later || state.0 == serves {
                     *state = (serves, event.at_unix_ms);
                 }

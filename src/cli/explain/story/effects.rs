@@ -125,11 +125,11 @@ impl Story<'_> {
 
     /// The new connections that no backend took, while none was ready or until `over_ms`: a sentence.
     pub(super) fn refused_meanwhile(&self, at: usize, frontend: &str, without: OtherBackend, over_ms: u64) -> String {
-        let begun_ms = self.events[at].0.at_unix_ms;
-        let until_ms = match without {
-            OtherBackend::Serves => over_ms,
-            OtherBackend::Away { from_unix_ms, for_ms, .. } => from_unix_ms + for_ms,
-            OtherBackend::Never => u64::MAX,
+        let at_ms = self.events[at].0.at_unix_ms;
+        let (begun_ms, until_ms) = match without {
+            OtherBackend::Serves => (at_ms, over_ms),
+            OtherBackend::Away { from_unix_ms, for_ms, .. } => (at_ms.min(from_unix_ms), from_unix_ms + for_ms),
+            OtherBackend::Never => (at_ms, u64::MAX),
         };
         let is_full = without == OtherBackend::Serves;
         let is_refusal = |reason| match reason {
@@ -170,7 +170,10 @@ impl Story<'_> {
             // What has moved goes on.
             _ => !matches!(reason, EndReason::ClientClosed | EndReason::BackendClosed | EndReason::Moved),
         };
-        let span = duration_ms(times.end() - times.start());
+        // Nothing is recorded of what comes after.
+        let ends_ms = self.recording.records.last().map_or(at_ms, |record| record.at_unix_ms).max(at_ms);
+        let (so_far, end_ms) = if ends_ms < *times.end() { ("So far, in", ends_ms) } else { ("In", *times.end()) };
+        let span = duration_ms(end_ms - times.start());
         self.count_ends((frontend, None), times.clone(), is_effect, figures);
         let lost = self.lost(figures);
         if figures.flows_ended.is_empty() {
@@ -179,7 +182,7 @@ impl Story<'_> {
         let ended = format!("{} by a fault or an order ({})", ended(figures), by_reason(figures));
         Some(match *times.end() == at_ms {
             true => format!("From its plan on, {span} before, {ended}.{lost}"),
-            false => format!("In the {span} after it, {ended}.{lost}"),
+            false => format!("{so_far} the {span} after it, {ended}.{lost}"),
         })
     }
 

@@ -8,6 +8,8 @@ use crate::table::journal::{Event, What};
 
 /// A failover is over within this time.
 const WITHIN_MS: u64 = 10_000;
+/// The link to a peer that dies ends within this time of its silence.
+const LINK_ENDS_MS: u64 = 2_000;
 /// A peer is called silent once nothing has come for this long.
 const SILENT_MS: u64 = SILENT_NS / 1_000_000;
 
@@ -54,14 +56,24 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
         figures.flows_ordered = *reset as u64;
         had_clients |= inherited + reset > 0;
     }
+    // A link that ends with its peer is no news.
+    let unlinked_ms = unlinked_ms(story, peer, at).map(|lost_ms| begun_ms.saturating_sub(lost_ms));
+    let unlinked_ms = unlinked_ms.filter(|ms| *ms > LINK_ENDS_MS && death.or(over).is_some());
+    if let Some(ms) = unlinked_ms {
+        sentences.push(format!(
+            "There had been no link to {peer} for {}: flows that it began in that time were not known here, and are reset with their next packet.",
+            duration_ms(ms)
+        ));
+    }
     let lease_renew_ms = story.recording.owners[owner].lease_renew_ms;
     // Its clients waited until the VIP was here, or until this instance took its flows.
     if let Some(served) = vip.or(over).filter(|_| had_clients) {
         let waited_ms = served.at_unix_ms.saturating_sub(begun_ms) + SILENT_MS;
         let gap_ms = waited_ms + lease_renew_ms;
-        figures.longest_gap_ms = Some(gap_ms);
+        figures.longest_gap_ms = Some(gap_ms).filter(|_| unlinked_ms.is_none());
+        let of_these = if unlinked_ms.is_some() { "Of flows that were known, the" } else { "The" };
         sentences.push(format!(
-            "The longest gap that a node can have seen is {}: {} from {peer}'s last beat to this, which no setting decides, and a renewal's {}.",
+            "{of_these} longest gap that a node can have seen is {}: {} from {peer}'s last beat to this, which no setting decides, and a renewal's {}.",
             limit_ms(gap_ms),
             limit_ms(waited_ms),
             limit_ms(lease_renew_ms)
@@ -76,6 +88,13 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
     }
     sentences.truncate(SENTENCES_MAX);
     Some((sentences, figures))
+}
+
+/// When the link to the peer ended, before the event at `at`, if none has come up since; ms since 1970.
+fn unlinked_ms(story: &Story<'_>, peer: &str, at: usize) -> Option<u64> {
+    let of_peer = story.events[..=at].iter().rev().map(|(event, _)| *event).filter(|it| peer_of(it) == Some(peer));
+    let ends = of_peer.take_while(|it| !matches!(it.what, What::PeerLinked { .. }));
+    ends.filter(|it| matches!(it.what, What::PeerLost { .. })).last().map(|it| it.at_unix_ms)
 }
 
 fn is_death(event: &Event) -> bool {

@@ -16,6 +16,8 @@ pub(super) enum OtherBackend {
         from_unix_ms: u64,
         for_ms: u64,
         silence_ms: u64,
+        /// Then this host gave the VIP up, and another one served the clients.
+        vip_left: bool,
     },
     Never,
 }
@@ -29,9 +31,11 @@ pub(super) fn longest_gap(
     other: OtherBackend,
 ) -> (String, Option<u64>) {
     // A client that had another backend meanwhile has renewed there, or has waited for less.
-    let (away_ms, silence_ms) = match other {
-        OtherBackend::Serves => (0, silence_ms),
-        OtherBackend::Away { for_ms, silence_ms: of_last_ms, .. } => (for_ms, silence_ms.max(of_last_ms)),
+    let (away_ms, silence_ms, until) = match other {
+        OtherBackend::Serves => (0, silence_ms, ""),
+        OtherBackend::Away { for_ms, silence_ms: of_last_ms, vip_left, .. } => {
+            (for_ms, silence_ms.max(of_last_ms), if vip_left { ", until this host gave the VIP up" } else { "" })
+        }
         OtherBackend::Never => {
             let sentence =
                 format!("Then no backend of {frontend} served until the record ends, so that its clients had none.");
@@ -45,10 +49,10 @@ pub(super) fn longest_gap(
         (0, 0) => format!("Its kernel ended its flows at once, so the {seen}: a renewal's."),
         (0, _) => format!("The {seen}: {silence} from the silence to the last reset, and a renewal's {renewal}."),
         (_, 0) => format!(
-            "Then no backend of {frontend} served for {away}, so the {seen}: that time, and a renewal's {renewal}."
+            "Then no backend of {frontend} served for {away}{until}, so the {seen}: that time, and a renewal's {renewal}."
         ),
         (_, _) => format!(
-            "Then no backend of {frontend} served for {away}, so the {seen}: {silence} from a silence to its last reset, that time, and a \
+            "Then no backend of {frontend} served for {away}{until}, so the {seen}: {silence} from a silence to its last reset, that time, and a \
              renewal's {renewal}."
         ),
     };
@@ -81,12 +85,13 @@ pub(super) fn without_backend(story: &Story<'_>, at: usize, frontend: &str) -> O
         if f != frontend || event.at_unix_ms < sampled_ms {
             continue;
         }
-        serves.insert(backend, *to != HealthState::Ejected);
+        serves.insert(backend, takes_new(*to, cause));
         if place < at || serves.values().any(|serves| *serves) {
             continue;
         }
         let back = story.events[place + 1..].iter().map(|(event, _)| *event).find(|next| match &next.what {
-            What::BackendChanged { frontend: f, to, .. } => f == frontend && *to != HealthState::Ejected,
+            What::BackendChanged { frontend: f, to, cause, .. } => f == frontend && takes_new(*to, cause),
+            What::VipGivenUp { .. } => true,
             _ => false,
         });
         let Some(back) = back else { return OtherBackend::Never };
@@ -94,12 +99,22 @@ pub(super) fn without_backend(story: &Story<'_>, at: usize, frontend: &str) -> O
         let times = event.at_unix_ms..=back.at_unix_ms;
         let settings = story.settings(owner, frontend);
         let silence_ms = settings.map_or(0, |settings| settings.reset_after_silence_ms);
-        story.effect(frontend, backend, times, owner, &mut lost, &mut Vec::new());
-        let silence_ms = if is_told_at_once(cause, &lost) { 0 } else { silence_ms };
-        let from_unix_ms = event.at_unix_ms;
-        return OtherBackend::Away { from_unix_ms, for_ms: back.at_unix_ms.saturating_sub(from_unix_ms), silence_ms };
+        let first_end_ms = story.effect(frontend, backend, times, owner, &mut lost, &mut Vec::new());
+        // It serves until its process ends, and a probe sees that a moment later.
+        let (from_unix_ms, silence_ms) = match is_told_at_once(cause, &lost) {
+            true => (first_end_ms.unwrap_or(event.at_unix_ms).min(event.at_unix_ms), 0),
+            false => (event.at_unix_ms, silence_ms),
+        };
+        let for_ms = back.at_unix_ms.saturating_sub(from_unix_ms);
+        let vip_left = matches!(back.what, What::VipGivenUp { .. });
+        return OtherBackend::Away { from_unix_ms, for_ms, silence_ms, vip_left };
     }
     OtherBackend::Serves
+}
+
+/// Whether a backend in this state takes new connections if no better one does: not one that is only there for its last flows.
+pub(super) fn takes_new(state: HealthState, cause: &Cause) -> bool {
+    state != HealthState::Ejected && !matches!(cause, Cause::Removed | Cause::Readdressed)
 }
 
 /// Whether the kernel of a backend ended all its connections: that of a process that ends does not wait.

@@ -262,7 +262,7 @@ fn an_outage_is_told_with_the_flows_that_the_backend_ended_and_the_connections_t
         said.contains("Baton reset none of its flows. The backend itself ended 1 flow (backend_closed 1), the first 200 ms before this."),
         "{said}"
     );
-    assert!(said.contains("served for 14 s, so the longest gap"), "{said}");
+    assert!(said.contains("served for 14.2 s, so the longest gap"), "{said}");
     assert!(said.contains("Meanwhile Baton reset 2 new connections (no_backend 2)."), "{said}");
 }
 
@@ -304,6 +304,28 @@ fn the_death_of_a_peer_is_explained_with_what_this_instance_did_and_the_longest_
     assert!(explained(Subject::Last).0[0].contains("lb-b is dead"), "{:?}", explained(Subject::Last));
     let (blip, _) = explained(Subject::Event(4));
     assert_eq!(blip[1..], ["It was a moment's silence, which changes nothing: 400 ms later lb-c is alive."]);
+}
+
+/// Regression: of a peer whose link had been down for eleven seconds, all flows were said to go on, and 19 of 30 were reset.
+#[test]
+fn the_death_of_a_peer_without_a_link_is_told_with_what_was_not_known() {
+    let events = |lost_ms| {
+        vec![
+            (lost_ms, What::PeerLost { peer: "lb-b".to_owned(), why: "it is silent".to_owned() }),
+            (20_000, liveness("lb-b", Liveness::Silent)),
+            (20_800, liveness("lb-b", Liveness::Dead)),
+            (20_810, What::FailedOver { instance: InstanceName("lb-b".into()), inherited: 30, reset: 0 }),
+        ]
+    };
+    let told = |lost_ms| Story::new(&recording(events(lost_ms))).tell(&Subject::Last).unwrap();
+    let (sentences, figures) = told(9000);
+    let said = sentences.join("\n");
+    assert!(said.contains("There had been no link to lb-b for 11 s: flows that it began in that time"), "{said}");
+    assert!(said.contains("Of flows that were known, the longest gap that a node can have seen is 11.1 s"), "{said}");
+    assert_eq!(figures.longest_gap_ms, None);
+    let (sentences, figures) = told(19_500);
+    assert!(!sentences.join("\n").contains("no link"), "it ended with the peer: {sentences:?}");
+    assert_eq!(figures.longest_gap_ms, Some(11_060));
 }
 
 /// Regression: 9.4 s were counted from a silence that was over, and the peer's return of before its death was told as the one after it.

@@ -77,6 +77,36 @@ fn a_backend_that_drains_serves_and_an_outage_begins_with_the_loss_of_the_last_o
     );
 }
 
+/// Regression: what is only there for its last flows counted as a backend that serves, and an outage of 15 s as one of 356 ms; and one that ended
+/// with the VIP's move as one that lasts.
+#[test]
+fn an_outage_goes_on_though_a_former_backend_has_flows_and_ends_as_the_vip_goes_to_a_host_that_serves() {
+    use HealthState::{Draining, Ejected, Ready};
+    let former = |from, to| What::BackendChanged {
+        frontend: "apiserver".to_owned(),
+        backend: "cp2 (10.0.0.12:6443)".to_owned(),
+        from,
+        to,
+        cause: Cause::Readdressed,
+    };
+    let lost = || {
+        vec![
+            (0, other(Ready, Ejected)),
+            (1000, changed(Ready, Ejected, Cause::Refused)),
+            (1001, ended(1, EndReason::BackendEjected)),
+            (1300, former(Ready, Draining)),
+        ]
+    };
+    let said = |more: Vec<(u64, What)>| {
+        told(&recording([lost(), more].concat()), Subject::Backend("cp2".to_owned())).unwrap().join("\n")
+    };
+    let outage = said(vec![(16_000, other(Ejected, Ready))]);
+    assert!(outage.contains("no backend of apiserver served for 15 s, so the longest gap"), "{outage}");
+    let left = What::VipGivenUp { vip: "10.0.0.100".to_owned(), why: "no backend can be used here".to_owned() };
+    let moved = said(vec![(3000, left), (16_000, other(Ejected, Ready))]);
+    assert!(moved.contains("served for 2.0 s, until this host gave the VIP up, so the longest gap"), "{moved}");
+}
+
 /// Regression: of a backend whose process was killed, the gap was that of one that hangs, or none was told.
 #[test]
 fn a_backend_whose_kernel_ended_its_flows_costs_a_renewal_and_no_more() {

@@ -52,7 +52,8 @@ impl Story<'_> {
         let settings = self.settings(owner, frontend);
         let (mut gone, mut first_ms) = (self.lost(figures), None);
         if let Some(settings) = settings {
-            let its = self.ended_by_backend(frontend, backend, settings.reset_after_silence_ms, *times.start()..=until);
+            // What it ends once it is back is of another loss.
+            let its = self.ended_by_backend(frontend, backend, settings.reset_after_silence_ms, times.clone());
             gone += &its.said;
             figures.flows_ended_by_backend = its.by_reason;
             first_ms = its.first_ms;
@@ -179,7 +180,11 @@ impl Story<'_> {
         if figures.flows_ended.is_empty() {
             return (!lost.is_empty()).then(|| lost.trim_start().to_owned());
         }
-        let ended = format!("{} by a fault or an order ({})", ended(figures), by_reason(figures));
+        let why = match &event.what {
+            What::FlowsOrdered { .. } | What::RebalancePlanned { .. } | What::Rebalanced { .. } => "for it",
+            _ => "by a fault or an order",
+        };
+        let ended = format!("{} {why} ({})", ended(figures), by_reason(figures));
         Some(match *times.end() == at_ms {
             true => format!("From its plan on, {span} before, {ended}.{lost}"),
             false => format!("{so_far} the {span} after it, {ended}.{lost}"),

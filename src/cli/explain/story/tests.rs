@@ -466,6 +466,24 @@ fn what_a_backend_ended_after_it_was_ejected_is_told_beside_what_baton_reset() {
     );
 }
 
+/// Regression: of the first of two deaths, the flows of the second were told as well.
+#[test]
+fn what_a_backend_ends_after_it_was_ready_again_is_not_told_of_the_loss_before() {
+    use HealthState::{Ejected, Ready};
+    let events = vec![
+        (800, ended(1, EndReason::BackendClosed)),
+        (1000, changed(Ready, Ejected, Cause::Refused)),
+        (5300, changed(Ejected, Ready, Cause::Passed)),
+        (6900, ended(2, EndReason::BackendClosed)),
+        (6950, ended(3, EndReason::BackendClosed)),
+        (7200, changed(Ready, Ejected, Cause::Refused)),
+    ];
+    let recording = recording(events);
+    let said = |event| told(&recording, Subject::Event(event)).unwrap().join("\n");
+    assert!(said(1).contains("The backend itself ended 1 flow (backend_closed 1)"), "{}", said(1));
+    assert!(said(5).contains("The backend itself ended 2 flows (backend_closed 2)"), "{}", said(5));
+}
+
 /// Regression: the end of a flow in an earlier process was told as that of a later flow with the same number.
 #[test]
 fn the_end_of_a_flow_is_told_of_its_own_process_and_that_its_number_came_again() {

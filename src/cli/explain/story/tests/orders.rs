@@ -34,7 +34,7 @@ fn flows_that_an_operator_killed_are_not_put_down_to_the_last_loss_of_their_back
     let said = told(&recording, Subject::Event(3)).unwrap();
     assert!(said[0].contains("because an operator gave the order"), "{said:?}");
     assert!(said[1].contains("baton kill --client 10.0.0.31"), "{said:?}");
-    assert!(said[2].contains("1 flow ended by a fault or an order (killed 1)"), "{said:?}");
+    assert!(said[2].contains("1 flow ended for it (killed 1)"), "{said:?}");
 }
 
 /// Regression: the ends of all other orders of those ten seconds were told as effects of a rebalancing.

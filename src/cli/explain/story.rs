@@ -425,10 +425,13 @@ fn is_refusal(reason: EndReason) -> bool {
     matches!(reason, LimitTotal | LimitFrontend | LimitSource | BackendsFull | NoBackend | Denied | BadProxyHeader)
 }
 
+/// The flows of a backend, and of its frontend. One whose address has just changed, `cp3 (10.0.0.13:6443)`, had its name alone before.
 fn share(sample: &RecordedSample, (frontend, backend): (&str, &str)) -> (u64, u64) {
     let of_frontend = sample.backends.iter().filter(|it| it.frontend == frontend);
-    let its = of_frontend.clone().filter(|it| it.name == backend).map(|it| u64::from(it.flows)).sum();
-    (its, of_frontend.map(|it| u64::from(it.flows)).sum())
+    let named = |name: &str| of_frontend.clone().find(|it| it.name == name).map(|it| u64::from(it.flows));
+    let its = named(backend).or_else(|| named(backend.split_once(" (")?.0));
+    let all = sample.frontends.iter().find(|it| it.name == frontend).map(|it| u64::from(it.flows));
+    (its.unwrap_or(0), all.unwrap_or(0))
 }
 
 /// The settings that decided about a backend.

@@ -26,8 +26,10 @@ impl What {
     pub(crate) fn severity(&self) -> Option<EventSeverity> {
         match (self.weight(), self) {
             (Weight::Plain | Weight::Good, _) => None,
+            (Weight::Notice, Self::NodesSilent { .. }) => Some(EventSeverity::ClientsSuffer),
+            // Their clients connect again at once.
             (Weight::Notice, Self::FlowsOrdered { reason, .. }) if reason.client_saw() == ClientSaw::Rst => {
-                Some(EventSeverity::ClientsSuffer)
+                Some(EventSeverity::Lost)
             }
             (Weight::Notice, _) => Some(EventSeverity::Notice),
             (Weight::Bad, Self::UpgradeFailed { moved: 0, .. })
@@ -51,6 +53,7 @@ mod tests {
     use crate::model::fleet::vip::VipLoss;
     use crate::model::fleet::{InstanceName, Liveness};
     use crate::model::health::{Cause, HealthState};
+    use crate::model::nodes::SilenceKind;
 
     #[test]
     fn what_clients_feel_is_worse_than_what_is_lost_and_that_than_what_was_refused() {
@@ -75,8 +78,10 @@ mod tests {
             |reset| What::FailedOver { instance: InstanceName("b".into()), inherited: 30, reset }.severity();
         assert_eq!([0, 1].map(failed_over), [Some(EventSeverity::Lost), Some(EventSeverity::ClientsSuffer)]);
         let ordered = |reason| What::FlowsOrdered { frontend: why(), backend: why(), flows: 717, reason }.severity();
-        assert_eq!(ordered(EndReason::BackendEjected), Some(EventSeverity::ClientsSuffer));
+        assert_eq!(ordered(EndReason::BackendEjected), Some(EventSeverity::Lost));
         assert_eq!(ordered(EndReason::EjectedByOperator), None);
+        let silent = What::NodesSilent { nodes: vec![why()], more: 29, why: SilenceKind::NoConnection, for_ms: 10_000 };
+        assert_eq!(silent.severity(), Some(EventSeverity::ClientsSuffer));
         let given_up = |why: VipLoss| What::VipGivenUp { vip: String::new(), why: why.to_string() }.severity();
         assert_eq!(given_up(VipLoss::Late), Some(EventSeverity::ClientsSuffer), "they waited for a process that hung");
         assert_eq!(given_up(VipLoss::Strange), Some(EventSeverity::Notice));

@@ -466,6 +466,20 @@ fn what_a_backend_ended_after_it_was_ejected_is_told_beside_what_baton_reset() {
     );
 }
 
+/// Regression: a backend whose address a reload changed was said to have had no flow.
+#[test]
+fn a_backend_at_its_former_address_had_the_flows_of_its_name() {
+    let readdressed = What::BackendChanged {
+        frontend: "apiserver".to_owned(),
+        backend: "cp2 (10.0.0.12:6443)".to_owned(),
+        from: HealthState::Ready,
+        to: HealthState::Draining,
+        cause: Cause::Readdressed,
+    };
+    let said = told(&recording(vec![(0, readdressed)]), Subject::Event(0)).unwrap().join("\n");
+    assert!(said.contains("400 ms before, it had 30 flows of the frontend's 90."), "{said}");
+}
+
 /// Regression: of the first of two deaths, the flows of the second were told as well.
 #[test]
 fn what_a_backend_ends_after_it_was_ready_again_is_not_told_of_the_loss_before() {

@@ -1,6 +1,7 @@
 //! What the loss of a backend did to clients.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 
 use super::{AFTER_MS, Figures, OtherBackend, Story, is_by_backend, moment, of_rebalance};
@@ -221,8 +222,9 @@ impl Story<'_> {
     ) -> impl Iterator<Item = (u64, EndReason)> {
         let within = self.events.iter().map(|(event, _)| event).filter(|event| times.contains(&event.at_unix_ms));
         within.filter_map(move |event| match &event.what {
-            What::FlowEnded { frontend: f, backend: b, reason, .. }
-                if frontend.is_none_or(|it| it == f) && backend.is_none_or(|it| b.as_deref() == Some(it)) =>
+            What::FlowEnded { frontend: f, backend: b, backend_address, reason, .. }
+                if frontend.is_none_or(|it| it == f)
+                    && backend.is_none_or(|it| is_of(it, b.as_deref(), *backend_address)) =>
             {
                 Some((event.at_unix_ms, *reason))
             }
@@ -250,6 +252,15 @@ impl Story<'_> {
             ),
         }
     }
+}
+
+/// Whether a flow with this backend was one of the backend `named`. Events name one at a former address `cp3 (10.0.0.13:6443)`, and the ends of its
+/// flows name both apart.
+fn is_of(named: &str, backend: Option<&str>, address: Option<SocketAddr>) -> bool {
+    let is_former = |(name, rest): (&str, &str)| {
+        backend == Some(name) && address.is_some_and(|address| rest.trim_end_matches(')') == address.to_string())
+    };
+    backend == Some(named) || named.split_once(" (").is_some_and(is_former)
 }
 
 /// Whether flows do not end because of it: those that end at the same time have another cause.

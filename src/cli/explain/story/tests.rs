@@ -476,8 +476,13 @@ fn a_backend_at_its_former_address_had_the_flows_of_its_name() {
         to: HealthState::Draining,
         cause: Cause::Readdressed,
     };
-    let said = told(&recording(vec![(0, readdressed)]), Subject::Event(0)).unwrap().join("\n");
+    let mut end = ended(1, EndReason::DrainDeadline);
+    let What::FlowEnded { backend_address, .. } = &mut end else { unreachable!() };
+    *backend_address = Some("10.0.0.12:6443".parse().unwrap());
+    let events = vec![(0, readdressed), (5000, end), (5001, ended(2, EndReason::DrainDeadline))];
+    let said = told(&recording(events), Subject::Event(0)).unwrap().join("\n");
     assert!(said.contains("400 ms before, it had 30 flows of the frontend's 90."), "{said}");
+    assert!(said.contains("Of its flows 1 flow ended (drain_deadline 1)"), "{said}");
 }
 
 /// Regression: of the first of two deaths, the flows of the second were told as well.

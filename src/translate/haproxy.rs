@@ -123,7 +123,10 @@ fn lead<'c>(frontend: &'c CfgSection, all: &'c [CfgSection], ledger: &mut Ledger
         ledger.missing(frontend.line, "no frontend is written: its backend is not in the file");
         return None;
     };
-    ledger.translated(directive.line, format!("the [[frontend.backend]] of backend {}", backend.name));
+    match ["server", "server-template"].iter().any(|keyword| backend.own(keyword).next().is_some()) {
+        true => ledger.translated(directive.line, format!("the [[frontend.backend]] of backend {}", backend.name)),
+        false => ledger.no_equal(directive.line, format!("backend {} has no server", backend.name)),
+    }
     Some(backend)
 }
 

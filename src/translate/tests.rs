@@ -731,3 +731,17 @@ fn an_own_address_with_the_length_of_its_prefix_is_one() {
     assert!(peers("10.0.0.1").contains("[peers]"), "{}", peers("10.0.0.1"));
     assert_eq!(peers("10.0.0.1/24"), peers("10.0.0.1"));
 }
+
+/// Regression: the line that names a backend without a server was translated, and a line had the key "ca_file" twice, once without its table.
+#[test]
+fn a_line_is_told_with_what_became_of_it_alone() {
+    let file = "frontend f\nbind :6443\ndefault_backend b\nfrontend g\nbind :7443\ndefault_backend none\n\
+                backend b\nserver a 10.0.0.1:6443 check check-ssl verify required ca-file /ca.pem\nbackend none\n";
+    let translation = read(file);
+    let words = |line: usize| {
+        let notes = &translation.ledgers[0].lines()[line].notes;
+        notes.iter().map(|note| &*note.words).collect::<Vec<_>>().join("; ")
+    };
+    assert_eq!(words(5), "backend none has no server");
+    assert!(words(7).ends_with("[frontend.health] ca_file = \"/ca.pem\""), "{}", words(7));
+}

@@ -46,7 +46,8 @@ pub(super) fn trust(
                 ledger.translated(*base, "[frontend.health] ca_file");
             }
             draft.set("ca_file", quoted(path), *line, ledger);
-            lead.option("verify").into_iter().for_each(|verify| ledger.translated(verify.line, "ca_file"));
+            let verify = lead.option("verify").filter(|verify| verify.line != *line);
+            verify.into_iter().for_each(|verify| ledger.translated(verify.line, "[frontend.health] ca_file"));
         }
         System { line } => {
             draft.set("ca_file", quoted(SYSTEM_AUTHORITIES), *line, ledger);

@@ -106,8 +106,9 @@ impl<'p> Hostile<'p> {
             packet.between = [&[6, 0, 0, 1][..], &id.to_be_bytes()].concat();
         }
         let mut frame = packet.frame();
-        // Nobody checks checksums here: a damaged or forged packet may have wrong ones.
-        frame[packet.tcp_at() + 16] ^= shape;
+        // Nobody checks sums here but that of an RST: a damaged or forged packet may have wrong ones.
+        let is_sound = packet.flags & RST != 0 && shape & 0x10 == 0;
+        frame[packet.tcp_at() + 16] ^= if is_sound { 0 } else { shape };
         let evidence = self.program.evidence(flow.backend_slot).expect("evidence");
         let context = match is_oversized {
             // More than any interface takes.
@@ -123,7 +124,10 @@ impl<'p> Hostile<'p> {
             assert_eq!((verdict, after[0].action, after[0].seen.reused), (NEXT, Action::Pass, true), "{}", what());
             return false;
         }
-        let counts = counts(&of, &other, &packet);
+        let counts = match counts(&of, &other, &packet) {
+            Counts::Rst if !packet.is_whole(&frame) => Counts::Nothing,
+            counts => counts,
+        };
         count[usize::from(counts == Counts::Nothing)] += 1;
         if counts == Counts::Nothing {
             assert_eq!(verdict, if is_oversized { DROP } else { REDIRECT }, "{}", what());

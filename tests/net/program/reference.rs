@@ -109,6 +109,14 @@ impl Packet {
         frame
     }
 
+    /// Whether `frame`, which is this packet with whatever sum, has no payload, and a right sum or the unfinished one of a sender on the host.
+    pub fn is_whole(&self, frame: &[u8]) -> bool {
+        let tcp = &frame[self.tcp_at()..][..20 + self.options.len()];
+        let pseudo = pseudo(&self.ends, 6, tcp.len());
+        let is_unfinished = tcp[16..18] == (!checksum(&[&pseudo])).to_be_bytes();
+        self.payload.is_empty() && (is_unfinished || checksum(&[&pseudo, tcp]) == 0)
+    }
+
     /// The packet that the program must make of it.
     pub fn spliced(&self, onward: Key, rewrite: &Rewrite) -> Self {
         let mut packet = self.clone();

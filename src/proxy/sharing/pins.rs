@@ -123,8 +123,9 @@ impl PortPins {
         clear(&self.directory)?;
         sweep()?;
         // The mounts of a running unit would go with it (ReadWritePaths of systemd.exec(5)), and it could not be made again there. It is not
-        // empty if another namespace has places.
-        if !bpffs::is_mounted(Path::new(DIRECTORY)) {
+        // empty if another namespace has places. One of another user is a unit's, which makes it before it starts.
+        let is_own = std::fs::metadata(DIRECTORY).is_ok_and(|it| it.uid() == rustix::process::geteuid().as_raw());
+        if is_own && !bpffs::is_mounted(Path::new(DIRECTORY)) {
             let _ = std::fs::remove_dir(DIRECTORY);
         }
         Ok(Some(places.len()))

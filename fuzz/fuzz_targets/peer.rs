@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 use baton::fleet::link::wire::{self, Version, Versions};
 use baton::model::fleet::{
-    BeatSecret, Epoch, Exchange, Hello, InstanceName, InstanceSummary, Member, Message, Own, Remote,
+    BeatSecret, Epoch, Exchange, Hello, InstanceName, InstanceSummary, Member, Message, Own, PortRange, Remote,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -21,6 +21,7 @@ fuzz_target!(|bytes: &[u8]| {
         name: InstanceName("a".into()),
         epoch: Epoch(1),
         slot: 0,
+        ports: Some(PortRange { first: 32_768, last: 36_863 }),
         version: String::new(),
         sync_deadline_ns: 1_000_000_000,
         vips: Vec::new(),
@@ -38,7 +39,7 @@ fuzz_target!(|bytes: &[u8]| {
         let length = usize::from(u16::from_be_bytes(*length)).min(behind.len());
         let (frame, next) = behind.split_at(length);
         (rest, now_ns) = (next, now_ns + STEP_NS);
-        let Ok(message) = wire::decode(frame, Version::Two) else { continue };
+        let Ok(message) = wire::decode(frame, Version::Three) else { continue };
         reads_back(&message);
         exchange.handle_message(&peer, message, now_ns);
         exchange.handle_time(now_ns);
@@ -77,7 +78,7 @@ fn is_bounded(summary: &InstanceSummary) {
 
 /// What can be read can be written, and reads back the same.
 fn reads_back(message: &Message) {
-    if let Ok(bytes) = wire::encode(message, Version::Two) {
-        assert_eq!(wire::decode(&bytes, Version::Two).as_ref(), Ok(message));
+    if let Ok(bytes) = wire::encode(message, Version::Three) {
+        assert_eq!(wire::decode(&bytes, Version::Three).as_ref(), Ok(message));
     }
 }

@@ -48,7 +48,7 @@ pub(super) async fn fill(admin: Arc<Admin>, config: Arc<Config>) {
         let events_from_ms = now_unix_ms.saturating_sub(EVENTS_WITHIN_MS);
         let recording = recorder::history_since(&config.recorder.directory, from_ms, events_from_ms);
         let this = FileOwner::of(&config);
-        if let Some(died) = death(&recording, &this, now_unix_ms).filter(|died| !lives_on(died)) {
+        if let Some(died) = death(&recording, &this).filter(|died| !lives_on(died)) {
             admin.table.journal.record(died);
         }
         let (own, events) = told_by(&recording, &this);
@@ -65,13 +65,13 @@ pub(super) async fn fill(admin: Arc<Admin>, config: Arc<Config>) {
 }
 
 /// That the process before `this` neither stopped nor was upgraded.
-fn death(recording: &Recording, this: &FileOwner, now_unix_ms: u64) -> Option<What> {
+fn death(recording: &Recording, this: &FileOwner) -> Option<What> {
     let last = recording.died_before(this, u64::MAX)?;
     let process = &recording.owners[last.owner];
     let is_its = |(of, _): &(usize, _)| recording.owners[*of].is_same_process(process);
     let flows = recording.samples().rev().find(is_its).map(|(_, sample)| sample.flows());
-    let began_unix_ms = if this.began_unix_ms == 0 { now_unix_ms } else { this.began_unix_ms };
-    Some(What::ProcessDied { pid: process.pid, silent_ms: began_unix_ms.saturating_sub(last.at_unix_ms), flows })
+    let silent_ms = this.began_unix_ms.saturating_sub(last.at_unix_ms);
+    Some(What::ProcessDied { pid: process.pid, silent_ms, flows })
 }
 
 /// Whether it is an instance without a name beside this one, with the same directory.
@@ -244,15 +244,15 @@ mod tests {
         let failed = || What::UpgradeFailed { why: String::new(), moved: 0 };
         let ended = |events: Vec<What>| {
             let mut recording = Recording::default();
-            for pid in [7, 8] {
-                recording.owners.push(FileOwner { pid, ..FileOwner::default() });
+            for (pid, began_unix_ms) in [(7, 1000), (8, 16_000)] {
+                recording.owners.push(FileOwner { pid, began_unix_ms, ..FileOwner::default() });
             }
             let mut add = |owner, what| recording.records.push(TimedRecord { at_unix_ms: 10_000, owner, what });
             let event = |what| Recorded::Event(Event { number: 0, at_unix_ms: 10_000, what });
             events.into_iter().for_each(|what| add(0, event(what)));
             add(1, event(started()));
             add(0, Recorded::Sample(sample(10_000, 80, 0, 0)));
-            death(&recording, &recording.owners[1].clone(), 16_000)
+            death(&recording, &recording.owners[1].clone())
         };
         let has_died =
             |events| matches!(ended(events), Some(What::ProcessDied { pid: 7, silent_ms: 6000, flows: Some(80) }));
@@ -273,6 +273,6 @@ mod tests {
         let lives = What::ProcessDied { pid: std::os::unix::process::parent_id(), silent_ms: 1, flows: None };
         let ours = What::ProcessDied { pid: std::process::id(), silent_ms: 1, flows: None };
         assert!(lives_on(&lives) && !lives_on(&ours), "a container's processes have one number");
-        assert!(death(&Recording::default(), &FileOwner::default(), 1).is_none(), "the first process of all");
+        assert!(death(&Recording::default(), &FileOwner::default()).is_none(), "the first process of all");
     }
 }

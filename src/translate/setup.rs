@@ -27,7 +27,7 @@ use super::{ForeignFile, translate};
 use crate::model::fleet::SLOTS;
 use agent::{K3S_AGENT_CA, RKE2_AGENT_CA, RancherAgent};
 use backends::{addressed, backends, with_port};
-use haproxy::{haproxy_check, haproxy_port};
+use haproxy::HaproxyFrontend;
 use health::HealthSource;
 pub(crate) use loading::refuse_rejected;
 use peers::{new_peers, peers_of, refuse_twice};
@@ -300,7 +300,8 @@ fn with_vip(
     // A name is taken for one of the VIP's.
     let known_port = known.filter(|known| known.ip().is_none_or(|ip| vips.contains(&ip)));
     let known_port = known_port.map(|known| (known.port, format!("{KUBEADM_CONFIG}: server, {}", known.host)));
-    let known_port = known_port.or_else(|| haproxy_port(request, host, local));
+    let haproxy = haproxy::chosen(request, host, local);
+    let known_port = known_port.or_else(|| haproxy.as_ref().map(HaproxyFrontend::port));
     let port = match (request.port, known_port, local) {
         (Some(port), ..) => facts.port(port, "--port"),
         (None, Some((port, place)), _) => facts.port(port, &place),
@@ -331,7 +332,7 @@ fn with_vip(
     let listen: Vec<_> = vips.iter().map(|ip| SocketAddr::new(*ip, port).to_string()).collect();
     frontend("apiserver", &listen, &mut toml, &facts);
     let data_dir = local.and_then(|it| it.local.data_dir.as_deref());
-    let health = HealthSource::choose(request, host, (kind, data_dir), haproxy_check(request, host, local));
+    let health = HealthSource::choose(request, host, (kind, data_dir), haproxy.and_then(HaproxyFrontend::check));
     health.write(&mut toml, &mut facts);
     write_backends(&backends, &mut toml, &facts);
     if kind == Some(Distribution::Rke2) {

@@ -21,6 +21,7 @@ use crate::model::ids::FlowId;
 use crate::model::names::named;
 use crate::recorder::{FrontendSettings, Recorded, RecordedSample, Recording, TimedRecord};
 use crate::table::journal::{Event, What};
+use effects::former;
 use gaps::{OtherBackend, gap_of_absence, is_told_at_once, longest_gap, without_backend};
 
 /// An order, or a reload, that came this long before an event may be its cause.
@@ -243,12 +244,10 @@ impl<'r> Story<'r> {
             return Some((sentences, figures));
         }
         let until = over.map_or(u64::MAX, |over| over.at_unix_ms);
-        let mut effect = Vec::new();
-        let first_end_ms = self.effect(frontend, backend, event.at_unix_ms..=until, owner, &mut figures, &mut effect);
+        let (effect, first_end_ms) = self.effect(frontend, backend, event.at_unix_ms..=until, owner, &mut figures);
         // A backend that dies ends its flows before a probe sees it.
         let begun_ms = first_end_ms.unwrap_or(event.at_unix_ms).min(event.at_unix_ms);
-        sentences.push(self.share_before((frontend, backend), begun_ms, event.at_unix_ms, owner));
-        sentences.append(&mut effect);
+        sentences.extend([self.share_before((frontend, backend), begun_ms, event.at_unix_ms, owner), effect]);
         if let (HealthState::Ejected, false, Some(settings)) = (*to, ordered, settings) {
             let without = without_backend(self, at, frontend);
             let has_reset = figures.flows_ordered > 0 || !figures.flows_ended.is_empty();
@@ -425,11 +424,11 @@ fn is_refusal(reason: EndReason) -> bool {
     matches!(reason, LimitTotal | LimitFrontend | LimitSource | BackendsFull | NoBackend | Denied | BadProxyHeader)
 }
 
-/// The flows of a backend, and of its frontend. One whose address has just changed, `cp3 (10.0.0.13:6443)`, had its name alone before.
+/// The flows of a backend, and of its frontend. One whose address has just changed had its name alone before.
 fn share(sample: &RecordedSample, (frontend, backend): (&str, &str)) -> (u64, u64) {
     let of_frontend = sample.backends.iter().filter(|it| it.frontend == frontend);
     let named = |name: &str| of_frontend.clone().find(|it| it.name == name).map(|it| u64::from(it.flows));
-    let its = named(backend).or_else(|| named(backend.split_once(" (")?.0));
+    let its = named(backend).or_else(|| named(former(backend)?.0));
     let all = sample.frontends.iter().find(|it| it.name == frontend).map(|it| u64::from(it.flows));
     (its.unwrap_or(0), all.unwrap_or(0))
 }

@@ -64,7 +64,7 @@ pub(super) enum Input {
     Stranger {
         from: SocketAddr,
         why: String,
-        /// It closed in order, as `baton check --host` at a peer does, which asks whether the port answers.
+        /// It closed in order before it was one.
         said_nothing: bool,
     },
 }

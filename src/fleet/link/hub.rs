@@ -398,8 +398,7 @@ impl Hub {
             // A message of a link that a newer one has replaced.
             Input::Message { .. } | Input::Lost { .. } => {}
             Input::Failed { peer, why } => self.exchange.handle_failure(&peer, &why),
-            Input::Stranger { from, said_nothing: true, .. } if self.has_link_from(from.ip()) => {}
-            Input::Stranger { from, why, .. } => self.stranger(from.ip(), &why, now_ns),
+            Input::Stranger { from, why, said_nothing } => self.stranger(from.ip(), &why, said_nothing, now_ns),
         }
     }
 

@@ -48,38 +48,28 @@ impl HaproxyFrontend {
         self.servers.iter().all(|(_, address)| address.ends_with(&format!(":{PORT}")))
     }
 
+    /// The port that its clients connect to, and its place.
+    pub(super) fn port(&self) -> (u16, String) {
+        (self.port, format!("{HAPROXY_CONFIG}: bind"))
+    }
+
+    /// What HAProxy's check asks the apiservers for, as keys of `[frontend.health]`. `None`: it does not ask the process.
+    pub(super) fn check(self) -> Option<toml::Table> {
+        let asks = self.health.get("kind").and_then(toml::Value::as_str).is_some_and(|kind| kind != "tcp");
+        asks.then_some(self.health)
+    }
+
     fn is_of_web(&self) -> bool {
         [80, 443].contains(&self.port)
     }
 }
 
-/// The frontend whose servers are the backends, and the file's name. `None`: they are others.
-fn chosen(request: &SetupRequest, host: &SetupHost, local: Option<&Apiserver>) -> Option<(HaproxyFrontend, String)> {
+/// The frontend whose servers are the backends. `None`: they are others.
+pub(super) fn chosen(request: &SetupRequest, host: &SetupHost, local: Option<&Apiserver>) -> Option<HaproxyFrontend> {
     if local.is_some() || !request.backends.is_empty() || request.inventory.is_some() {
         return None;
     }
-    let file = host.file(HAPROXY_CONFIG)?;
-    Some((frontend_of_apiservers(file).ok()??, file.name.clone()))
-}
-
-/// The port that its clients connect to, if the backends are HAProxy's servers.
-pub(super) fn haproxy_port(
-    request: &SetupRequest,
-    host: &SetupHost,
-    local: Option<&Apiserver>,
-) -> Option<(u16, String)> {
-    chosen(request, host, local).map(|(frontend, name)| (frontend.port, format!("{name}: bind")))
-}
-
-/// What HAProxy's check asks the apiservers for, as keys of `[frontend.health]`. `None`: it has none that asks the process.
-pub(super) fn haproxy_check(
-    request: &SetupRequest,
-    host: &SetupHost,
-    local: Option<&Apiserver>,
-) -> Option<(toml::Table, String)> {
-    let (frontend, name) = chosen(request, host, local)?;
-    let asks = frontend.health.get("kind").and_then(toml::Value::as_str).is_some_and(|kind| kind != "tcp");
-    asks.then_some((frontend.health, name))
+    frontend_of_apiservers(host.file(HAPROXY_CONFIG)?).ok()?
 }
 
 /// The frontend of the apiservers. `None`: the file has none with servers.

@@ -1,6 +1,9 @@
 //! How Baton probes the apiservers.
 
-use super::{Distribution, Facts, K3S_AGENT_CA, K3S_CA, KUBEADM_CA, RKE2_AGENT_CA, RKE2_CA, SetupHost, SetupRequest};
+use super::{
+    Distribution, Facts, HAPROXY_CONFIG, K3S_AGENT_CA, K3S_CA, KUBEADM_CA, RKE2_AGENT_CA, RKE2_CA, SetupHost,
+    SetupRequest,
+};
 use crate::translate::toml::{Toml, quoted};
 
 /// The probe, and the reason.
@@ -12,12 +15,12 @@ pub(super) struct HealthSource {
 }
 
 impl HealthSource {
-    /// `of_cluster`: whose the cluster is, and where its files are, if a file says so. `of_haproxy`: what its check asks for, and its file.
+    /// `of_cluster`: whose the cluster is, and where its files are, if a file says so. `of_haproxy`: what its check asks for.
     pub(super) fn choose(
         request: &SetupRequest,
         host: &SetupHost,
         (of_cluster, data_dir): (Option<Distribution>, Option<&str>),
-        of_haproxy: Option<(toml::Table, String)>,
+        of_haproxy: Option<toml::Table>,
     ) -> Self {
         let (kind, path, usual) = match of_cluster {
             Some(Distribution::K3s) => ("https", Some("/ping"), &[K3S_CA, K3S_AGENT_CA][..]),
@@ -36,9 +39,9 @@ impl HealthSource {
                 let keys = [text("kind", kind)].into_iter().chain(path).chain(verified).collect();
                 Self { keys, ca_file: Some(ca), place }
             }
-            (None, Some((table, file))) => {
+            (None, Some(table)) => {
                 let ca_file = table.get("ca_file").and_then(toml::Value::as_str).map(str::to_owned);
-                let mut place = format!("{file}: its check");
+                let mut place = format!("{HAPROXY_CONFIG}: its check");
                 if ca_file.is_none() && table.contains_key("insecure_skip_verify") {
                     place += ", which takes any certificate; once the cluster's CA is here, name it with --ca-file and --force";
                 }
@@ -46,18 +49,17 @@ impl HealthSource {
                 keys.sort_by_key(|(key, _)| ORDER.iter().position(|it| it == key).unwrap_or(ORDER.len()));
                 Self { keys, ca_file, place }
             }
-            (None, None) if data_dir.is_some() => {
-                let directory = data_dir.unwrap_or_default();
-                let place = format!(
-                    "a probe asks the kernel only and misses a hung apiserver: name the CA, which is below data-dir = {directory}, by \
-                     --ca-file {directory}/server/tls/server-ca.crt"
-                );
-                Self { keys: vec![text("kind", "tcp")], ca_file: None, place }
-            }
             (None, None) => {
-                let place = "no CA is here yet, so a probe asks the kernel only and misses a hung apiserver; once it is here, run this \
-                             again with --force, or name it with --ca-file";
-                Self { keys: vec![text("kind", "tcp")], ca_file: None, place: place.to_owned() }
+                let place = match data_dir {
+                    Some(directory) => format!(
+                        "a probe asks the kernel only and misses a hung apiserver: name the CA, which is below data-dir = {directory}, by \
+                         --ca-file {directory}/server/tls/server-ca.crt"
+                    ),
+                    None => "no CA is here yet, so a probe asks the kernel only and misses a hung apiserver; once it is here, run this \
+                             again with --force, or name it with --ca-file"
+                        .to_owned(),
+                };
+                Self { keys: vec![text("kind", "tcp")], ca_file: None, place }
             }
         }
     }

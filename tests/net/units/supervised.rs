@@ -79,6 +79,13 @@ fn flows_are_offloaded_in_the_sandbox_of_the_unit() {
     assert_eq!(conn.end(LONG), End::Fin);
 }
 
+/// A fleet's key, which the unit finds as /run/units/key.
+fn write_key(lab: &Lab) {
+    let units = lab.directory().join("systemd/units");
+    std::fs::create_dir_all(&units).unwrap();
+    std::fs::write(units.join("key"), format!("{:064x}", 0x5eed)).unwrap();
+}
+
 /// The unit with the drop-in of docs/security.md, for a user who is there already.
 #[test]
 fn without_the_capability_to_read_any_file_the_unit_reads_its_user_s_key_and_finds_its_pins() {
@@ -89,9 +96,7 @@ fn without_the_capability_to_read_any_file_the_unit_reads_its_user_s_key_and_fin
     let Some(lab) = Lab::new(test) else { return };
     let _servers = lab.echo_everywhere();
     let Some(_pinned) = Pinned::unused(test) else { return };
-    let units = lab.directory().join("systemd/units");
-    std::fs::create_dir_all(&units).unwrap();
-    std::fs::write(units.join("key"), format!("{:064x}", 0x5eed)).unwrap();
+    write_key(&lab);
     let config = lab.config().offloading(Path::new(PINS)).instance("name", "lb-a");
     let config = config.peers("listen", lab.lb.v4(9471).to_string()).peers("key_file", "/run/units/key");
     let config = config.peer("lb-b", lab.client.v4(9471));
@@ -153,9 +158,7 @@ fn the_unit_s_instance_takes_the_vip_and_is_upgraded() {
     let Some(lab) = Lab::new(test) else { return };
     let _servers = lab.echo_everywhere();
     let Some(_pinned) = Pinned::unused(test) else { return };
-    let units = lab.directory().join("systemd/units");
-    std::fs::create_dir_all(&units).unwrap();
-    std::fs::write(units.join("key"), format!("{:064x}", 0x5eed)).unwrap();
+    write_key(&lab);
     let config = lab.config().offloading(Path::new(PINS)).frontend("listen", vec![format!("{vip}:6443")]);
     let config = config.vip("addresses", vec![format!("{vip}/32")]).vip("interface", "eth0").instance("name", "lb-a");
     let own = lab.lb.v4(9471);

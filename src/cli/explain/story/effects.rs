@@ -24,7 +24,7 @@ struct EndsByBackend {
 const SPREAD_MS: u64 = 60_000;
 
 impl Story<'_> {
-    /// What a loss did to the backend's flows. Returns when the backend itself ended the first of them, if it did.
+    /// What a loss did to the backend's flows: a sentence, and when the backend itself ended the first of them, if it did.
     pub(super) fn effect(
         &self,
         frontend: &str,
@@ -32,8 +32,7 @@ impl Story<'_> {
         times: RangeInclusive<u64>,
         owner: usize,
         figures: &mut Figures,
-        sentences: &mut Vec<String>,
-    ) -> Option<u64> {
+    ) -> (String, Option<u64>) {
         for (event, _) in self.events.iter().filter(|(event, _)| times.contains(&event.at_unix_ms)) {
             if let What::FlowsOrdered { frontend: f, backend: b, flows, .. } = &event.what
                 && f == frontend
@@ -59,24 +58,21 @@ impl Story<'_> {
             figures.flows_ended_by_backend = its.by_reason;
             first_ms = its.first_ms;
         }
-        if figures.flows_ended.is_empty() {
-            sentences.push(match figures.flows_ordered {
-                0 if figures.ends_not_recorded > 0 => format!("The record has no end of its flows.{gone}"),
-                0 => format!("Baton reset none of its flows.{gone}"),
-                flows => {
-                    format!("Baton ordered {} to end; the record has none of these ends.{gone}", plural(flows, "flow"))
-                }
-            });
-            return first_ms;
-        }
-        sentences.push(format!(
-            "Of its flows {} ({}), the last of them {} after this{}.{gone}",
-            ended(figures),
-            by_reason(figures),
-            duration_ms(figures.ended_within_ms),
-            self.pace(owner, settings, figures)
-        ));
-        first_ms
+        let sentence = match (figures.flows_ended.is_empty(), figures.flows_ordered) {
+            (true, 0) if figures.ends_not_recorded > 0 => format!("The record has no end of its flows.{gone}"),
+            (true, 0) => format!("Baton reset none of its flows.{gone}"),
+            (true, flows) => {
+                format!("Baton ordered {} to end; the record has none of these ends.{gone}", plural(flows, "flow"))
+            }
+            (false, _) => format!(
+                "Of its flows {} ({}), the last of them {} after this{}.{gone}",
+                ended(figures),
+                by_reason(figures),
+                duration_ms(figures.ended_within_ms),
+                self.pace(owner, settings, figures)
+            ),
+        };
+        (sentence, first_ms)
     }
 
     /// The settings that decided when the flows of a backend were reset.
@@ -254,13 +250,17 @@ impl Story<'_> {
     }
 }
 
-/// Whether a flow with this backend was one of the backend `named`. Events name one at a former address `cp3 (10.0.0.13:6443)`, and the ends of its
-/// flows name both apart.
+/// Whether a flow with this backend was one of the backend `named`: the ends of flows name a former address apart.
 fn is_of(named: &str, backend: Option<&str>, address: Option<SocketAddr>) -> bool {
-    let is_former = |(name, rest): (&str, &str)| {
-        backend == Some(name) && address.is_some_and(|address| rest.trim_end_matches(')') == address.to_string())
+    let is_it = |(name, former): (&str, &str)| {
+        backend == Some(name) && address.is_some_and(|address| former == address.to_string())
     };
-    backend == Some(named) || named.split_once(" (").is_some_and(is_former)
+    backend == Some(named) || former(named).is_some_and(is_it)
+}
+
+/// Name and address of a backend at a former address, which events name `cp3 (10.0.0.13:6443)`.
+pub(super) fn former(named: &str) -> Option<(&str, &str)> {
+    named.strip_suffix(')')?.split_once(" (")
 }
 
 /// Whether flows do not end because of it: those that end at the same time have another cause.

@@ -99,7 +99,7 @@ pub(super) fn without_backend(story: &Story<'_>, at: usize, frontend: &str) -> O
         let times = event.at_unix_ms..=back.at_unix_ms;
         let settings = story.settings(owner, frontend);
         let silence_ms = settings.map_or(0, |settings| settings.reset_after_silence_ms);
-        let first_end_ms = story.effect(frontend, backend, times, owner, &mut lost, &mut Vec::new());
+        let (_, first_end_ms) = story.effect(frontend, backend, times, owner, &mut lost);
         // It serves until its process ends, and a probe sees that a moment later.
         let (from_unix_ms, silence_ms) = match is_told_at_once(cause, &lost) {
             true => (first_end_ms.unwrap_or(event.at_unix_ms).min(event.at_unix_ms), 0),

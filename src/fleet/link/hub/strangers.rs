@@ -5,17 +5,15 @@ use std::net::IpAddr;
 use super::{Hub, INPUTS_MAX};
 
 impl Hub {
-    /// Whether a peer at this address is linked.
-    pub(super) fn has_link_from(&self, ip: IpAddr) -> bool {
-        let at = self.settings.peers.iter().find(|peer| peer.address.ip() == ip);
-        at.is_some_and(|peer| self.links.contains_key(&peer.name))
-    }
-
     /// A connection failed before it became a link.
-    pub(super) fn stranger(&mut self, from: IpAddr, why: &str, now_ns: u64) {
+    pub(super) fn stranger(&mut self, from: IpAddr, why: &str, said_nothing: bool, now_ns: u64) {
         let known = self.settings.peers.iter().find(|peer| peer.address.ip() == from);
         if let Some(peer) = known.filter(|peer| !self.links.contains_key(&peer.name)) {
             return self.exchange.handle_failure(&peer.name, why);
+        }
+        // That is how `baton check --host` at a peer asks whether the port answers.
+        if known.is_some() && said_nothing {
+            return;
         }
         let minute_ns = 60_000_000_000;
         self.complained.retain(|_, at_ns| now_ns.saturating_sub(*at_ns) < minute_ns);

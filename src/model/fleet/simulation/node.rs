@@ -10,6 +10,7 @@ use super::{
     BeatSecret, Epoch, Evacuation, Exchange, Failover, Faults, FlowId, FlowRecord, GUARD_NS, InstanceName, Key, Local,
     MS, Member, Own, SECOND_NS, Settings, VipAddr, Wake,
 };
+use crate::model::fleet::port_range;
 
 pub(super) const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
@@ -119,7 +120,7 @@ impl Node {
             name: name(self.number),
             epoch: Epoch(now_ns),
             slot: self.number as u8,
-            ports: crate::model::fleet::port_range(32768..=60999, self.number as u8),
+            ports: port_range(32768..=60999, self.number as u8),
             version: String::new(),
             sync_deadline_ns: 2000 * MS,
             vips: (0..self.config.vips).map(|number| vip(number).ip()).collect(),

@@ -23,6 +23,7 @@ pub(crate) mod nodes;
 pub(crate) mod page;
 pub mod protocol;
 pub(crate) mod rates;
+pub(crate) mod refusals;
 pub(crate) mod search;
 pub mod session;
 pub mod status;

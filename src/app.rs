@@ -38,6 +38,7 @@ use crate::addr::VipAddr;
 use crate::admin::doors::{Doors, OpenDoorError};
 use crate::admin::flow_log::{self, FlowLogParts};
 use crate::admin::nodes;
+use crate::admin::refusals;
 use crate::admin::watchdog;
 use crate::admin::{Admin, AdminPorts};
 use crate::config::{Config, OffloadMode};
@@ -365,6 +366,7 @@ impl Bound {
         tasks.spawn("rates", admin.clone().sample_rates());
         tasks.spawn("charts", once_serving(core.drain.watch(), history::fill(admin, core.config.load_full())));
         tasks.spawn("watchdog", watchdog::run(table.part(), table.part()));
+        tasks.spawn("refusals", refusals::run(table.part(), table.part()));
         tasks.spawn("late resets", late_resets::run(ports.part(), ports.part()));
         let (phase, path) = (core.drain.watch(), reloader.path().to_owned());
         let parts =

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::nodes::{NodeRow, NodeRowState};
 use super::status::{FrontendStatus, Instance, NodesStatus, PeersReport, Status, VipStatus};
-use crate::model::fleet::Disagreement;
+use crate::model::fleet::{Disagreement, InstanceSummary};
 use crate::model::health::HealthState;
 use crate::model::humane::{count, duration_ms, list, plural};
 use crate::model::weight::Weight;
@@ -50,15 +50,20 @@ pub(crate) fn instance(instance: &Instance) -> (Weight, &str) {
 /// The same of a peer.
 pub(crate) fn peer(peer: &MemberView) -> (Weight, &str) {
     match &peer.summary {
-        Some(said) if said.is_present => {
-            condition(&said.summary.not_live, &said.summary.not_ready, &said.summary.phase)
-        }
+        Some(said) if said.is_present => summary(&said.summary),
         _ => (Weight::of_liveness(peer.liveness), peer.liveness.label()),
     }
 }
 
-/// Of an instance that says this of itself.
-pub(crate) fn condition<'a>(not_live: &[String], not_ready: &[String], phase: &'a str) -> (Weight, &'a str) {
+/// Of an instance that says this of itself, and of its backends.
+pub(crate) fn summary(said: &InstanceSummary) -> (Weight, &str) {
+    match condition(&said.not_live, &said.not_ready, &said.phase) {
+        (Weight::Good, _) if !said.unserved().is_empty() => (Weight::Bad, "no backend"),
+        other => other,
+    }
+}
+
+fn condition<'a>(not_live: &[String], not_ready: &[String], phase: &'a str) -> (Weight, &'a str) {
     match (not_live, not_ready, phase) {
         ([_, ..], _, _) => (Weight::Bad, "not live"),
         (_, [], _) => (Weight::Good, "ready"),

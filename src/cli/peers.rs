@@ -95,7 +95,7 @@ pub(super) fn instances(report: &PeersReport) -> Option<Grid> {
         ("", Left),
     ])
     .spare(&["SILENT NODES", "OFFLOAD", "NEW/S", "UP"]);
-    let (weight, word) = words::condition(&own.not_live, &own.not_ready, &own.phase);
+    let (weight, word) = words::summary(own);
     grid.row(says(name, Cell::painted(weight, word), own, 0, true));
     for it in &report.peers {
         let (weight, word) = words::peer(it);
@@ -129,6 +129,7 @@ fn says(name: &InstanceName, state: Cell, said: &InstanceSummary, age_ms: u64, i
         backends.push(format!("{}/{} {label}", it.frontend, it.name));
     }
     let mut why: Vec<_> = said.not_live.iter().chain(&said.not_ready).cloned().collect();
+    why.extend(said.unserved().iter().map(|frontend| format!("no backend of {frontend} serves")));
     if said.phase.is_empty() {
         why = vec!["it says nothing of itself".to_owned()];
     } else if !is_present {

@@ -54,6 +54,19 @@ pub enum What {
         flows: usize,
         reason: EndReason,
     },
+    /// From now on new connections are reset for this reason.
+    RefusalsBegun {
+        frontend: String,
+        reason: EndReason,
+    },
+    /// None has been for a while.
+    RefusalsOver {
+        frontend: String,
+        reason: EndReason,
+        refused: u64,
+        /// From the first one to the last.
+        lasted_ms: u64,
+    },
     BackendAdded {
         frontend: String,
         backend: String,

@@ -35,6 +35,13 @@ fn caps_of_the_process_the_frontend_and_a_backend_hold() {
             assert_eq!(outcome(lab.client.try_connect(lab.lb.v4(6443), LONG)), End::Rst, "{level}");
         }
         baton.wait_ended(reason, 4);
+        eventually(LONG, "an event says so", || !baton.events_of("refusals_begun").is_empty());
+        let begun = &baton.events_of("refusals_begun")[0];
+        assert_eq!(
+            (begun["frontend"].as_str(), begun["reason"].as_str()),
+            (Some("apiserver"), Some(reason)),
+            "{begun}"
+        );
         held.iter_mut().for_each(|conn| conn.echo(2, 1000));
         held.truncate(5);
         eventually(LONG, "there is room again", || baton.flow_count() == 5);

@@ -64,11 +64,16 @@ fn why_not<'a>(column: &MatrixColumn<'a>) -> &'a str {
 }
 
 fn instance(page: &mut String, status: &Status, it: &MatrixColumn<'_>) {
-    let (weight, state) = it.peer.map_or_else(|| words::instance(&status.instance), words::peer);
+    let (weight, state) = match (it.peer, it.summary) {
+        (Some(peer), _) => words::peer(peer),
+        (None, Some(own)) => words::summary(own),
+        (None, None) => words::instance(&status.instance),
+    };
     let vips = list(it.peer.map_or(&status.fleet.vips, |peer| &peer.vips));
     let none = InstanceSummary::default();
     let said = it.summary.unwrap_or(&none);
-    let mut why: Vec<_> = said.not_live.iter().chain(&said.not_ready).map(String::as_str).collect();
+    let unserved: Vec<_> = said.unserved().iter().map(|frontend| format!("no backend of {frontend} serves")).collect();
+    let mut why: Vec<_> = said.not_live.iter().chain(&said.not_ready).chain(&unserved).map(String::as_str).collect();
     if said.reload_refused {
         why.push("it refused its last reload, and runs with the configuration before it");
     }

@@ -64,6 +64,8 @@ impl TimelineRow {
             | What::DiscoveryWatched { .. } => Self::Backends,
             What::FlowsOrdered { .. }
             | What::FlowsStuck { .. }
+            | What::RefusalsBegun { .. }
+            | What::RefusalsOver { .. }
             | What::RebalancePlanned { .. }
             | What::Rebalanced { .. }
             | What::FlowEnded { .. } => Self::Ended,

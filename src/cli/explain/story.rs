@@ -4,6 +4,7 @@ mod causes;
 mod effects;
 mod failovers;
 mod gaps;
+mod refusals;
 #[cfg(test)]
 pub(super) mod testing;
 #[cfg(test)]
@@ -110,6 +111,9 @@ impl<'r> Story<'r> {
             What::BackendChanged { .. } => self.change(at),
             What::PeerLiveness { .. } | What::FailedOver { .. } | What::VipGained { .. } => {
                 failovers::failover(self, at).or_else(|| self.plain(at))
+            }
+            What::RefusalsBegun { .. } | What::RefusalsOver { .. } => {
+                refusals::refusals(self, at).or_else(|| self.plain(at))
             }
             What::FlowEnded { .. } => self.end(at),
             // The start that it is told after says more of it.

@@ -54,6 +54,21 @@ pub struct InstanceSummary {
     pub backends_left_out: u32,
 }
 
+impl InstanceSummary {
+    /// The frontends without a backend that takes a new flow, as far as all their backends are told.
+    pub(crate) fn unserved(&self) -> Vec<&str> {
+        let mut served = Vec::<(&str, bool)>::new();
+        for backend in self.backends.iter().filter(|_| self.backends_left_out == 0) {
+            let serves = backend.health_state != Some(HealthState::Ejected);
+            match served.iter_mut().find(|(frontend, _)| *frontend == backend.frontend) {
+                Some((_, served)) => *served |= serves,
+                None => served.push((&backend.frontend, serves)),
+            }
+        }
+        served.into_iter().filter(|(_, serves)| !serves).map(|(frontend, _)| frontend).collect()
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OffloadBrief {
@@ -175,6 +190,22 @@ impl SummariesTold {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+
+    #[test]
+    fn a_frontend_is_unserved_if_all_its_backends_are_ejected_and_all_are_told() {
+        use HealthState::{Draining, Ejected, Ready};
+        let of = |states: &[(&str, HealthState)]| {
+            let backends = states.iter().map(|(frontend, state)| BackendSummary {
+                frontend: (*frontend).to_owned(),
+                ..backend("cp1", *state, 5)
+            });
+            InstanceSummary { backends: backends.collect(), ..InstanceSummary::default() }
+        };
+        let some = of(&[("api", Ejected), ("web", Ejected), ("api", Draining), ("web", Ejected), ("db", Ready)]);
+        assert_eq!(some.unserved(), ["web"]);
+        assert_eq!(InstanceSummary { backends_left_out: 1, ..some }.unserved(), [""; 0]);
+        assert_eq!(of(&[]).unserved(), [""; 0]);
+    }
 
     pub(crate) fn backend(name: &str, health_state: HealthState, for_ms: u64) -> BackendSummary {
         let why = if health_state == HealthState::Ready { "" } else { "no answer within 500 ms" };

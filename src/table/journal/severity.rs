@@ -1,7 +1,7 @@
 //! How bad an event is, finer than its weight: of all that happened to an instance in an hour, its fleet's pages show one event.
 
 use super::What;
-use crate::model::end_reason::ClientSaw;
+use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::model::weight::Weight;
 
 /// How bad an event is for the clients, the worst last.
@@ -27,6 +27,9 @@ impl What {
         match (self.weight(), self) {
             (Weight::Plain | Weight::Good, _) => None,
             (Weight::Notice, Self::NodesSilent { .. }) => Some(EventSeverity::ClientsSuffer),
+            (Weight::Notice, Self::RefusalsBegun { reason: EndReason::NoBackend, .. }) => {
+                Some(EventSeverity::ClientsSuffer)
+            }
             // Their clients connect again at once.
             (Weight::Notice, Self::FlowsOrdered { reason, .. }) if reason.client_saw() == ClientSaw::Rst => {
                 Some(EventSeverity::Lost)
@@ -49,7 +52,6 @@ impl What {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::end_reason::EndReason;
     use crate::model::fleet::vip::VipLoss;
     use crate::model::fleet::{InstanceName, Liveness};
     use crate::model::health::{Cause, HealthState};

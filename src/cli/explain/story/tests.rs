@@ -1,5 +1,6 @@
 mod gaps;
 mod orders;
+mod refusals;
 
 use super::testing::{AT_MS, recording};
 use super::*;

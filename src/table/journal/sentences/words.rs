@@ -3,6 +3,7 @@
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::{Farewell, Liveness, PortRange};
 use crate::model::humane::plural;
+use crate::model::weight::Weight;
 
 /// Why Baton ends flows of a backend.
 pub(super) fn ordered_because(reason: EndReason) -> &'static str {
@@ -13,6 +14,14 @@ pub(super) fn ordered_because(reason: EndReason) -> &'static str {
         EndReason::DrainDeadline => "this backend was draining and drain_timeout has passed",
         EndReason::FrontendRemoved => "a reload removed this frontend and drain_timeout has passed",
         other => other.label(),
+    }
+}
+
+/// A backend that is lost has an event of its own, and the limit of a source is there to be reached.
+pub(super) fn weight_of_refusals(reason: EndReason) -> Weight {
+    match reason {
+        EndReason::NoBackend | EndReason::LimitSource | EndReason::RateSource => Weight::Notice,
+        _ => Weight::Bad,
     }
 }
 

@@ -153,8 +153,11 @@ mod tests {
                 "it goes to lb-b when this instance is not ready and lb-b is".to_owned(),
             ],
         };
-        let what =
-            What::VipGained { vip: "10.0.0.100, fd00::100".to_owned(), why: "lb-b had it and is silent".to_owned() };
+        let what = What::VipGained {
+            vip: "10.0.0.100, fd00::100".to_owned(),
+            why: "lb-b had it and is silent".to_owned(),
+            silent: None,
+        };
         let report = VipReport {
             name: Some(own),
             addresses,

@@ -170,7 +170,7 @@ impl SharedHealth {
         tracing::info!(
             frontend = &*entry.frontend.name,
             backend = &*label,
-            "an earlier process left flows at an address that is not in the file; Baton drains them"
+            "an earlier process or another instance left flows at an address that is not in the file; Baton drains them"
         );
         // It counts as alive until its first probe, which comes at once; in any case it drains.
         let beginning =

@@ -222,6 +222,7 @@ impl Watcher {
         }
         if let Some(dismissal) = dismissed {
             watcher.dismiss(dismissal);
+            watcher.machine.handle_begun();
         }
         watcher.publish();
         watcher

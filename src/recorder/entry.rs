@@ -1,7 +1,7 @@
 //! The bodies of records. What is many (ended flows, samples) is packed; the rest is JSON, which later versions read too.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::sync::LazyLock;
@@ -373,13 +373,18 @@ impl RecordedSample {
             accepted_total: it.lanes.iter().map(|lane| lane.accepted.value()).sum(),
             ended_total: it.lanes.iter().flat_map(|lane| &lane.ended).map(|count| count.value()).sum(),
         });
-        let backends = registry.backends().into_iter().filter(|it| !it.is_former()).map(|it| {
+        let all = registry.backends();
+        let mut flows = HashMap::<_, u32>::new();
+        for it in &all {
+            *flows.entry((it.frontend.id, it.name.clone())).or_default() += it.active.load(Relaxed);
+        }
+        let backends = all.iter().filter(|it| !it.is_former()).map(|it| {
             let health = it.health();
             BackendSample {
                 frontend: it.frontend.name.to_string(),
                 name: it.name.to_string(),
                 state: health.health_state.label().to_owned(),
-                flows: it.active.load(Relaxed),
+                flows: flows[&(it.frontend.id, it.name.clone())],
                 connected_total: it.lanes.iter().map(|lane| lane.connected.value()).sum(),
                 failed_total: it.lanes.iter().flat_map(|lane| &lane.failures).map(|count| count.value()).sum(),
                 last_probe_us: health.last_probe_us,

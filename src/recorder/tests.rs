@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::files::{RecordFiles, files_of};
 use super::*;
+use crate::addr::BackendAddr;
 use crate::config::tests::minimal;
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
@@ -260,6 +261,18 @@ fn a_sample_has_what_was_counted_since_the_one_before_and_is_read_without_it() {
     let without = postcard::to_stdvec(&second).unwrap();
     let Some(Recorded::Sample(read)) = entry::parse(kind, &without) else { panic!("not read") };
     assert_eq!(read, RecordedSample { increase: SampleIncrease::default(), ..second });
+}
+
+/// Regression: flows at an address that its name no longer has were in no backend's figure, and the sums did not agree.
+#[test]
+fn a_sample_has_the_flows_of_a_backend_at_all_its_addresses() {
+    let table = Table::new(1);
+    let (frontend, name) = (table.registry.frontend(&"apiserver".into()), "cp1".into());
+    let at = |address: &str| BackendAddr::new(address.parse().unwrap());
+    table.registry.backend_at(&frontend, &name, at("10.0.0.11:6443")).count_in();
+    (0..2).for_each(|_| drop(table.registry.hold_at(&frontend, &name, 1, at("10.0.0.12:6443"))));
+    let sample = RecordedSample::take(&table.registry, 1_000, &mut None);
+    assert_eq!(sample.flows_by_backend().collect::<Vec<_>>(), [("apiserver", "cp1", 3)]);
 }
 
 #[test]

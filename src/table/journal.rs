@@ -149,11 +149,17 @@ pub enum What {
     VipGained {
         vip: String,
         why: String,
+        /// The peer that had it, if it was taken because that peer fell silent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        silent: Option<String>,
     },
     /// Baton has removed the VIP from this host.
     VipGivenUp {
         vip: String,
         why: String,
+        /// For which this process had not run, if that is why: its clients waited.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        late_ms: Option<u64>,
     },
     /// Another program had removed the addresses from this host, and Baton has added them again.
     VipRestored {

@@ -32,7 +32,7 @@ use crate::metrics::{AddressLabels, Metrics};
 use crate::model::balance::Preference;
 use crate::model::fleet::InstanceName;
 use crate::model::fleet::vip::{
-    LEASE_NS, LEASE_SAFE_NS, PeerVip, VipBar, VipLook, VipLoss, VipMachine, VipNote, VipOrder, VipPresence,
+    LEASE_NS, LEASE_SAFE_NS, PeerVip, VipBar, VipGain, VipLook, VipLoss, VipMachine, VipNote, VipOrder, VipPresence,
     VipStanding, VipTerms, address_set,
 };
 use crate::model::humane::list;
@@ -255,7 +255,7 @@ impl VipHolder {
         }
         let why = "the configuration no longer has it".to_owned();
         let vip = before.label();
-        self.parts.journal.record(What::VipGivenUp { vip, why });
+        self.parts.journal.record(What::VipGivenUp { vip, why, late_ms: None });
         for ip in goes {
             self.host.metrics.vip_held.remove(&AddressLabels { address: ip.to_string() });
         }
@@ -556,14 +556,16 @@ impl VipHolder {
                 gauge(1);
                 self.host.metrics.vip_gains.inc();
                 self.hooks.run(&vip.settings.on_gain, "gain", &vip.settings.addresses);
-                What::VipGained { vip: label, why: why.to_string() }
+                let silent = if let VipGain::Silent(peer) = &why { Some(peer.to_string()) } else { None };
+                What::VipGained { vip: label, why: why.to_string(), silent }
             }
             VipNote::Lost(why) => {
                 gauge(0);
                 // The program of an earlier event must not end after this one's, when this process can no longer see to it.
                 let is_last = matches!(why, VipLoss::Barred(VipBar::Stopping));
                 self.hooks.run_next(&vip.settings.on_loss, "loss", &vip.settings.addresses, is_last);
-                What::VipGivenUp { vip: label, why: why.to_string() }
+                let late_ms = if let VipLoss::Late { for_ms } = why { Some(for_ms) } else { None };
+                What::VipGivenUp { vip: label, why: why.to_string(), late_ms }
             }
             VipNote::Restored => What::VipRestored { vip: label },
             VipNote::Defended(by) => What::VipDefended { by: super::spelled(by) },

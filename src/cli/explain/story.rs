@@ -195,6 +195,11 @@ impl<'r> Story<'r> {
                 let ordered = self.order_of(at, "rebalance", None);
                 sentences.extend(ordered.or_else(|| self.settings(owner, of_rebalance(event)?).and_then(rebalances)));
             }
+            What::VipGivenUp { late_ms: Some(late_ms), .. } => {
+                let (gap, gap_ms) = gap_of_absence(*late_ms, self.recording.owners[owner].lease_renew_ms);
+                sentences.push(gap);
+                absence_ms = Some(gap_ms);
+            }
             // What follows from it comes later.
             What::OrderReceived { .. } => {}
             _ => sentences.extend(self.order_before(at)),

@@ -252,8 +252,9 @@ impl VipMachine {
     fn hold(&mut self, look: &VipLook<'_>, peers: &[PeerVip]) {
         let now_ns = look.now_ns;
         let VipStage::Holds { renewed_ns, .. } = self.stage else { return };
-        if now_ns.saturating_sub(renewed_ns) >= LEASE_SAFE_NS {
-            return self.give_up(VipLoss::Late, now_ns);
+        let late_ns = now_ns.saturating_sub(renewed_ns);
+        if late_ns >= LEASE_SAFE_NS {
+            return self.give_up(VipLoss::Late { for_ms: late_ns / 1_000_000 }, now_ns);
         }
         if let Some(bar) = look.bar.clone().filter(|bar| *bar != VipBar::Starting) {
             return self.give_up(VipLoss::Barred(bar), now_ns);
@@ -492,7 +493,7 @@ impl VipMachine {
         if !matches!(loss, VipLoss::Barred(VipBar::Stopping | VipBar::Evacuated { .. })) {
             self.penalty.add(&DAMPING, now_ns);
         }
-        let serves = !matches!(loss, VipLoss::Late);
+        let serves = !matches!(loss, VipLoss::Late { .. });
         self.last_holder = Some(self.settings.me.clone());
         self.claim = 0;
         self.orders.extend([VipOrder::Remove { serves }, VipOrder::Note(VipNote::Lost(loss))]);

@@ -247,6 +247,15 @@ impl Machine {
         self.refresh(now_ns);
     }
 
+    /// The state that it has so far is the one that it begins in.
+    pub(crate) fn handle_begun(&mut self) {
+        for action in &mut self.actions {
+            if let HealthAction::Changed { from, to, .. } = action {
+                *from = *to;
+            }
+        }
+    }
+
     /// One that was removed need not wait for its drain deadline.
     pub(crate) fn handle_expired(&mut self, now_ns: u64) {
         if let Some(deadline) = &mut self.deadline {
@@ -459,8 +468,9 @@ impl Machine {
     fn refresh(&mut self, now_ns: u64) {
         let (to, say) = self.effective();
         self.update_deadline(now_ns);
-        let from = self.shown.0;
-        if self.shown != (to, say) {
+        let shown = self.shown;
+        let from = shown.0;
+        if shown != (to, say) {
             self.shown = (to, say);
             self.since_ns = now_ns;
             self.served_until_ns = match (from, say) {
@@ -470,7 +480,9 @@ impl Machine {
                 _ if to == HealthState::Ready => now_ns,
                 _ => self.served_until_ns,
             };
-            self.actions.push_back(HealthAction::Changed { from, to, cause: self.cause() });
+            // One that waits for its first probe was found nowhere yet.
+            let told = if shown == (HealthState::Ejected, Say::Nobody) { to } else { from };
+            self.actions.push_back(HealthAction::Changed { from: told, to, cause: self.cause() });
         }
         if from != HealthState::Ready && to == HealthState::Ready {
             self.actions.push_back(HealthAction::SlowStart { start_ns: now_ns, ramp_ns: self.policy.slow_start_ns });

@@ -11,7 +11,6 @@ use tracing::Level;
 
 use super::What;
 use crate::model::end_reason::EndedBy;
-use crate::model::fleet::vip::VipLoss;
 use crate::model::humane::{bytes, duration_ms, duration_us, plural};
 use crate::model::names::named;
 use crate::model::weight::Weight;
@@ -173,11 +172,13 @@ impl What {
                      remove the address"
                 )
             }
-            Self::VipGained { vip, why } => say!(Good, { vip }, "this host has the VIP {vip} now: {why}"),
-            Self::VipGivenUp { vip, why } => {
+            Self::VipGained { vip, why, silent } => {
+                say!(Good, { vip, silent = silent.as_deref() }, "this host has the VIP {vip} now: {why}")
+            }
+            Self::VipGivenUp { vip, why, late_ms } => {
                 // It had clients, who waited.
-                let weight = if *why == VipLoss::Late.to_string() { Bad } else { Notice };
-                say!(weight, { vip }, "this host has given up the VIP {vip}: {why}")
+                let weight = if late_ms.is_some() { Bad } else { Notice };
+                say!(weight, { vip, late_ms }, "this host has given up the VIP {vip}: {why}")
             }
             Self::VipRestored { vip } => {
                 say!(

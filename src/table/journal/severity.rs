@@ -52,7 +52,6 @@ impl What {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::fleet::vip::VipLoss;
     use crate::model::fleet::{InstanceName, Liveness};
     use crate::model::health::{Cause, HealthState};
     use crate::model::nodes::SilenceKind;
@@ -84,9 +83,9 @@ mod tests {
         assert_eq!(ordered(EndReason::EjectedByOperator), None);
         let silent = What::NodesSilent { nodes: vec![why()], more: 29, why: SilenceKind::NoConnection, for_ms: 10_000 };
         assert_eq!(silent.severity(), Some(EventSeverity::ClientsSuffer));
-        let given_up = |why: VipLoss| What::VipGivenUp { vip: String::new(), why: why.to_string() }.severity();
-        assert_eq!(given_up(VipLoss::Late), Some(EventSeverity::ClientsSuffer), "they waited for a process that hung");
-        assert_eq!(given_up(VipLoss::Strange), Some(EventSeverity::Notice));
+        let given_up = |late_ms| What::VipGivenUp { vip: String::new(), why: why(), late_ms }.severity();
+        assert_eq!(given_up(Some(2_000)), Some(EventSeverity::ClientsSuffer), "they waited for a process that hung");
+        assert_eq!(given_up(None), Some(EventSeverity::Notice));
         let dead = What::PeerLiveness { peer: why(), liveness: Liveness::Dead };
         assert_eq!(dead.severity(), changed(HealthState::Ejected).severity());
         assert_eq!(What::UpgradeFailed { why: why(), moved: 0 }.severity(), Some(EventSeverity::Refused));

@@ -33,6 +33,8 @@ impl Story<'_> {
             What::BackendChanged { to: HealthState::Draining, cause: Cause::NotReady { .. } | Cause::Slow, .. } => {
                 Weight::Bad
             }
+            // It had clients, who waited.
+            What::VipGained { silent: Some(_), .. } => Weight::Notice,
             // Its death is an event of its own.
             What::PeerLiveness { liveness: Liveness::Silent, .. } => Weight::Notice,
             What::ReloadRefused { .. } if self.events[at..].iter().any(is_applied) => Weight::Plain,

@@ -190,7 +190,11 @@ impl Story<'_> {
 
     /// When the rebalancing that ends with the event at `at` was planned first.
     fn planned_ms(&self, at: usize, frontend: &str) -> Option<u64> {
-        let own = self.events[..at].iter().rev().filter(|(event, _)| of_rebalance(event) == Some(frontend));
+        let (owners, this) = (&self.recording.owners, self.events[at].1);
+        let own = self.events[..at]
+            .iter()
+            .rev()
+            .filter(|(event, of)| of_rebalance(event) == Some(frontend) && owners[*of].is_same_process(&owners[this]));
         let plans = own.take_while(|(event, _)| matches!(event.what, What::RebalancePlanned { .. }));
         plans.last().map(|(event, _)| event.at_unix_ms)
     }

@@ -21,7 +21,8 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
     let peer = match &event.what {
         What::PeerLiveness { peer, liveness: Liveness::Silent | Liveness::Dead } => peer,
         What::FailedOver { instance, .. } => &*instance.0,
-        What::VipGained { .. } => peer_of(around().find(|other| is_failover(other) || is_death(other))?)?,
+        What::VipGained { silent: Some(peer), .. } => peer,
+        What::VipGained { silent: None, .. } => peer_of(around().find(|other| is_failover(other) || is_death(other))?)?,
         _ => return None,
     };
     let place = |it: &Event| story.events.iter().position(|(event, _)| std::ptr::eq(*event, it)).unwrap_or(at);
@@ -40,7 +41,8 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
     let begun_ms = silent.unwrap_or(event).at_unix_ms;
     // Of a peer that was silent for a moment, another one's death moved the VIP.
     let vip = around().find(|it| matches!(it.what, What::VipGained { .. }) && it.at_unix_ms >= begun_ms);
-    let vip = vip.filter(|_| death.or(over).is_some());
+    let is_of_silence = |it: &Event| matches!(&it.what, What::VipGained { silent: Some(of), .. } if of == peer);
+    let vip = vip.filter(|it| death.or(over).is_some() || is_of_silence(it));
     let last = [death, over].into_iter().flatten().map(place).max().unwrap_or(at);
     let back = story.events[last + 1..].iter().map(|(event, _)| *event).find(|it| is_back(it));
 
@@ -83,7 +85,7 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
         let lasted_ms = back.at_unix_ms.saturating_sub(begun_ms);
         figures.lasted_ms = Some(lasted_ms);
         let alone =
-            if death.is_none() && over.is_none() { "It was a moment's silence, which changes nothing: " } else { "" };
+            if death.or(over).or(vip).is_none() { "It was a moment's silence, which changes nothing: " } else { "" };
         sentences.push(format!("{alone}{} later {}.", duration_ms(lasted_ms), back.what.sentence()));
     }
     sentences.truncate(SENTENCES_MAX);

@@ -213,7 +213,7 @@ fn a_process_that_ended_without_a_stop_is_the_last_fault_and_one_that_stopped_or
         died[1],
         "The process before it ended without a stop, as by a crash or a kill: its last record is 2.2 s older, when it had 90 flows."
     );
-    assert!(died[2].contains("is 12.2 s: 2.2 s without a process"), "{died:?}");
+    assert!(died[2].contains("is 12.2 s: 2.2 s without a running process"), "{died:?}");
     assert!(!died.iter().any(|it| it.contains("drain nope")), "{died:?}");
     let stopped = (2000, What::Stopping { flows: 0, timeout_ms: 1 });
     let said = last(vec![start(0), refused.clone(), stopped, start(3100)]).unwrap();
@@ -277,7 +277,7 @@ fn the_death_of_a_peer_is_explained_with_what_this_instance_did_and_the_longest_
         (0, liveness("lb-b", Liveness::Silent)),
         (810, liveness("lb-b", Liveness::Dead)),
         (815, What::FailedOver { instance: InstanceName("lb-b".into()), inherited: 40, reset: 1 }),
-        (830, What::VipGained { vip: "10.0.0.100".to_owned(), why: "lb-b is dead".to_owned() }),
+        (830, What::VipGained { vip: "10.0.0.100".to_owned(), why: "lb-b is dead".to_owned(), silent: None }),
         // A blip of another one is not why.
         (2000, liveness("lb-c", Liveness::Silent)),
         (2400, liveness("lb-c", Liveness::Alive)),
@@ -305,6 +305,40 @@ fn the_death_of_a_peer_is_explained_with_what_this_instance_did_and_the_longest_
     assert!(explained(Subject::Last).0[0].contains("lb-b is dead"), "{:?}", explained(Subject::Last));
     let (blip, _) = explained(Subject::Event(4));
     assert_eq!(blip[1..], ["It was a moment's silence, which changes nothing: 400 ms later lb-c is alive."]);
+}
+
+/// Regression: a host that hung for two seconds lost the VIP to this one, which told nothing of it.
+#[test]
+fn a_vip_that_came_from_a_peer_that_was_silent_and_lived_on_is_told_with_the_longest_gap() {
+    let why = "lb-b had it and is silent".to_owned();
+    let gained = |silent| What::VipGained { vip: "10.0.0.100".to_owned(), why: why.clone(), silent };
+    let events = |silent| {
+        vec![(0, liveness("lb-b", Liveness::Silent)), (300, gained(silent)), (2_000, liveness("lb-b", Liveness::Alive))]
+    };
+    let taken = recording(events(Some("lb-b".to_owned())));
+    for subject in [Subject::Last, Subject::Event(0)] {
+        let (said, figures) = Story::new(&taken).tell(&subject).unwrap();
+        let said = said.join("\n");
+        assert!(said.contains("has the VIP 10.0.0.100 now: lb-b had it and is silent."), "{said}");
+        assert!(
+            said.contains("The longest gap that a node can have seen is 10.6 s: 550 ms from lb-b's last beat"),
+            "{said}"
+        );
+        assert!(said.ends_with("\n2.0 s later lb-b is alive."), "{said}");
+        assert_eq!(figures.lasted_ms, Some(2_000));
+    }
+    assert!(told(&recording(events(None)), Subject::Event(1)).unwrap()[0].contains("this host has the VIP"));
+}
+
+/// Regression: the host that had hung told neither for how long nor what its clients can have seen of it.
+#[test]
+fn a_vip_that_was_lost_by_a_process_that_hung_is_told_with_the_longest_gap() {
+    let why = "this process did not run for 3 s, so that the kernel removed the addresses".to_owned();
+    let recording = recording(vec![(0, What::VipGivenUp { vip: "10.0.0.100".to_owned(), why, late_ms: Some(3_000) })]);
+    let (said, figures) = Story::new(&recording).tell(&Subject::Last).unwrap();
+    assert!(said[0].contains("given up the VIP 10.0.0.100: this process did not run for 3 s"), "{said:?}");
+    assert!(said[1].contains("is 13 s: 3.0 s without a running process, unless another host had the VIP"), "{said:?}");
+    assert_eq!(figures.longest_gap_ms, Some(13_000));
 }
 
 /// Regression: of a peer whose link had been down for eleven seconds, all flows were said to go on, and 19 of 30 were reset.

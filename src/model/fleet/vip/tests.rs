@@ -330,7 +330,7 @@ fn a_process_that_did_not_run_for_longer_than_its_lease_asks_before_it_has_the_v
     bench.now_ns += LEASE_NS;
     bench.here = VipPresence::Absent;
     bench.run(10);
-    assert_eq!(bench.lost(), Some(&VipLoss::Late));
+    assert_eq!(bench.lost(), Some(&VipLoss::Late { for_ms: 2_380 }));
     assert!(!bench.orders.contains(&VipOrder::Add));
 }
 

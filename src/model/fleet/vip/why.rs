@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::addr::Mac;
 use crate::model::fleet::InstanceName;
+use crate::model::humane::duration_ms;
 
 /// Why this instance must not have the VIP, also if no other instance has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,7 +99,9 @@ pub(crate) enum VipLoss {
         to: InstanceName,
     },
     /// This process did not run for so long that the kernel removed the addresses.
-    Late,
+    Late {
+        for_ms: u64,
+    },
     /// An earlier process had left the addresses on this host, and `holder` has the VIP.
     LeftOver {
         holder: InstanceName,
@@ -165,7 +168,13 @@ impl fmt::Display for VipLoss {
             Self::NotReady { heir } => write!(f, "this instance is not ready, and {heir} is"),
             Self::NoBackend { heir } => write!(f, "no backend can be used here, and {heir} can use one"),
             Self::Yielded { to } => write!(f, "{to} took it later"),
-            Self::Late => f.write_str("this process did not run for so long that the kernel removed the addresses"),
+            Self::Late { for_ms } => {
+                write!(
+                    f,
+                    "this process did not run for {}, so that the kernel removed the addresses",
+                    duration_ms(*for_ms)
+                )
+            }
             Self::Strange => f.write_str("another program had added it to this host, and no host was asked for it"),
             Self::LeftOver { holder } => write!(f, "they were left over here, and {holder} has the VIP"),
         }

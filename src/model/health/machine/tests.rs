@@ -422,6 +422,30 @@ fn the_flows_of_a_drained_backend_that_dies_are_reset() {
     assert_eq!(bench.resets(), [EndReason::BackendEjected]);
 }
 
+/// Regression: a backend that a reload added, and a former one that a peer's flows made known, were told to have been in a state before.
+#[test]
+fn what_nobody_has_found_in_a_state_is_not_told_to_leave_it() {
+    let told = |bench: &Bench| {
+        let changed = |action: &HealthAction| match action {
+            HealthAction::Changed { from, to, .. } => Some((*from, *to)),
+            _ => None,
+        };
+        bench.actions.iter().filter_map(changed).collect::<Vec<_>>()
+    };
+    let mut added = Bench::new(policy(), Arrival::ByReload);
+    added.probe(ProbeOutcome::Passed);
+    assert_eq!(told(&added), [(HealthState::Ready, HealthState::Ready)]);
+    assert!(added.actions.iter().any(|it| matches!(it, HealthAction::SlowStart { .. })), "its share still grows");
+    let mut stranger = Bench::new(policy(), Arrival::AtStart);
+    stranger.machine.handle_removed(stranger.now_ns, Dismissal::Address);
+    stranger.machine.handle_begun();
+    stranger.collect();
+    assert_eq!(told(&stranger), [(HealthState::Draining, HealthState::Draining)]);
+    stranger.machine.handle_begun();
+    (0..2).for_each(|_| stranger.probe(silent()));
+    assert_eq!(told(&stranger)[1..], [(HealthState::Draining, HealthState::Ejected)]);
+}
+
 #[test]
 fn a_removed_backend_drains_to_its_deadline() {
     for (dismissal, reason, cause) in [

@@ -84,3 +84,19 @@ fn a_rebalancing_is_told_with_its_own_ends_and_an_order_without_the_one_before()
     assert!(said(6).contains("From its plan on, 14 s before, 3 flows ended"), "{}", said(6));
     assert!(!said(8).contains("cp1"), "{}", said(8));
 }
+
+/// Regression: a rebalancing was told from the plan of the process before on, which had died with it.
+#[test]
+fn a_rebalancing_is_not_told_from_the_plan_of_an_earlier_process_on() {
+    let planned = || What::RebalancePlanned { frontend: "apiserver".to_owned(), moves: 2 };
+    let recording = recording(vec![
+        (0, planned()),
+        (100, ended(1, EndReason::Rebalanced)),
+        (5_000, What::Started { version: "1".to_owned() }),
+        (6_000, planned()),
+        (6_100, ended(2, EndReason::Rebalanced)),
+        (7_000, What::Rebalanced { frontend: "apiserver".to_owned(), flows: 1 }),
+    ]);
+    let said = told(&recording, Subject::Event(5)).unwrap().join("\n");
+    assert!(said.contains("From its plan on, 1.0 s before, 1 flow ended for it (rebalanced 1)."), "{said}");
+}

@@ -15,7 +15,7 @@ use super::client::Conn;
 use super::config::{Config, Paths};
 use super::host::Host;
 use super::process::Process;
-use super::wait::{eventually, eventually_some};
+use super::wait::{eventually, eventually_some, patient};
 use super::{LONG, secs};
 
 pub const BINARY: &str = env!("CARGO_BIN_EXE_baton");
@@ -113,7 +113,7 @@ impl Baton {
     #[track_caller]
     pub fn ask(&self, command: Value) -> Result<(Vec<Value>, Value), Value> {
         let mut stream = UnixStream::connect(&self.paths.socket).expect("the admin socket");
-        stream.set_read_timeout(Some(LONG)).expect("a socket");
+        stream.set_read_timeout(Some(patient(LONG))).expect("a socket");
         stream.write_all(format!("{command}\n").as_bytes()).expect("the admin socket");
         let mut items = Vec::new();
         for line in BufReader::new(stream).lines() {
@@ -172,7 +172,7 @@ impl Baton {
         let ended = || self.ended().get(reason).copied().unwrap_or(0);
         let watch = super::Stopwatch::start();
         while ended() < count {
-            assert!(watch.elapsed() < LONG, "{count} flows ended as {reason}: {:?}", self.ended());
+            assert!(watch.elapsed() < patient(LONG), "{count} flows ended as {reason}: {:?}", self.ended());
             std::thread::sleep(super::ms(5));
         }
         assert_eq!(ended(), count, "{:?}", self.ended());
@@ -257,7 +257,7 @@ impl Baton {
     pub fn http(&self, path: &str) -> Option<(u16, String)> {
         let address: SocketAddr = ([127, 0, 0, 1], 9470).into();
         let mut stream = self.host.enter(|| TcpStream::connect_timeout(&address, secs(1))).ok()?;
-        stream.set_read_timeout(Some(LONG)).ok()?;
+        stream.set_read_timeout(Some(patient(LONG))).ok()?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).ok()?;

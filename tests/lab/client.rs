@@ -5,7 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use super::bytes::{Pattern, Tally};
-use super::wait::Stopwatch;
+use super::wait::{Stopwatch, patient};
 
 /// How a connection ended, as one side's kernel told it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub struct Conn {
 impl Conn {
     pub fn new(stream: TcpStream) -> Self {
         stream.set_nodelay(true).expect("a connected socket");
-        let conn = Self { stream, received: Tally::default(), deadline: super::LONG };
+        let conn = Self { stream, received: Tally::default(), deadline: patient(super::LONG) };
         conn.stream.set_write_timeout(Some(conn.deadline)).expect("a connected socket");
         conn
     }
@@ -171,6 +171,10 @@ impl Conn {
 
     /// Reads to the end: how it ended, what came before, and how long that took.
     pub fn read_end(&mut self, deadline: Duration) -> (End, Tally, Duration) {
+        self.read_for(patient(deadline))
+    }
+
+    fn read_for(&mut self, deadline: Duration) -> (End, Tally, Duration) {
         let watch = Stopwatch::start();
         let mut tally = Tally::default();
         let mut buffer = vec![0; 64 * 1024];
@@ -203,7 +207,7 @@ impl Conn {
     /// Checks that it has not ended and that no byte came for `time`.
     #[track_caller]
     pub fn stays_open(&mut self, time: Duration) {
-        let (end, tally, after) = self.read_end(time);
+        let (end, tally, after) = self.read_for(time);
         assert_eq!((end, tally.bytes), (End::Open, 0), "after {after:?}");
     }
 }

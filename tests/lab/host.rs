@@ -10,6 +10,7 @@ use super::client::Conn;
 use super::namespace::{Namespace, NoNamespace, feed};
 use super::process::Process;
 use super::server::{Behaviour, Server};
+use super::wait::patient;
 
 /// A handle; clones mean the same host.
 #[derive(Clone, Debug)]
@@ -104,7 +105,7 @@ impl Host {
     /// Connects from here; panics if that fails.
     #[track_caller]
     pub fn connect(&self, to: SocketAddr) -> Conn {
-        self.try_connect(to, super::LONG).unwrap_or_else(|error| panic!("{} to {to}: {error}", self.name))
+        self.try_connect(to, patient(super::LONG)).unwrap_or_else(|error| panic!("{} to {to}: {error}", self.name))
     }
 
     /// Connects from `source`, an address of this host.
@@ -112,7 +113,7 @@ impl Host {
         self.enter(|| {
             let socket = socket2::Socket::new(socket2::Domain::for_address(to), socket2::Type::STREAM, None)?;
             socket.bind(&SocketAddr::new(source, 0).into())?;
-            socket.connect_timeout(&to.into(), super::LONG)?;
+            socket.connect_timeout(&to.into(), patient(super::LONG))?;
             Ok(Conn::new(socket.into()))
         })
     }

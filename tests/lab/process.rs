@@ -12,7 +12,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::LONG;
 use super::namespace::{Namespace, feed};
-use super::wait::eventually;
+use super::wait::{eventually, patient};
 
 /// A running process. Dropped, it is killed, also when it is stopped by SIGSTOP.
 ///
@@ -103,6 +103,7 @@ impl Process {
     /// Waits for its end.
     #[track_caller]
     pub fn wait(&self, deadline: Duration) -> ExitStatus {
+        let deadline = patient(deadline);
         let status = self.ended.status.lock().unwrap();
         let (status, _) = self.ended.changed.wait_timeout_while(status, deadline, |status| status.is_none()).unwrap();
         status.unwrap_or_else(|| panic!("process {} still runs after {deadline:?}", self.pid.as_raw_nonzero()))

@@ -71,7 +71,7 @@ pub fn eventually(deadline: Duration, what: &str, mut condition: impl FnMut() ->
 #[track_caller]
 pub fn eventually_some<T>(deadline: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> (T, Duration) {
     let watch = Stopwatch::start();
-    let deadline = if deadline < LONG { deadline } else { deadline * *PATIENCE };
+    let deadline = patient(deadline);
     loop {
         // Taken before the look, so that a slow look cannot turn a met condition into a missed deadline.
         let elapsed = watch.elapsed();
@@ -81,6 +81,11 @@ pub fn eventually_some<T>(deadline: Duration, what: &str, mut look: impl FnMut()
         assert!(elapsed < deadline, "not within {deadline:?}: {what}");
         std::thread::sleep(POLL);
     }
+}
+
+/// `deadline`, longer on an emulated processor unless it is a figure to meet, which is shorter than [`LONG`].
+pub fn patient(deadline: Duration) -> Duration {
+    if deadline < LONG { deadline } else { deadline * *PATIENCE }
 }
 
 /// An emulated processor is ten times as slow (tests/machines/suite): waits without a figure to meet, and figures that are compared by

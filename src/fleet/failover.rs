@@ -12,6 +12,7 @@ mod beyond;
 mod control;
 mod firewall;
 mod handed;
+mod intake;
 mod kept;
 mod untold;
 mod wire;

@@ -341,6 +341,7 @@ impl FailoverControl {
                     let counted = if self.wire.answer(&packet) { &census.reset } else { &census.dropped };
                     counted.add(1);
                 }
+                Action::Refused(why) => self.table.fleet_census.refused(why).add(1),
                 Action::Shared(shared) => self.table.fleet.set_shared(shared),
                 Action::Note(note) => self.note(note),
             }
@@ -379,11 +380,12 @@ impl FailoverControl {
                 census.inherited.add(inherited as u64);
                 What::FailedOver { instance: from, inherited, reset }
             }
-            Note::Strange { from, ends } => What::FlowsStrange {
+            Note::Strange { from, ends, why } => What::FlowsStrange {
                 instance: from,
                 client: ends.client.socket_addr(),
                 vip: ends.vip.socket_addr(),
                 local: ends.local.socket_addr(),
+                why,
             },
             Note::Stuck { from, flows } => What::FlowsStuck { instance: from, flows },
             Note::Told { from, answered, silent } => What::ClientsTold { instance: from, answered, silent },

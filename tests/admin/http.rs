@@ -230,6 +230,45 @@ async fn a_probe_is_answered_at_once_however_many_connections_keep_silent() {
     assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
+/// Each sends a byte of its head now and then, and comes again when it is cut off.
+#[tokio::test]
+async fn a_probe_is_answered_beside_ten_thousand_slow_clients() {
+    const CLIENTS: usize = 10_000;
+    let limit = baton::sys::process::raise_file_limit();
+    assert!(limit > 3 * CLIENTS as u64, "{limit} files are too few for the clients and the server in one process");
+    let instance = FakeInstance::start();
+    let address = instance.doors.http_address().unwrap();
+    let answered = tokio::task::spawn_blocking(move || {
+        let come = |number: usize| {
+            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+            let from = SocketAddr::from(([127, 0, 1 + (number % 50) as u8, 1 + (number / 50) as u8], 0));
+            socket.bind(&from.into()).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            let _ = socket.connect(&address.into());
+            socket
+        };
+        let mut clients: Vec<_> = (0..CLIENTS).map(come).collect();
+        let mut waits = Vec::new();
+        for some in 0..20 {
+            for number in (0..CLIENTS).skip(some).step_by(20) {
+                let sent = clients[number].send(b"G");
+                if sent.is_err_and(|error| error.kind() != std::io::ErrorKind::WouldBlock) {
+                    clients[number] = come(number);
+                }
+            }
+            let began_ns = baton::sys::clock::now_ns();
+            let answer = ask_at(address, "GET /readyz HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n");
+            assert_eq!(answer.status, 200);
+            waits.push(Duration::from_nanos(baton::sys::clock::now_ns() - began_ns));
+        }
+        waits.sort();
+        waits
+    });
+    // Half of them: one may wait for a core, with so many others.
+    let waits = answered.await.unwrap();
+    assert!(waits[waits.len() / 2] < Duration::from_millis(100), "{waits:?}");
+}
+
 /// A phone shows no column heads, so each cell of a wide table names its own.
 #[tokio::test]
 async fn each_cell_of_the_page_s_tables_names_its_column() {

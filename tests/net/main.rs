@@ -14,6 +14,7 @@ mod discovery;
 mod ecmp;
 mod faults_backend;
 mod faults_client;
+mod faults_host;
 mod faults_limits;
 mod faults_network;
 mod faults_reload;

@@ -1,0 +1,118 @@
+//! Faults of Baton's own host that are none of the network: a full disk, a read-only /run, a process that was stopped for a minute.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::lab::*;
+
+/// Starts Baton in `directory`, with its log at `log`.
+#[track_caller]
+fn start_with_log(lab: &Lab, directory: &std::path::Path, log: &str) -> Baton {
+    let paths = config::Paths::below(directory);
+    std::fs::write(&paths.config, lab.config().text(&paths.socket)).expect("a file");
+    let wrapper = ["sh", "-c", &format!("exec \"$0\" \"$@\" >{log} 2>&1")];
+    Baton::start_by(&wrapper, &lab.lb, directory)
+}
+
+#[test]
+fn a_log_on_a_full_disk_costs_no_flow_and_no_order() {
+    let Some(lab) = Lab::new("full log") else { return };
+    let _servers = lab.echo_everywhere();
+    let mut baton = start_with_log(&lab, lab.directory(), "/dev/full");
+    baton.wait_until_ready();
+    baton.wait_for_backends(&["b1", "b2", "b3"]);
+    let mut conns: Vec<_> = (0..20).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    conns.iter_mut().for_each(|conn| conn.echo(1, 10_000));
+    // Each end, order and reload is a line of the log.
+    conns.truncate(10);
+    eventually(LONG, "half of them have ended", || baton.flow_count() == 10);
+    baton.order(&["drain", "b1"]);
+    baton.write_config(&lab.config().frontend("drain_timeout", "1m"));
+    baton.order(&["reload"]);
+    baton.order(&["undrain", "b1"]);
+    conns.iter_mut().for_each(|conn| conn.echo(2, 10_000));
+    lab.client.connect(lab.lb.v4(6443)).echo(3, 10_000);
+    drop(conns);
+    baton.rests();
+}
+
+/// A file system for /run/baton.
+struct Run(PathBuf);
+
+impl Run {
+    #[track_caller]
+    fn new(path: PathBuf) -> Self {
+        std::fs::create_dir_all(&path).expect("a directory");
+        let run = Self(path);
+        run.mount(&["-t", "tmpfs", "-o", "size=4m", "baton-test"]);
+        run
+    }
+
+    #[track_caller]
+    fn mount(&self, options: &[&str]) {
+        assert!(Command::new("mount").args(options).arg(&self.0).status().expect("mount runs").success());
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_run_that_has_become_read_only_costs_no_flow_and_no_order_and_the_next_start_says_why_not() {
+    let Some(lab) = Lab::new("read-only run") else { return };
+    let _servers = lab.echo_everywhere();
+    let run = Run::new(lab.directory().join("run"));
+    let mut baton = start_with_log(&lab, &run.0, "/dev/null");
+    baton.wait_until_ready();
+    baton.wait_for_backends(&["b1", "b2", "b3"]);
+    let mut conn = lab.client.connect(lab.lb.v4(6443));
+    conn.echo(1, 10_000);
+    run.mount(&["-o", "remount,ro"]);
+    baton.order(&["drain", "b1"]);
+    baton.order(&["reload"]);
+    conn.echo(2, 10_000);
+    lab.client.connect(lab.lb.v4(6443)).echo(3, 10_000);
+    drop(conn);
+    baton.rests();
+    baton.process.kill();
+    drop(baton);
+    let file = run.0.join("baton.toml");
+    let command = [baton::BINARY, "run", "-c", file.to_str().expect("UTF-8")];
+    let next = lab.lb.spawn(&command, &lab.directory().join("next.log"));
+    eventually(LONG, "it has ended", || next.exit_status().is_some());
+    assert!(!next.exit_status().expect("it has ended").success());
+    let said = next.log_text();
+    assert!(said.contains("Baton does not start: ") && said.contains("Read-only file system"), "{said}");
+}
+
+/// A hypervisor stops its guests for as long when it moves or saves them.
+#[test]
+fn a_process_that_was_stopped_for_a_minute_goes_on_with_every_flow() {
+    let Some(lab) = Lab::new("stopped for a minute") else { return };
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&lab.config());
+    let mut conns: Vec<_> = (0..10).map(|_| lab.client.connect(lab.lb.v4(6443)).patient(secs(20))).collect();
+    conns.iter_mut().for_each(|conn| conn.echo(1, 10_000));
+    baton.process.stop();
+    let mut late = Vec::new();
+    wait::throughout(secs(60), "it is stopped", || {
+        // The kernel takes connections for it.
+        if late.len() < 3 {
+            late.push(lab.client.connect(lab.lb.v4(6443)).patient(secs(20)));
+        }
+        baton.process.exit_status().is_none()
+    });
+    baton.process.go_on();
+    conns.iter_mut().chain(&mut late).for_each(|conn| conn.echo(2, 10_000));
+    // Long enough for each decision that a silence of a minute could have led to.
+    wait::throughout(secs(5), "no backend is blamed", || {
+        ["b1", "b2", "b3"].iter().all(|name| baton.health_state(name) == "ready")
+    });
+    conns.iter_mut().for_each(|conn| conn.echo(3, 10_000));
+    assert_eq!(baton.flow_count(), 13);
+    drop((conns, late));
+    baton.rests();
+}

@@ -1,4 +1,4 @@
-//! Looks once a second whether new connections are reset, so that a limit which is reached is an event, and not only a counter.
+//! Looks four times a second whether new connections are reset, so that a limit which is reached is an event, and not only a counter.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -23,7 +23,7 @@ const REASONS: [EndReason; 8] = [
     EndReason::OutOfPorts,
 ];
 
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// They are over once none has come for this long: clients come again within seconds.
 const QUIET_NS: u64 = 10_000_000_000;
@@ -98,7 +98,8 @@ fn advance(spell: &mut Option<RefusalSpell>, refused: u64, now_ns: u64) -> Optio
         }
         Some(it) if now_ns.saturating_sub(it.last_ns) < QUIET_NS => None,
         Some(it) => {
-            let lasted_ms = it.last_ns.saturating_sub(it.begun_ns) / 1_000_000;
+            // The first came after the look before.
+            let lasted_ms = it.last_ns.saturating_sub(it.begun_ns) / 1_000_000 + LOOK_EVERY.as_millis() as u64;
             let over = RefusalNews::Over { refused: it.refused, lasted_ms };
             *spell = None;
             Some(over)
@@ -141,7 +142,7 @@ mod tests {
             assert!(looked(&mut refusals, second, EndReason::LimitFrontend, count).is_empty(), "at second {second}");
         }
         let over = looked(&mut refusals, 22, EndReason::LimitFrontend, 41);
-        assert!(matches!(over[..], [What::RefusalsOver { refused: 41, lasted_ms: 10_000, .. }]), "{over:?}");
+        assert!(matches!(over[..], [What::RefusalsOver { refused: 41, lasted_ms: 10_250, .. }]), "{over:?}");
         assert!(looked(&mut refusals, 40, EndReason::LimitFrontend, 41).is_empty());
         assert!(matches!(looked(&mut refusals, 41, EndReason::LimitFrontend, 42)[..], [What::RefusalsBegun { .. }]));
     }

@@ -71,6 +71,8 @@ pub(crate) struct FrontendSettings {
     /// `None`: no such limit.
     pub max_connections: Option<u32>,
     pub max_connections_per_source: Option<u32>,
+    /// For which a client's PROXY header may take. `None`: an earlier release recorded it.
+    pub proxy_header_timeout_ms: Option<u64>,
 }
 
 /// The counters at one moment; those that end in `total` never fall while a process runs.
@@ -348,6 +350,7 @@ impl FileOwner {
             .to_owned(),
             max_connections: it.limits.max_connections,
             max_connections_per_source: it.limits.max_connections_per_source,
+            proxy_header_timeout_ms: Some(ms(it.proxy_protocol.header_timeout)),
         });
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -64,7 +64,7 @@ pub enum What {
         frontend: String,
         reason: EndReason,
         refused: u64,
-        /// From the first one to the last.
+        /// From the first one to the last, at most.
         lasted_ms: u64,
     },
     BackendAdded {

@@ -353,6 +353,8 @@ impl<'r> Story<'r> {
             ),
         ];
         let settings = self.settings(owner, frontend);
+        // A header that came, and was wrong, was not late.
+        let settings = settings.filter(|_| *reason != EndReason::BadProxyHeader || error.is_some());
         sentences.extend(settings.and_then(|settings| limit(settings, *reason)));
         if matches!(reason, EndReason::Killed) {
             sentences.extend(self.order_before(at));
@@ -470,6 +472,7 @@ fn limit(settings: &FrontendSettings, reason: EndReason) -> Option<String> {
         EndReason::DrainDeadline | EndReason::FrontendRemoved => {
             ("drain_timeout", duration_ms(settings.drain_timeout_ms))
         }
+        EndReason::BadProxyHeader => ("proxy_header_timeout", duration_ms(settings.proxy_header_timeout_ms?)),
         EndReason::ConnectTimedOut => ("connect_timeout", duration_ms(settings.connect_timeout_ms)),
         EndReason::LimitFrontend => ("max_connections", settings.max_connections?.to_string()),
         EndReason::LimitSource => ("max_connections_per_source", settings.max_connections_per_source?.to_string()),

@@ -86,7 +86,7 @@ impl What {
             }
             Self::RefusalsBegun { frontend, reason } => {
                 let (weight, why) = (words::weight_of_refusals(*reason), reason.about().trim_end_matches('.'));
-                say!(weight, { frontend, reason = reason.label() }, "{frontend}: Baton resets new connections: {why}")
+                say!(weight, { frontend, reason = reason.label() }, "{frontend}: Baton began to reset new connections: {why}")
             }
             Self::RefusalsOver { frontend, reason, refused, lasted_ms } => {
                 let (number, lasted, reason) =
@@ -94,7 +94,7 @@ impl What {
                 say!(
                     Good,
                     { frontend, reason, refused, lasted_ms },
-                    "{frontend}: Baton no longer resets new connections; it had reset {number} in {lasted} ({reason})"
+                    "{frontend}: Baton no longer resets new connections; it had reset {number} within {lasted} ({reason})"
                 )
             }
             Self::BackendAdded { frontend, backend } => {

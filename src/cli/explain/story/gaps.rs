@@ -64,7 +64,7 @@ pub(super) fn gap_of_absence(away_ms: u64, lease_renew_ms: u64) -> (String, u64)
     let gap_ms = away_ms + lease_renew_ms;
     let [gap, away, renewal] = [gap_ms, away_ms, lease_renew_ms].map(limit_ms);
     let sentence = format!(
-        "The longest gap that a node can have seen by this is {gap}: {away} without a running process, unless another host had the VIP, and a renewal's {renewal}."
+        "The longest gap that a node can have seen by this is {gap}: at most {away} without a running process, unless another host had the VIP, and a renewal's {renewal}."
     );
     (sentence, gap_ms)
 }

@@ -8,7 +8,7 @@ use crate::model::humane::{duration_ms, plural};
 use crate::table::journal::What;
 
 /// An instance looks for them so often, and tells of them after the first.
-const NOTICED_MS: u64 = 1_000;
+const NOTICED_MS: u64 = 250;
 
 /// What the event at `at` begins or ends. `None`: it does neither.
 pub(super) fn refusals(story: &Story<'_>, at: usize) -> Option<Explained> {
@@ -40,7 +40,7 @@ pub(super) fn refusals(story: &Story<'_>, at: usize) -> Option<Explained> {
             figures.flows_ended.insert(reason.label(), refused);
             (figures.ended_within_ms, figures.lasted_ms) = (lasted_ms, Some(lasted_ms));
             sentences.push(format!(
-                "Baton reset {} in {}; at {} none had come for a while.",
+                "Baton reset {} within {}; at {} none had come for a while.",
                 plural(refused, "new connection"),
                 duration_ms(lasted_ms),
                 moment(over.at_unix_ms)
@@ -51,9 +51,9 @@ pub(super) fn refusals(story: &Story<'_>, at: usize) -> Option<Explained> {
             story.count_ends((Some(frontend), None), times, |it| it == *reason, &mut figures);
             let counted = match figures.flows_ended.is_empty() {
                 true => String::new(),
-                false => format!("; it has these ends: {}", by_reason(&figures)),
+                false => format!(", and has so many: {}", by_reason(&figures)),
             };
-            sentences.push(format!("The record ends at {} without their end{counted}.", story.ends_at()));
+            sentences.push(format!("The record ends at {}, before they were over{counted}.", story.ends_at()));
         }
     }
     Some((sentences, figures))

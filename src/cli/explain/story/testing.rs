@@ -25,6 +25,7 @@ fn owner() -> FileOwner {
         rebalance_when: "after_outage".to_owned(),
         max_connections: Some(20),
         max_connections_per_source: Some(3),
+        proxy_header_timeout_ms: Some(3000),
     };
     FileOwner { reset_within_ms: 250, lease_renew_ms: 10_000, frontends: vec![frontend], ..FileOwner::default() }
 }

@@ -213,7 +213,7 @@ fn a_process_that_ended_without_a_stop_is_the_last_fault_and_one_that_stopped_or
         died[1],
         "The process before it ended without a stop, as by a crash or a kill: its last record is 2.2 s older, when it had 90 flows."
     );
-    assert!(died[2].contains("is 12.2 s: 2.2 s without a running process"), "{died:?}");
+    assert!(died[2].contains("is 12.2 s: at most 2.2 s without a running process"), "{died:?}");
     assert!(!died.iter().any(|it| it.contains("drain nope")), "{died:?}");
     let stopped = (2000, What::Stopping { flows: 0, timeout_ms: 1 });
     let said = last(vec![start(0), refused.clone(), stopped, start(3100)]).unwrap();
@@ -333,11 +333,14 @@ fn a_vip_that_came_from_a_peer_that_was_silent_and_lived_on_is_told_with_the_lon
 /// Regression: the host that had hung told neither for how long nor what its clients can have seen of it.
 #[test]
 fn a_vip_that_was_lost_by_a_process_that_hung_is_told_with_the_longest_gap() {
-    let why = "this process did not run for 3 s, so that the kernel removed the addresses".to_owned();
+    let why = "this process did not run for up to 3 s, so that the kernel removed the addresses".to_owned();
     let recording = recording(vec![(0, What::VipGivenUp { vip: "10.0.0.100".to_owned(), why, late_ms: Some(3_000) })]);
     let (said, figures) = Story::new(&recording).tell(&Subject::Last).unwrap();
-    assert!(said[0].contains("given up the VIP 10.0.0.100: this process did not run for 3 s"), "{said:?}");
-    assert!(said[1].contains("is 13 s: 3.0 s without a running process, unless another host had the VIP"), "{said:?}");
+    assert!(said[0].contains("given up the VIP 10.0.0.100: this process did not run for up to 3 s"), "{said:?}");
+    assert!(
+        said[1].contains("is 13 s: at most 3.0 s without a running process, unless another host had the VIP"),
+        "{said:?}"
+    );
     assert_eq!(figures.longest_gap_ms, Some(13_000));
 }
 
@@ -624,6 +627,14 @@ fn full_backends_are_told_beside_the_longest_gap_which_is_not_known_then() {
     let by_source = self::recording(vec![(0, ended(1, EndReason::LimitSource))]);
     let said = told(&by_source, Subject::Flow(FlowId(1))).unwrap();
     assert_eq!(said[2], "max_connections_per_source = 3 decided it.");
+    for (error, decided) in [(None, None), (Some("timed out"), Some("proxy_header_timeout = 3.0 s decided it."))] {
+        let mut header = ended(1, EndReason::BadProxyHeader);
+        if let What::FlowEnded { error: its, .. } = &mut header {
+            *its = error.map(str::to_owned);
+        }
+        let said = told(&self::recording(vec![(0, header)]), Subject::Flow(FlowId(1))).unwrap();
+        assert_eq!(said.get(2).map(String::as_str), decided, "a wrong header was not late");
+    }
 }
 
 /// Regression: after a crash while a backend hung, the flows of the process before were told as this one's, and that the backend had

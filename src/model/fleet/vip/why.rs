@@ -171,7 +171,7 @@ impl fmt::Display for VipLoss {
             Self::Late { for_ms } => {
                 write!(
                     f,
-                    "this process did not run for {}, so that the kernel removed the addresses",
+                    "this process did not run for up to {}, so that the kernel removed the addresses",
                     duration_ms(*for_ms)
                 )
             }

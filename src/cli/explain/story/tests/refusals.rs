@@ -17,17 +17,17 @@ fn a_limit_that_was_reached_is_told_with_its_value_and_how_many_it_cost() {
         assert_eq!(
             said,
             [
-                "At 2026-11-25 03:12:07.412Z apiserver: Baton resets new connections: max_connections of the frontend was reached.",
+                "At 2026-11-25 03:12:07.412Z apiserver: Baton began to reset new connections: max_connections of the frontend was reached.",
                 "max_connections = 20 decided it.",
-                "Baton reset 1,204 new connections in 32 s; at 2026-11-25 03:12:50.412Z none had come for a while.",
+                "Baton reset 1,204 new connections within 32 s; at 2026-11-25 03:12:50.412Z none had come for a while.",
             ]
         );
         assert_eq!((figures.lasted_ms, figures.flows_ended["limit_frontend"]), (Some(32_000), 1204));
     }
-    let goes_on = recording(vec![(0, ended(1, reason)), (700, begun(reason)), (900, ended(2, reason)), (950, over)]);
+    let goes_on = recording(vec![(600, ended(1, reason)), (700, begun(reason)), (950, ended(2, reason)), (960, over)]);
     let goes_on = Recording { records: goes_on.records[..4].to_vec(), ..goes_on };
     let said = told(&goes_on, Subject::Last).unwrap();
-    let end = "The record ends at 2026-11-25 03:12:08.312Z without their end; it has these ends: limit_frontend 2.";
+    let end = "The record ends at 2026-11-25 03:12:08.362Z, before they were over, and has so many: limit_frontend 2.";
     assert_eq!(said.last().unwrap(), end, "the first came before the event");
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use crate::model::fleet::{Epoch, Farewell, Liveness, Strangeness};
+use crate::model::fleet::{Epoch, Farewell, Liveness};
 
 /// Whether another instance lives, and the addresses of its host, according to its last messages.
 #[derive(Debug)]
@@ -19,15 +19,13 @@ pub(super) struct PeerState {
     /// died.
     answered: bool,
     synced: bool,
-    /// Whether this instance has not taken some of its flows, for it has no frontend of theirs, or no instance such ports.
+    /// Whether this instance has not taken some of its flows, for it has no frontend of theirs.
     lacks_some: bool,
-    /// Whether no instance of the fleet can have one of these.
+    /// Whether its own host has no such frontend's address either.
     is_strange: bool,
     /// The frontends' addresses that both hosts have, according to its last messages: none that came here after them.
     shared: BTreeSet<IpAddr>,
     slot: Option<u8>,
-    /// Whether it has told ports of its host.
-    has_told_ports: bool,
     /// Of the process that was last heard.
     epoch: Option<Epoch>,
     /// Whether that process said that another one continues with all its flows.
@@ -56,7 +54,6 @@ impl PeerState {
             is_strange: false,
             shared: BTreeSet::new(),
             slot: None,
-            has_told_ports: false,
             epoch: None,
             is_succeeded: false,
             is_anew: false,
@@ -69,12 +66,10 @@ impl PeerState {
         self.is_dead
     }
 
-    /// A flow to `vip` was not taken. Returns whether it is the first one that no instance can have; `None`: it may be of a frontend
-    /// that this peer alone has.
-    pub(super) fn lacks_one(&mut self, vip: IpAddr, why: Strangeness) -> Option<bool> {
+    /// A flow to `vip` was not taken. Returns whether it is the first one that cannot be of a frontend of its own either.
+    pub(super) fn lacks_one(&mut self, vip: IpAddr) -> bool {
         self.lacks_some = true;
-        let is_its_own = why == Strangeness::Frontend && self.has(vip);
-        (!is_its_own).then(|| !std::mem::replace(&mut self.is_strange, true))
+        !self.has(vip) && !std::mem::replace(&mut self.is_strange, true)
     }
 
     /// Whether flows of it were not taken since the last call.
@@ -93,14 +88,6 @@ impl PeerState {
 
     pub(super) fn has_answered(&self) -> bool {
         self.answered
-    }
-
-    pub(super) fn tell_ports(&mut self) {
-        self.has_told_ports = true;
-    }
-
-    pub(super) fn has_told_ports(&self) -> bool {
-        self.has_told_ports
     }
 
     pub(super) fn slot(&self) -> Option<u8> {

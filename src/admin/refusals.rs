@@ -72,46 +72,38 @@ impl Refusals {
             for ((reason, (before, spell)), count) in REASONS.into_iter().zip(known).zip(*counts) {
                 let refused = count.saturating_sub(*before);
                 *before = count;
-                events.extend(advance(spell, refused, now_ns).map(|news| event(name, reason, news)));
+                events.extend(advance(spell, (name, reason), refused, now_ns));
             }
         }
         events
     }
 }
 
-/// What a look may find.
-enum RefusalNews {
-    Begun,
-    Over { refused: u64, lasted_ms: u64 },
-}
-
-fn advance(spell: &mut Option<RefusalSpell>, refused: u64, now_ns: u64) -> Option<RefusalNews> {
+/// What is to be told of the connections of a frontend that were `refused` for a reason since the last look.
+fn advance(
+    spell: &mut Option<RefusalSpell>,
+    (frontend, reason): (&str, EndReason),
+    refused: u64,
+    now_ns: u64,
+) -> Option<What> {
     match spell {
         None if refused == 0 => None,
         None => {
             *spell = Some(RefusalSpell { begun_ns: now_ns, last_ns: now_ns, refused });
-            Some(RefusalNews::Begun)
+            Some(What::RefusalsBegun { frontend: frontend.to_owned(), reason })
         }
         Some(it) if refused > 0 => {
             *it = RefusalSpell { last_ns: now_ns, refused: it.refused + refused, ..*it };
             None
         }
         Some(it) if now_ns.saturating_sub(it.last_ns) < QUIET_NS => None,
-        Some(it) => {
+        Some(RefusalSpell { begun_ns, last_ns, refused }) => {
             // The first came after the look before.
-            let lasted_ms = it.last_ns.saturating_sub(it.begun_ns) / 1_000_000 + LOOK_EVERY.as_millis() as u64;
-            let over = RefusalNews::Over { refused: it.refused, lasted_ms };
+            let lasted_ms = last_ns.saturating_sub(*begun_ns) / 1_000_000 + LOOK_EVERY.as_millis() as u64;
+            let over = What::RefusalsOver { frontend: frontend.to_owned(), reason, refused: *refused, lasted_ms };
             *spell = None;
             Some(over)
         }
-    }
-}
-
-fn event(frontend: &str, reason: EndReason, found: RefusalNews) -> What {
-    let frontend = frontend.to_owned();
-    match found {
-        RefusalNews::Begun => What::RefusalsBegun { frontend, reason },
-        RefusalNews::Over { refused, lasted_ms } => What::RefusalsOver { frontend, reason, refused, lasted_ms },
     }
 }
 

@@ -63,6 +63,12 @@ pub(crate) fn summary(said: &InstanceSummary) -> (Weight, &str) {
     }
 }
 
+/// Why it is not as it should be.
+pub(crate) fn reasons(said: &InstanceSummary) -> Vec<String> {
+    let unserved = said.unserved().into_iter().map(|frontend| format!("no backend of {frontend} serves"));
+    said.not_live.iter().chain(&said.not_ready).cloned().chain(unserved).collect()
+}
+
 fn condition<'a>(not_live: &[String], not_ready: &[String], phase: &'a str) -> (Weight, &'a str) {
     match (not_live, not_ready, phase) {
         ([_, ..], _, _) => (Weight::Bad, "not live"),

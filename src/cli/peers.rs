@@ -128,8 +128,7 @@ fn says(name: &InstanceName, state: Cell, said: &InstanceSummary, age_ms: u64, i
         let label = it.health_state.map_or("not probed", HealthState::label);
         backends.push(format!("{}/{} {label}", it.frontend, it.name));
     }
-    let mut why: Vec<_> = said.not_live.iter().chain(&said.not_ready).cloned().collect();
-    why.extend(said.unserved().iter().map(|frontend| format!("no backend of {frontend} serves")));
+    let mut why = words::reasons(said);
     if said.phase.is_empty() {
         why = vec!["it says nothing of itself".to_owned()];
     } else if !is_present {

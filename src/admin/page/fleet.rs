@@ -72,8 +72,8 @@ fn instance(page: &mut String, status: &Status, it: &MatrixColumn<'_>) {
     let vips = list(it.peer.map_or(&status.fleet.vips, |peer| &peer.vips));
     let none = InstanceSummary::default();
     let said = it.summary.unwrap_or(&none);
-    let unserved: Vec<_> = said.unserved().iter().map(|frontend| format!("no backend of {frontend} serves")).collect();
-    let mut why: Vec<_> = said.not_live.iter().chain(&said.not_ready).chain(&unserved).map(String::as_str).collect();
+    let reasons = words::reasons(said);
+    let mut why: Vec<_> = reasons.iter().map(String::as_str).collect();
     if said.reload_refused {
         why.push("it refused its last reload, and runs with the configuration before it");
     }

@@ -7,6 +7,8 @@ use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,8 +19,8 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -27,6 +29,7 @@ use super::search::{self, PageLists, PageSearch};
 use super::{Admin, page};
 use crate::metrics::Exposition;
 use crate::sys::clock::now_ns;
+use crate::sys::socket::peek;
 use host::Hosts;
 use live::{LiveHub, PageBody};
 
@@ -52,7 +55,7 @@ impl HttpPages {
 pub struct HttpLimits {
     pub connections: usize,
     /// Connections of one source. Connections beyond either number have only `extra_head`, and the oldest of these is
-    /// closed for the next: silent connections must not delay a probe.
+    /// closed for the next unless its whole request has come: silent connections must not delay a probe.
     pub connections_of_source: usize,
     pub extra_connections: usize,
     pub extra_head: Duration,
@@ -82,9 +85,10 @@ impl Default for HttpLimits {
 
 /// Opens the listening socket. `SO_REUSEADDR` is set, so that a restart need not wait.
 pub fn open(address: SocketAddr) -> io::Result<TcpListener> {
-    let listener = std::net::TcpListener::bind(address)?;
-    listener.set_nonblocking(true)?;
-    TcpListener::from_std(listener)
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// Serves `listener` as long as it is polled. Accepted connections complete; the streams among them end.
@@ -100,7 +104,7 @@ pub async fn serve(admin: Arc<Admin>, listener: TcpListener, pages: HttpPages, l
 async fn accept(admin: &Arc<Admin>, live: &Arc<LiveHub>, listener: TcpListener, pages: HttpPages, limits: HttpLimits) {
     let room = Arc::new(Semaphore::new(limits.connections));
     let sources = DoorSources::default();
-    let mut extra = VecDeque::new();
+    let (mut extra, answers) = (VecDeque::new(), Arc::new(Semaphore::new(limits.extra_connections)));
     loop {
         match listener.accept().await {
             Ok((stream, from)) => {
@@ -116,11 +120,15 @@ async fn accept(admin: &Arc<Admin>, live: &Arc<LiveHub>, listener: TcpListener, 
                         ..limits
                     },
                 };
-                let is_extra = place.is_none();
                 let cut_off = CancellationToken::new();
-                if is_extra {
-                    extra.push_back(cut_off.clone());
-                }
+                let place = match place {
+                    Some(permits) => Place::Regular { _permits: permits },
+                    None => {
+                        let give_way = CancellationToken::new();
+                        extra.push_back(give_way.clone());
+                        Place::Extra { give_way, answers: answers.clone() }
+                    }
+                };
                 if extra.len() > limits.extra_connections
                     && let Some(oldest) = extra.pop_front()
                 {
@@ -128,14 +136,45 @@ async fn accept(admin: &Arc<Admin>, live: &Arc<LiveHub>, listener: TcpListener, 
                 }
                 let visit = Visit { live, from: from.ip(), limits, begun: Instant::now(), cut_off: cut_off.clone() };
                 tokio::spawn(async move {
-                    cut_off.run_until_cancelled(serve_connection(admin, pages, stream, visit)).await;
-                    drop(place);
+                    cut_off.run_until_cancelled(serve_connection(admin, pages, stream, visit, &place)).await;
                 });
             }
             Err(error) => {
                 tracing::warn!(%error, "the HTTP server cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
+        }
+    }
+}
+
+/// Whether a connection counts among those that the limits allow.
+#[derive(Debug)]
+enum Place {
+    Regular {
+        _permits: (DoorPermit, OwnedSemaphorePermit),
+    },
+    Extra {
+        /// A newer connection takes this one's place.
+        give_way: CancellationToken,
+        /// How many that gave way may be answered at a time.
+        answers: Arc<Semaphore>,
+    },
+}
+
+impl Place {
+    /// Completes when a newer connection takes this place.
+    async fn given_way(&self) {
+        match self {
+            Self::Regular { .. } => std::future::pending().await,
+            Self::Extra { give_way, .. } => give_way.cancelled().await,
+        }
+    }
+
+    /// The right to be answered without a place. `None`: too many have it, or this is a regular place, which needs none.
+    fn answer(&self) -> Option<SemaphorePermit<'_>> {
+        match self {
+            Self::Regular { .. } => None,
+            Self::Extra { answers, .. } => answers.try_acquire().ok(),
         }
     }
 }
@@ -183,9 +222,27 @@ impl Drop for DoorPermit {
     }
 }
 
-async fn serve_connection(admin: Arc<Admin>, pages: HttpPages, stream: TcpStream, visit: Visit) {
+async fn serve_connection(admin: Arc<Admin>, pages: HttpPages, stream: TcpStream, visit: Visit, place: &Place) {
     let limits = visit.limits;
+    // Many can come before the runtime gets to this one, whose request may be there by then.
+    let mut answer = None;
+    if matches!(place, Place::Extra { .. }) {
+        tokio::select! {
+            biased;
+            () = place.given_way() => {
+                answer = place.answer();
+                if answer.is_none() || !has_whole_head(&stream) {
+                    return;
+                }
+            }
+            _ = stream.readable() => {}
+            () = tokio::time::sleep(limits.head) => return,
+        }
+    }
+    let answering = Arc::new(AtomicBool::new(false));
+    let begun = answering.clone();
     let service = service_fn(move |request| {
+        begun.store(true, Relaxed);
         let (admin, visit) = (admin.clone(), visit.clone());
         async move { Ok::<_, Infallible>(respond(&admin, pages, &visit, &request).await) }
     });
@@ -193,10 +250,20 @@ async fn serve_connection(admin: Arc<Admin>, pages: HttpPages, stream: TcpStream
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head)
         .max_buf_size(HEAD_MAX)
+        .keep_alive(answer.is_none())
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
     let served = tokio::select! {
+        biased;
         served = connection.as_mut() => served,
+        () = place.given_way(), if answer.is_none() => {
+            answer = place.answer();
+            if answer.is_none() || !answering.load(Relaxed) {
+                return;
+            }
+            connection.as_mut().graceful_shutdown();
+            tokio::time::timeout(limits.head, connection).await.unwrap_or(Ok(()))
+        }
         () = tokio::time::sleep(limits.connection) => {
             connection.as_mut().graceful_shutdown();
             tokio::time::timeout(limits.head, connection).await.unwrap_or(Ok(()))
@@ -205,6 +272,12 @@ async fn serve_connection(admin: Arc<Admin>, pages: HttpPages, stream: TcpStream
     if let Err(error) = served {
         tracing::debug!(%error, "an HTTP connection broke");
     }
+}
+
+/// Whether a whole request without a body waits in the socket's buffer.
+fn has_whole_head(stream: &TcpStream) -> bool {
+    let mut head = [0; HEAD_MAX];
+    peek(stream, &mut head).is_ok_and(|len| head[..len].windows(4).any(|it| it == b"\r\n\r\n"))
 }
 
 async fn respond(
@@ -288,4 +361,6 @@ fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>
 }
 
 const HEAD_MAX: usize = 16 * 1024;
+/// The kernel allows at most net.core.somaxconn. A client beyond it sends its SYN again after a second.
+const BACKLOG: u32 = 4096;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

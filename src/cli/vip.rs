@@ -45,9 +45,9 @@ fn in_words(report: &VipReport, why: bool, output: &Output) -> String {
     let mut grid = Grid::new(&[
         ("INSTANCE", Left),
         ("VIP", Left),
-        ("READY", Left),
+        ("SERVES", Left),
         ("SYNCED", Left),
-        ("HEARS", Left),
+        ("NETWORK", Left),
         ("PRIORITY", Right),
         ("", Left),
     ]);
@@ -93,6 +93,9 @@ fn own(report: &VipReport, view: &VipView) -> [Cell; 7] {
 
 fn row(peer: &VipPeerView) -> [Cell; 7] {
     let note = match peer {
+        VipPeerView { heard: false, part: Some(VipPart::Holds), .. } => {
+            "silent; it held the VIP when it was heard last"
+        }
         VipPeerView { heard: false, .. } => "silent",
         VipPeerView { other_vip: true, .. } => "its [vip] has other addresses",
         VipPeerView { part: None, has_address: true, .. } => "has an address; another program moves its VIP",
@@ -100,10 +103,12 @@ fn row(peer: &VipPeerView) -> [Cell; 7] {
         VipPeerView { damped: true, .. } => "held back: it has moved too often",
         _ => "",
     };
-    let said = |cell: Cell| if peer.part.is_some() { cell } else { "-".into() };
+    // What it said last may be so no longer.
+    let part = peer.part.filter(|_| peer.heard);
+    let said = |cell: Cell| if part.is_some() { cell } else { "-".into() };
     [
         peer.name.to_string().into(),
-        peer.part.map_or("-", VipPart::label).into(),
+        part.map_or("-", VipPart::label).into(),
         said(yes(peer.ready)),
         said(yes(peer.synced)),
         said(yes(peer.hears)),

@@ -161,6 +161,11 @@ pub enum What {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         late_ms: Option<u64>,
     },
+    /// This peer has the VIP, and before it another instance had it, or none.
+    VipHeld {
+        vip: String,
+        by: String,
+    },
     /// Another program had removed the addresses from this host, and Baton has added them again.
     VipRestored {
         vip: String,

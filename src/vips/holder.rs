@@ -567,6 +567,7 @@ impl VipHolder {
                 let late_ms = if let VipLoss::Late { for_ms } = why { Some(for_ms) } else { None };
                 What::VipGivenUp { vip: label, why: why.to_string(), late_ms }
             }
+            VipNote::HeldBy(by) => What::VipHeld { vip: label, by: by.to_string() },
             VipNote::Restored => What::VipRestored { vip: label },
             VipNote::Defended(by) => What::VipDefended { by: super::spelled(by) },
             VipNote::Answered(by) => What::VipAnswered { by: super::spelled(by) },

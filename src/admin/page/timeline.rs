@@ -74,6 +74,7 @@ impl TimelineRow {
             | What::VipLeftBehind { .. }
             | What::VipGained { .. }
             | What::VipGivenUp { .. }
+            | What::VipHeld { .. }
             | What::VipRestored { .. }
             | What::VipOtherMask { .. }
             | What::VipNotRemoved { .. }

@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::Subject;
 use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::model::health::{Cause, HealthState};
-use crate::model::humane::{bytes, date_and_time, duration_ms, plural};
+use crate::model::humane::{bytes, date_and_time, duration_ms, limit_ms, plural};
 use crate::model::ids::FlowId;
 use crate::model::names::named;
 use crate::recorder::{FrontendSettings, Recorded, RecordedSample, Recording, TimedRecord};
@@ -198,7 +198,12 @@ impl<'r> Story<'r> {
             What::VipGivenUp { late_ms: Some(late_ms), .. } => {
                 let (gap, gap_ms) = gap_of_absence(*late_ms, self.recording.owners[owner].lease_renew_ms);
                 sentences.push(gap);
+                sentences.extend(self.holder_after(at));
                 absence_ms = Some(gap_ms);
+            }
+            What::VipGivenUp { late_ms: None, .. } => {
+                sentences.extend(self.order_before(at));
+                sentences.extend(self.holder_after(at));
             }
             // What follows from it comes later.
             What::OrderReceived { .. } => {}
@@ -207,13 +212,23 @@ impl<'r> Story<'r> {
         let mut figures = Figures { at_unix_ms: event.at_unix_ms, longest_gap_ms: absence_ms, ..Figures::default() };
         sentences.extend(self.aftermath(at, &mut figures));
         let next = self.events[at + 1..].iter().map(|(event, _)| *event);
-        let next = next.filter(|next| !next.what.is_end());
+        let next = next.filter(|next| !next.what.is_end() && !matches!(next.what, What::VipHeld { .. }));
         if let Some(next) = next.take_while(|next| next.at_unix_ms <= event.at_unix_ms + AFTER_MS).next() {
             // The clock may have been set back.
             let later = duration_ms(next.at_unix_ms.saturating_sub(event.at_unix_ms));
             sentences.push(format!("The next event came {later} later: {}.", next.what.sentence()));
         }
         Some((sentences, figures))
+    }
+
+    /// Which host had the VIP after this one had given it up: a sentence.
+    fn holder_after(&self, at: usize) -> Option<String> {
+        let given_up_ms = self.events[at].0.at_unix_ms;
+        let later = self.events[at + 1..].iter().map(|(event, _)| *event);
+        let mut near = later.take_while(|it| it.at_unix_ms <= given_up_ms + AFTER_MS);
+        let held = near.find(|it| matches!(it.what, What::VipHeld { .. } | What::VipGained { .. }))?;
+        let after = duration_ms(held.at_unix_ms.saturating_sub(given_up_ms));
+        Some(format!("{after} later {}.", held.what.sentence()))
     }
 
     /// A change of a backend's health state.
@@ -275,7 +290,9 @@ impl<'r> Story<'r> {
             Some(over) => {
                 let lasted = over.at_unix_ms.saturating_sub(found_before_ms.unwrap_or(event.at_unix_ms));
                 figures.lasted_ms = Some(lasted);
-                format!("This lasted {}: at {} {}.", duration_ms(lasted), moment(over.at_unix_ms), over.what.sentence())
+                // As the time without a backend beside it.
+                let shown = if figures.longest_gap_ms.is_some() { limit_ms(lasted) } else { duration_ms(lasted) };
+                format!("This lasted {shown}: at {} {}.", moment(over.at_unix_ms), over.what.sentence())
             }
             None => self.removed_before(at).unwrap_or_else(|| {
                 format!(

@@ -376,6 +376,7 @@ impl VipMachine {
             (self.vacant_ns, self.answered, self.last_holder) = (None, None, Some(peer.name.clone()));
             if self.holder_since.as_ref().is_none_or(|(name, _)| *name != peer.name) {
                 self.holder_since = Some((peer.name.clone(), now_ns));
+                self.orders.push_back(VipOrder::Note(VipNote::HeldBy(peer.name.clone())));
             }
             return Some(VipWhy::HeldBy(peer.name.clone()));
         }

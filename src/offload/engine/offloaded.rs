@@ -149,8 +149,8 @@ impl OffloadedFlow {
             ticket: self.ticket?,
             bytes_to_backend: self.up.bytes,
             bytes_to_client: self.down.bytes,
-            last_to_backend_ns: self.up.last_data_ns,
-            last_to_client_ns: self.down.last_data_ns,
+            last_to_backend_ns: self.last_byte_ns(&self.up),
+            last_to_client_ns: self.last_byte_ns(&self.down),
         })
     }
 
@@ -165,8 +165,14 @@ impl OffloadedFlow {
             stays_here: self.stays_here(),
             bytes_to_backend: self.up.bytes,
             bytes_to_client: self.down.bytes,
-            last_to_backend_ns: self.up.last_data_ns,
-            last_to_client_ns: self.down.last_data_ns,
+            last_to_backend_ns: self.last_byte_ns(&self.up),
+            last_to_client_ns: self.last_byte_ns(&self.down),
         }
+    }
+
+    /// When a byte of this direction was seen last, as people are told. What passed the instance that had the flow before is not known here: the
+    /// time counts from when this one took it.
+    fn last_byte_ns(&self, look: &CounterSnapshot) -> u64 {
+        look.last_data_ns.max(self.inherited_ns)
     }
 }

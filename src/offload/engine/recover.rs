@@ -84,7 +84,7 @@ pub(super) fn recover(outside: &mut Outside, flows: &mut Flows, keep: &mut Keep,
             witnesses.withdraw(&outside.program, id, ends);
         }
     }
-    let (mut found, mut unfinished) = (0, 0);
+    let (mut found, mut unfinished) = (0, 0_u64);
     for (id, pair) in pairs {
         let Some(ends) = pair.ends.filter(|_| !flows.contains_key(&id)) else { continue };
         outside.table.offload.reserve(ends.local, ends.backend);
@@ -102,8 +102,10 @@ pub(super) fn recover(outside: &mut Outside, flows: &mut Flows, keep: &mut Keep,
                 found += 1;
             }
             _ => {
+                // One that is over is answered with RST for a while, as its clients were told already.
+                let is_over = pair.up.as_ref().is_some_and(|up| up.committed && up.action != Action::Splice);
+                unfinished += u64::from(!is_over);
                 reset(outside, flows, id);
-                unfinished += 1;
             }
         }
     }

@@ -20,9 +20,10 @@ use crate::ports::offload::Answer;
 use crate::ports::offload::{Found, Ticket};
 use crate::table::Table;
 use crate::table::flows::FlowKey;
+use crate::table::journal::{Event, What};
 use offloaded::Step;
 use recover::claim;
-use reset::{do_what_is_due, end, fade};
+use reset::{do_what_is_due, end, fade, reset};
 use unread::{read_again, say_unread};
 
 /// The parts of a new instance with one worker.
@@ -134,10 +135,13 @@ fn a_dead_peers_flow_is_inherited_though_its_entries_cannot_be_read_for_a_while(
     assert!(scene.engine.flows.is_empty() && scene.engine.keep.held().get(id).is_some(), "it stays as it was");
     assert_eq!(scene.standby_answer(), None, "what comes behind it waits");
 
+    let taken_ns = now_ns();
     scene.set_unreadable(false);
     scene.take_requests();
     assert!(matches!(scene.engine.flows.get(&flow.id).map(|flow| &flow.step), Some(Step::Alone)), "not reset");
-    assert!(matches!(scene.answer(), Some(Answer::Found(_))));
+    let Some(Answer::Found(found)) = scene.answer() else { panic!("it is offered to its worker") };
+    // Regression: a node was called silent since the time at which its flow had left this host.
+    assert!(found.last_to_backend_ns >= taken_ns, "{found:?}");
     assert_eq!(scene.standby_answer(), Some(StandbyAnswer::Reached(7)));
     assert!(scene.entry(up(&flow)).is_some_and(|entry| !entry.held && entry.action == Action::Splice));
 }
@@ -229,6 +233,22 @@ fn what_an_earlier_process_left_is_recovered_though_it_cannot_be_read_for_a_whil
     assert!(matches!(scene.answer(), Some(Answer::Found(_))));
     scene.take_requests();
     assert_eq!(scene.standby_answer(), Some(StandbyAnswer::Reached(7)));
+}
+
+/// Regression: an upgrade told that it had reset a flow, when nobody had lost one.
+#[test]
+fn a_flow_that_had_ended_before_is_not_told_to_be_reset_by_the_next_process() {
+    let Some(mut scene) = Scene::open("ended") else { return };
+    let (ended, living) = (offloaded(1), offloaded(2));
+    let id = scene.own(&ended).id;
+    scene.own(&living);
+    reset(&scene.engine.outside, &mut scene.engine.flows, id);
+    assert!(scene.entry(up(&ended)).is_some_and(|entry| entry.action == Action::Reset));
+    scene.engine.flows = Flows::default();
+    scene.recover();
+    let told = scene.engine.outside.table.journal.since(0, false);
+    let told: Vec<_> = told.iter().filter(|it| matches!(it.what, What::OffloadRecovered { .. })).collect();
+    assert!(matches!(told[..], [Event { what: What::OffloadRecovered { flows: 1, reset: 0 }, .. }]), "{told:?}");
 }
 
 /// Peers were told of no flow for ever: the instance waited for a worker to claim what it had no longer. And the worker took a flow that goes on

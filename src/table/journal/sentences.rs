@@ -180,6 +180,7 @@ impl What {
                 let weight = if late_ms.is_some() { Bad } else { Notice };
                 say!(weight, { vip, late_ms }, "this host has given up the VIP {vip}: {why}")
             }
+            Self::VipHeld { vip, by } => say!(Plain, { vip, by }, "{by} has the VIP {vip} now"),
             Self::VipRestored { vip } => {
                 say!(
                     Notice,

@@ -43,15 +43,20 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
     let vip = around().find(|it| matches!(it.what, What::VipGained { .. }) && it.at_unix_ms >= begun_ms);
     let is_of_silence = |it: &Event| matches!(&it.what, What::VipGained { silent: Some(of), .. } if of == peer);
     let vip = vip.filter(|it| death.or(over).is_some() || is_of_silence(it));
+    // What kept this instance from taking it, or who took it instead.
+    let until_ms = vip.map_or(u64::MAX, |it| it.at_unix_ms);
+    let beside = around().filter(|it| (begun_ms..=until_ms).contains(&it.at_unix_ms));
+    let answered = beside.clone().find(|it| matches!(it.what, What::VipAnswered { .. }));
+    let elsewhere = beside.filter(|it| matches!(&it.what, What::VipHeld { by, .. } if by != peer));
+    let elsewhere = elsewhere.filter(|_| vip.is_none() && death.or(over).is_some()).next();
     let last = [death, over].into_iter().flatten().map(place).max().unwrap_or(at);
     let back = story.events[last + 1..].iter().map(|(event, _)| *event).find(|it| is_back(it));
 
     let told = |it: &Event| format!("At {} {}.", moment(it.at_unix_ms), it.what.sentence());
-    let mut sentences = vec![told(event)];
-    let parts = [silent, death, over, vip].into_iter().flatten().filter(|it| !std::ptr::eq(*it, event));
-    let mut parts: Vec<_> = parts.collect();
+    let parts = [silent.filter(|_| answered.is_none()), answered, death, over, vip, elsewhere].into_iter().flatten();
+    let mut parts: Vec<_> = parts.filter(|it| !std::ptr::eq(*it, event)).chain([event]).collect();
     parts.sort_by_key(|it| it.at_unix_ms);
-    sentences.extend(parts.into_iter().map(told));
+    let mut sentences: Vec<_> = parts.into_iter().map(told).collect();
     let mut figures = Figures { at_unix_ms: event.at_unix_ms, ..Figures::default() };
     let mut had_clients = vip.is_some();
     if let Some(What::FailedOver { inherited, reset, .. }) = over.map(|it| &it.what) {

@@ -289,9 +289,9 @@ fn the_death_of_a_peer_is_explained_with_what_this_instance_did_and_the_longest_
     assert_eq!(
         sentences,
         [
-            "At 2026-11-25 03:12:08.227Z lb-b is dead: this instance carries on 40 flows of it and resets 1 others.",
             "At 2026-11-25 03:12:07.412Z lb-b is silent.",
             "At 2026-11-25 03:12:08.222Z lb-b is considered dead: this instance has not heard of it for a second.",
+            "At 2026-11-25 03:12:08.227Z lb-b is dead: this instance carries on 40 flows of it and resets 1 others.",
             "At 2026-11-25 03:12:08.242Z this host has the VIP 10.0.0.100 now: lb-b is dead.",
             "The longest gap that a node can have seen is 11.1 s: 1.1 s from lb-b's last beat to this, which no setting decides, and a renewal's 10 s.",
             "1 m 00 s later this instance is linked with lb-b (Baton 1).",
@@ -302,7 +302,7 @@ fn the_death_of_a_peer_is_explained_with_what_this_instance_did_and_the_longest_
         let (sentences, _) = explained(Subject::Event(same));
         assert!(sentences.iter().any(|it| it.contains("carries on 40 flows")), "{same}: {sentences:?}");
     }
-    assert!(explained(Subject::Last).0[0].contains("lb-b is dead"), "{:?}", explained(Subject::Last));
+    assert!(explained(Subject::Last).0[2].contains("lb-b is dead"), "{:?}", explained(Subject::Last));
     let (blip, _) = explained(Subject::Event(4));
     assert_eq!(blip[1..], ["It was a moment's silence, which changes nothing: 400 ms later lb-c is alive."]);
 }
@@ -328,6 +328,44 @@ fn a_vip_that_came_from_a_peer_that_was_silent_and_lived_on_is_told_with_the_lon
         assert_eq!(figures.lasted_ms, Some(2_000));
     }
     assert!(told(&recording(events(None)), Subject::Event(1)).unwrap()[0].contains("this host has the VIP"));
+}
+
+/// Regression: of the VIP the third instance told nothing, and the new owner not what had kept it from taking it.
+#[test]
+fn the_death_of_the_vips_owner_names_who_has_the_vip_now_and_what_came_between() {
+    let vip = || "10.0.0.100".to_owned();
+    let dies = [
+        (0, liveness("lb-b", Liveness::Silent)),
+        (810, liveness("lb-b", Liveness::Dead)),
+        (815, What::FailedOver { instance: InstanceName("lb-b".into()), inherited: 40, reset: 0 }),
+    ];
+    let of = |more: Vec<(u64, What)>| {
+        let mut events: Vec<_> = dies.iter().cloned().chain(more).collect();
+        events.sort_by_key(|(at_ms, _)| *at_ms);
+        told(&recording(events), Subject::Last).unwrap()
+    };
+    let third = of(vec![(420, What::VipHeld { vip: vip(), by: "lb-c".to_owned() })]);
+    let moments: Vec<_> = third.iter().filter_map(|it| it.get(..27)).filter(|it| it.starts_with("At 2")).collect();
+    assert!(moments.is_sorted() && moments.len() == 4, "{third:?}");
+    assert!(third[1].ends_with("lb-c has the VIP 10.0.0.100 now."), "{third:?}");
+    let gained = What::VipGained { vip: vip(), why: "lb-b had it".to_owned(), silent: Some("lb-b".to_owned()) };
+    let answers = What::VipAnswered { by: "02:00:00:00:00:09".to_owned() };
+    let new_owner = of(vec![(700, answers), (2_900, gained)]);
+    assert!(new_owner[0].contains("another host (02:00:00:00:00:09) answers for it"), "{new_owner:?}");
+    assert!(new_owner.iter().any(|it| it.contains("this host has the VIP 10.0.0.100 now")), "{new_owner:?}");
+}
+
+/// Regression: the old owner said that another host might have the VIP, and not which had it.
+#[test]
+fn whoever_gives_the_vip_up_says_who_has_it_then() {
+    let given_up = What::VipGivenUp {
+        vip: "10.0.0.100".to_owned(),
+        why: "the interface has no carrier".to_owned(),
+        late_ms: None,
+    };
+    let held = What::VipHeld { vip: "10.0.0.100".to_owned(), by: "lb-b".to_owned() };
+    let said = told(&recording(vec![(0, given_up), (640, held)]), Subject::Event(0)).unwrap();
+    assert_eq!(said[1..], ["640 ms later lb-b has the VIP 10.0.0.100 now."]);
 }
 
 /// Regression: the host that had hung told neither for how long nor what its clients can have seen of it.

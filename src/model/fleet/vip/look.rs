@@ -81,6 +81,8 @@ pub(crate) enum VipOrder {
 pub(crate) enum VipNote {
     Gained(VipGain),
     Lost(VipLoss),
+    /// This peer holds the VIP, and before it another instance did, or none.
+    HeldBy(InstanceName),
     /// Another program had removed the addresses, and this instance added them again.
     Restored,
     /// Another host has one of the addresses, and no peer says so. The machine notes this once for each vacancy.

@@ -149,10 +149,11 @@ impl VipWorld {
             self.unserved_ns = None;
         } else {
             let (since_ns, dead) = *self.unserved_ns.get_or_insert((now_ns, false));
+            let is_filtered = self.hosts.iter().any(|it| it.is_filtered);
             let most_ns = match dead {
+                // A host behind a filter may take it from the dead, and its process may have begun anew meanwhile.
+                _ if is_filtered => 2 * UNSERVED_MAX_NS,
                 true => DEATH_MAX_NS,
-                // Its process may have begun anew meanwhile.
-                false if self.hosts.iter().any(|it| it.is_filtered) => 2 * UNSERVED_MAX_NS,
                 false => UNSERVED_MAX_NS,
             };
             if now_ns - since_ns > most_ns && now_ns - self.mishap_ns > most_ns {

@@ -12,7 +12,9 @@ use super::status;
 use crate::config::Config;
 use crate::drain::LifePhase;
 use crate::model::fleet::{Farewell, InstanceName, Liveness};
-use crate::model::nodes::{NodeConnection, NodeFlows, NodeNews, NodeSilence, NodeState, NodeTimers, NodeView};
+use crate::model::nodes::{
+    NodeConnection, NodeFlows, NodeNews, NodeSight, NodeSilence, NodeState, NodeTimers, NodeView,
+};
 use crate::sys::clock::{now_ns, thread_cpu_ns};
 use crate::table::fleet::MemberView;
 use crate::table::flows::FlowTable;
@@ -139,10 +141,14 @@ fn look(admin: &Admin) {
         return admin.table.nodes.show(None);
     }
     let config = admin.config.load();
-    let sees_all = sees_not_all(admin, &config).is_none();
+    let sight = match sees_not_all(admin, &config) {
+        None => NodeSight::All,
+        Some(_) if has_vip(admin, &config) => NodeSight::Own,
+        Some(_) => NodeSight::NotItsOwn,
+    };
     let found = find(admin, &list);
     let (timers, now_ns) = (timers(&config), now_ns());
-    let news = watch.handle_look(now_ns, &timers, sees_all, found);
+    let news = watch.handle_look(now_ns, &timers, sight, found);
     admin.table.nodes.show_counts(Some(count(watch.views(now_ns, &timers))));
     let silent = watch.views(now_ns, &timers).filter_map(|view| {
         let NodeSilence { since_ns, kind } = view.silence?;
@@ -150,7 +156,7 @@ fn look(admin: &Admin) {
     });
     let mut silent: Vec<_> = silent.collect();
     silent.sort_by_key(|node| node.since_ns);
-    admin.table.nodes.show(sees_all.then_some(silent));
+    admin.table.nodes.show((sight == NodeSight::All).then_some(silent));
     tell(admin, news, now_ns);
 }
 

@@ -118,6 +118,17 @@ pub(crate) struct NodeNews {
     pub back: Vec<(Arc<str>, NodeSilence)>,
 }
 
+/// Which of the nodes' connections an instance sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NodeSight {
+    /// No instance has a connection that this one does not know.
+    All,
+    /// Its own, and not all of its peers.
+    Own,
+    /// Another host may have the VIP, and carry on this instance's connections.
+    NotItsOwn,
+}
+
 /// All nodes of the cluster.
 #[derive(Debug, Default)]
 pub(crate) struct NodeWatch {
@@ -187,13 +198,12 @@ impl NodeFlows {
 }
 
 impl NodeWatch {
-    /// Takes the connections of each node of the cluster, and forgets all other nodes. `sees_all`: no instance has a connection that
-    /// this one does not know.
+    /// Takes the connections of each node of the cluster, and forgets all other nodes.
     pub(crate) fn handle_look(
         &mut self,
         now_ns: u64,
         timers: &NodeTimers,
-        sees_all: bool,
+        sight: NodeSight,
         mut found: HashMap<Arc<str>, NodeFlows>,
     ) -> NodeNews {
         self.awaits_list = false;
@@ -201,12 +211,12 @@ impl NodeWatch {
         let mut news = NodeNews::default();
         for (name, memory) in &mut self.nodes {
             let flows = found.remove(name).unwrap_or_default();
-            memory.take(now_ns, timers, sees_all, flows);
+            memory.take(now_ns, timers, sight, flows);
             memory.tell(now_ns, timers, name, &mut news);
         }
         for (name, flows) in found {
             let mut memory = NodeMemory { state: NodeState::NeverSeen, rhythm: NodeRhythm::Unproven, told: None };
-            memory.take(now_ns, timers, sees_all, flows);
+            memory.take(now_ns, timers, sight, flows);
             self.nodes.insert(name, memory);
         }
         news
@@ -256,10 +266,15 @@ impl NodeWatch {
 }
 
 impl NodeMemory {
-    fn take(&mut self, now_ns: u64, timers: &NodeTimers, sees_all: bool, flows: NodeFlows) {
+    fn take(&mut self, now_ns: u64, timers: &NodeTimers, sight: NodeSight, flows: NodeFlows) {
+        let sees_all = sight == NodeSight::All;
         if flows.is_connected() {
             let was_mute = matches!(self.silence(now_ns, timers), Some(NodeSilence { kind: SilenceKind::NoByte, .. }));
             self.state = NodeState::Connected(flows);
+            if sight == NodeSight::NotItsOwn && self.told.is_none() {
+                self.rhythm = NodeRhythm::Unproven;
+                return;
+            }
             self.keep_rhythm(now_ns, timers, was_mute);
             return;
         }

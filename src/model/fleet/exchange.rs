@@ -309,8 +309,7 @@ impl Exchange {
     /// A link could not be made.
     pub(crate) fn handle_failure(&mut self, peer: &InstanceName, why: &str) {
         let Some(session) = self.sessions.get_mut(peer).filter(|session| session.link.is_none()) else { return };
-        if session.why_not.as_deref() != Some(why) {
-            session.why_not = Some(why.to_owned());
+        if session.has_no_link(why) {
             self.notices.push_back(Notice::Unreachable { peer: peer.clone(), why: why.to_owned() });
         }
     }

@@ -79,6 +79,8 @@ pub(super) struct Session {
     /// The latest summary of the peer's present process, and when it came.
     summary: Option<(u64, Arc<InstanceSummary>)>,
     pub why_not: Option<String>,
+    /// The reasons that were told since the last link.
+    told_why_not: Vec<String>,
     pub health_state: PeerReport,
 }
 
@@ -182,6 +184,7 @@ impl Session {
             vip: None,
             summary: None,
             why_not: Some(why_not.to_owned()),
+            told_why_not: Vec::new(),
             health_state,
         }
     }
@@ -201,6 +204,7 @@ impl Session {
         self.slot = Some(hello.slot);
         self.version.clone_from(&hello.version);
         self.why_not = None;
+        self.told_why_not.clear();
         self.link = Some(Link {
             telling: Telling::Waiting,
             next: 0,
@@ -222,7 +226,7 @@ impl Session {
 
     pub(super) fn lost(&mut self, why: &str) {
         self.link = None;
-        self.why_not = Some(why.to_owned());
+        self.has_no_link(why);
     }
 
     /// Its liveness now; `None`: unchanged.

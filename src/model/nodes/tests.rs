@@ -7,12 +7,12 @@ const TIMERS: NodeTimers = NodeTimers { lease_renew_ns: 10 * S, grace_ns: 40 * S
 struct Scene {
     watch: NodeWatch,
     now_ns: u64,
-    sees_all: bool,
+    sight: NodeSight,
 }
 
 impl Scene {
     fn new() -> Self {
-        Self { watch: NodeWatch::default(), now_ns: 1000 * S, sees_all: true }
+        Self { watch: NodeWatch::default(), now_ns: 1000 * S, sight: NodeSight::All }
     }
 
     /// So many seconds with a look each. `flows`: by the time.
@@ -21,7 +21,7 @@ impl Scene {
         for _ in 0..seconds {
             self.now_ns += S;
             let found = HashMap::from([(Arc::from("worker-17"), flows(self.now_ns))]);
-            let news = self.watch.handle_look(self.now_ns, &TIMERS, self.sees_all, found);
+            let news = self.watch.handle_look(self.now_ns, &TIMERS, self.sight, found);
             all.silent.extend(news.silent);
             all.back.extend(news.back);
         }
@@ -130,19 +130,37 @@ fn a_node_whose_connection_is_at_a_peer_is_not_silent_and_its_bytes_are_not_know
 fn nothing_is_said_of_a_node_that_may_be_at_an_instance_which_is_not_heard() {
     let mut scene = Scene::new();
     scene.pass(30, at_peer);
-    scene.sees_all = false;
+    scene.sight = NodeSight::Own;
     assert_eq!(scene.pass(300, none), NodeNews::default());
     assert!(matches!(scene.view().state, NodeState::Unknown { .. }) && scene.budget_s().is_none());
     // Its silence counts from the moment when all instances are heard again.
-    scene.sees_all = true;
+    scene.sight = NodeSight::All;
     assert_eq!(scene.pass(10, none), NodeNews::default());
     assert_eq!(scene.pass(1, none).silent.len(), 1);
     // And what was told is neither told again nor taken back while nothing is known.
-    scene.sees_all = false;
+    scene.sight = NodeSight::Own;
     scene.pass(30, none);
-    scene.sees_all = true;
+    scene.sight = NodeSight::All;
     assert_eq!(scene.pass(30, none), NodeNews::default());
     assert_eq!(scene.pass(1, at_peer).back.len(), 1);
+}
+
+/// Regression: an instance that was cut off told all nodes silent, whose connections the new owner of the VIP carried on.
+#[test]
+fn an_instance_whose_connections_another_host_may_carry_on_tells_no_node_silent_for_want_of_bytes() {
+    let mut scene = Scene::new();
+    scene.pass(90, beats(10));
+    let last_ns = scene.now_ns / (10 * S) * 10 * S;
+    scene.sight = NodeSight::NotItsOwn;
+    assert_eq!(scene.pass(60, |_| speaks_at(last_ns)), NodeNews::default());
+    scene.sight = NodeSight::All;
+    assert_eq!(scene.pass(60, |_| speaks_at(last_ns)), NodeNews::default(), "nor when it is back");
+    // One that it sees knows better: its peers are not heard, but it has the VIP.
+    let mut scene = Scene::new();
+    scene.pass(90, beats(10));
+    scene.sight = NodeSight::Own;
+    let last_ns = scene.now_ns;
+    assert_eq!(scene.pass(25, |_| speaks_at(last_ns)).silent.len(), 1);
 }
 
 /// Regression: a dead node had its whole budget again, and no alarm, each time a peer was not heard for a moment.
@@ -152,20 +170,20 @@ fn a_node_that_is_silent_stays_so_when_a_peer_was_not_heard_for_a_moment() {
     scene.pass(90, beats(10));
     assert_eq!(scene.pass(28, none).silent.len(), 1);
     let blip = |scene: &mut Scene, seconds| {
-        scene.sees_all = false;
+        scene.sight = NodeSight::Own;
         scene.pass(seconds, none);
-        scene.sees_all = true;
+        scene.sight = NodeSight::All;
         scene.pass(1, none)
     };
     assert_eq!(blip(&mut scene, 3), NodeNews::default());
     assert_eq!((scene.silent_s(), scene.budget_s()), (Some(31), Some(8)));
     // Also for longer, as it was told, and across an upgrade within it.
-    scene.sees_all = false;
+    scene.sight = NodeSight::Own;
     scene.pass(30, none);
     let saved = scene.watch.save();
     scene.watch = NodeWatch::default();
     scene.watch.restore(scene.now_ns, saved);
-    scene.sees_all = true;
+    scene.sight = NodeSight::All;
     assert_eq!(scene.pass(1, none), NodeNews::default());
     assert_eq!((scene.silent_s(), scene.budget_s()), (Some(62), Some(0)));
 
@@ -213,7 +231,7 @@ fn a_node_that_the_cluster_no_longer_lists_is_forgotten() {
     let mut scene = Scene::new();
     scene.pass(30, beats(10));
     scene.pass(30, none);
-    scene.watch.handle_look(scene.now_ns, &TIMERS, true, HashMap::new());
+    scene.watch.handle_look(scene.now_ns, &TIMERS, NodeSight::All, HashMap::new());
     assert_eq!(scene.watch.views(scene.now_ns, &TIMERS).count(), 0);
     scene.pass(1, none);
     assert_eq!(scene.view().state, &NodeState::NeverSeen);

@@ -264,6 +264,29 @@ fn a_link_that_breaks_says_more_than_missing_beats() {
     assert_eq!(fleet.view(1, "a").liveness, Liveness::Dead);
 }
 
+/// Regression: a host that was cut off told two reasons by turns, an event a second, until nothing else was left in the list.
+#[test]
+fn each_reason_for_a_missing_link_is_told_once_until_there_is_one_again() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    let told = |fleet: &mut Fleet| {
+        let notices = std::iter::from_fn(|| fleet.instances[0].poll_notice());
+        notices.filter(|it| matches!(it, Notice::Unreachable { .. })).count()
+    };
+    told(&mut fleet);
+    fleet.instances[0].handle_loss(&name("b"), "nothing came", fleet.now_ns);
+    for why in ["no route to host", "it is silent"].repeat(10) {
+        fleet.instances[0].handle_failure(&name("b"), why);
+        assert_eq!(fleet.view(0, "b").why_not.as_deref(), Some(why), "the status has the latest");
+    }
+    assert_eq!(told(&mut fleet), 2);
+    (0..100).for_each(|number| fleet.instances[0].handle_failure(&name("b"), &format!("error {number}")));
+    assert!(told(&mut fleet) < 10);
+    fleet.link(0, 1);
+    fleet.instances[0].handle_loss(&name("b"), "nothing came", fleet.now_ns);
+    fleet.instances[0].handle_failure(&name("b"), "no route to host");
+    assert_eq!(told(&mut fleet), 1, "after a link it is news again");
+}
+
 #[test]
 fn whoever_says_goodbye_is_neither_silent_nor_dead() {
     for farewell in [Farewell::Stopped, Farewell::Succeeded] {

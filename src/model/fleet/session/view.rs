@@ -6,7 +6,20 @@ use super::{Link, Mirror, Session, Telling};
 use crate::model::fleet::summary::{InstanceSummary, OLD_MS};
 use crate::model::fleet::{Farewell, Liveness, MemberView, PeerSummary};
 
+/// A host that is cut off fails to reach its peer in two or three ways by turns; what comes after so many is for the status alone.
+const REASONS_MAX: usize = 8;
+
 impl Session {
+    /// There is no link for this reason. Returns whether people have not been told so since the last one.
+    pub(in crate::model::fleet) fn has_no_link(&mut self, why: &str) -> bool {
+        self.why_not = Some(why.to_owned());
+        let is_news = self.told_why_not.len() < REASONS_MAX && !self.told_why_not.iter().any(|told| told == why);
+        if is_news {
+            self.told_why_not.push(why.to_owned());
+        }
+        is_news
+    }
+
     pub(in crate::model::fleet) fn view(&self, mirror: &Mirror, now_ns: u64) -> MemberView {
         let (behind, since_ns) = match &self.link {
             None => (0, None),

@@ -16,7 +16,7 @@ use crate::config::{Config, OffloadMode};
 use crate::metrics::Metrics;
 use crate::model::connect::ConnectFailure;
 use crate::model::end_reason::EndReason;
-use crate::model::fleet::Liveness;
+use crate::model::fleet::{Liveness, Strangeness};
 use crate::model::health::HealthState;
 use crate::model::histogram::{LATENCY_BOUNDS_S, LatencySnapshot};
 use crate::model::stays::Stays;
@@ -317,6 +317,13 @@ impl TableCollector {
             ("dropped", census.dropped.value()),
         ] {
             family.encode_family(&[("outcome", outcome)])?.counter(count)?;
+        }
+        let help = "Flows of peers that this instance did not take, for their frontend, their port or their number";
+        let mut family = families.counter("peer_flows_refused", help, None)?;
+        for (reason, why) in
+            [("frontend", Strangeness::Frontend), ("port", Strangeness::Port), ("number", Strangeness::Crowd)]
+        {
+            family.encode_family(&[("reason", reason)])?.counter(census.refused(why).value())?;
         }
         let help = "Flows of peers for which this host's map has no room: Baton resets them if their owner dies";
         families.gauge("peer_flows_not_held", help)?.encode_gauge(&(census.no_standby.load(Relaxed) as i64))?;

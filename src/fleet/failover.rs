@@ -12,6 +12,7 @@ mod beyond;
 mod control;
 mod firewall;
 mod handed;
+mod intake;
 mod kept;
 mod untold;
 mod wire;
@@ -27,7 +28,7 @@ use tokio::sync::{mpsc, watch};
 use crate::config::{Config, Source};
 use crate::essential;
 use crate::model::fleet::failover::Settings;
-use crate::model::fleet::{PeerCommand, Remote};
+use crate::model::fleet::{PEER_FLOWS_MAX, PeerCommand, Remote};
 use crate::ports::fleet::Fleet;
 use crate::ports::late_resets::LateResets;
 use crate::ports::offload::{Offload, StandbyQueues};
@@ -127,6 +128,7 @@ fn settings(config: &Config, standby: &StandbyQueues) -> Option<Settings> {
         guard_ns: config.failover.guard.as_nanos() as u64,
         priority: config.failover.priority.clone(),
         ports: ports(),
+        peer_flows_max: 2 * PEER_FLOWS_MAX,
     })
 }
 

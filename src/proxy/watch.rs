@@ -75,6 +75,14 @@ impl FlowWatch {
         [self.deliveries.next_ns(), first(&self.settling), first(&self.to_offload)].into_iter().flatten().min()
     }
 
+    /// Forgets the first of each queue, as long as they are flows that `has_ended`.
+    pub(super) fn forget_first_while(&mut self, has_ended: impl Fn(FlowRef) -> bool) {
+        for queue in [&mut self.settling, &mut self.to_offload] {
+            while queue.pop_front_if(|(_, at)| has_ended(*at)).is_some() {}
+        }
+        self.deliveries.forget_first_while(has_ended);
+    }
+
     /// Has [`FlowWatch::settle`] called when the flow's backend leg is old enough.
     pub(super) fn settle_later(&mut self, cx: &WorkerContext, at: FlowRef) {
         self.settling.push_back((cx.now_ns() + SETTLE_AFTER.as_nanos() as u64, at));
@@ -205,6 +213,24 @@ mod tests {
         let (mut cx, mut watch) = (context(None), FlowWatch::default());
         watch.set_idle_walk(&mut cx);
         assert_eq!((cx.timers.next_ns(), watch.next_ns(cx.now_ns())), (None, None));
+    }
+
+    #[test]
+    fn flows_that_have_ended_wake_nobody_and_those_behind_them_still_do() {
+        let (mut cx, mut flows) = (context(None), FlowSlab::default());
+        let mut watch = FlowWatch::default();
+        let (ended, lives) = (enter(&mut cx, &mut flows), enter(&mut cx, &mut flows));
+        watch.settle_later(&cx, ended);
+        let due_ns = watch.next_ns(cx.now_ns());
+        cx.pass(Duration::from_millis(1));
+        watch.settle_later(&cx, lives);
+        watch.forget_first_while(|at| !flows.keeps_place_of(at));
+        assert_eq!(watch.next_ns(cx.now_ns()), due_ns, "both live");
+        drop(flows.take(ended));
+        flows.vacate(&mut cx, ended.key());
+        watch.forget_first_while(|at| !flows.keeps_place_of(at));
+        assert_eq!(watch.next_ns(cx.now_ns()), due_ns.map(|due_ns| due_ns + 1_000_000));
+        assert_eq!([watch.next_settling(u64::MAX), watch.next_settling(u64::MAX)], [Some(lives), None]);
     }
 
     #[test]

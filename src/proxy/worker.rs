@@ -136,10 +136,13 @@ impl Worker {
         Ok(())
     }
 
-    fn time_to_wait(&self) -> Option<Duration> {
+    fn time_to_wait(&mut self) -> Option<Duration> {
         if !self.backlog.is_empty() {
             return Some(Duration::ZERO);
         }
+        // No deadline of a flow that has ended wakes the worker: short connections leave several each.
+        self.cx.timers.forget_first_while(|at| !self.flows.keeps_place_of(at));
+        self.watch.forget_first_while(|at| !self.flows.keeps_place_of(at));
         let next = [self.cx.timers.next_ns(), self.watch.next_ns(self.cx.now_ns())].into_iter().flatten().min()?;
         Some(Duration::from_nanos(next.saturating_sub(self.cx.now_ns())))
     }

@@ -8,6 +8,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 
 use super::count::Tally;
 pub(crate) use crate::model::fleet::MemberView;
+use crate::model::fleet::Strangeness;
 use crate::model::fleet::evacuate::Places;
 use crate::model::fleet::failover::ClientsAtPeers;
 use crate::model::fleet::vip::VipView;
@@ -39,20 +40,36 @@ pub struct FleetCensus {
     pub dropped: Tally,
     pub challenged: Tally,
     pub failovers: Tally,
+    /// `baton_peer_flows_refused_total` by reason: flows of peers that were not taken.
+    refused_frontend: Tally,
+    refused_port: Tally,
+    refused_crowd: Tally,
     /// Present number of peers' flows for which this host's map has no room.
     pub no_standby: AtomicU64,
 }
 
 impl FleetCensus {
+    pub(crate) fn refused(&self, why: Strangeness) -> &Tally {
+        match why {
+            Strangeness::Frontend => &self.refused_frontend,
+            Strangeness::Port => &self.refused_port,
+            Strangeness::Crowd => &self.refused_crowd,
+        }
+    }
+
     /// All counters by name, for an upgrade.
     pub(crate) fn tallies(&self) -> Vec<(String, &Tally)> {
-        let Self { reset, inherited, dropped, challenged, failovers, no_standby: _ } = self;
+        let Self { reset, inherited, dropped, challenged, failovers, no_standby: _, .. } = self;
+        let Self { refused_frontend, refused_port, refused_crowd, .. } = self;
         let all = [
             ("reset", reset),
             ("inherited", inherited),
             ("dropped", dropped),
             ("challenged", challenged),
             ("failovers", failovers),
+            ("refused_frontend", refused_frontend),
+            ("refused_port", refused_port),
+            ("refused_crowd", refused_crowd),
         ];
         all.into_iter().map(|(name, tally)| (format!("fleet {name}"), tally)).collect()
     }

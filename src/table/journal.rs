@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::InstanceName;
-use crate::model::fleet::{Liveness, PortRange};
+use crate::model::fleet::{Liveness, PortRange, Strangeness};
 use crate::model::health::{Cause, HealthState};
 use crate::model::ids::{FlowId, flow_as_text};
 use crate::model::nodes::SilenceKind;
@@ -326,12 +326,14 @@ pub enum What {
         answered: usize,
         silent: usize,
     },
-    /// The peer tells of flows that are of no frontend here, like this one; they are not taken.
+    /// The peer tells of flows that no instance of this fleet can have, like this one; they are not taken.
     FlowsStrange {
         instance: InstanceName,
         client: SocketAddr,
         vip: SocketAddr,
         local: SocketAddr,
+        #[serde(default)]
+        why: Strangeness,
     },
     /// Flows of a live instance whose packets come here: their backend is on this host, and so is the source address of
     /// their backend leg. They are reset.

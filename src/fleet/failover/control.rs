@@ -16,7 +16,7 @@ use super::firewall::{Firewall, MARK};
 use super::handed::HandedFlows;
 use super::untold::UntoldQueue;
 use super::wire::{ChallengeBatch, Wire};
-use super::{FailoverParts, Links};
+use super::{FailoverParts, Links, intake};
 use crate::config::{Config, FailoverSettings};
 use crate::model::ends::Key;
 use crate::model::fleet::evacuate::Places;
@@ -29,9 +29,6 @@ use crate::table::journal::What;
 
 /// How often the task checks whether kept addresses are needed and whether all peers are known.
 const TICK: Duration = Duration::from_millis(200);
-
-/// Events of the link that the task takes in one turn.
-const BURST: usize = 512;
 
 /// How often the task publishes the clients of the peers' flows: the next change after that copies the whole list.
 const CLIENTS_EVERY: Duration = Duration::from_secs(1);
@@ -127,7 +124,7 @@ impl FailoverControl {
         self.look_at_addresses();
         self.firewall.raise(&self.settings.vips, self.settings.carries);
         self.table.fleet_view.show_clients(Arc::default());
-        let mut remotes = Vec::with_capacity(BURST);
+        let mut remotes = Vec::with_capacity(intake::BURST);
         let beat = self.table.beats.begin("failover");
         loop {
             beat.turn();
@@ -198,7 +195,7 @@ impl FailoverControl {
                 }
                 ControlHeard::Network
             }
-            count = self.links.remotes.recv_many(remotes, BURST) => match count {
+            count = intake::take(&mut self.links.remotes, &self.table.offload.standby, remotes) => match count {
                 0 => ControlHeard::Gone,
                 _ => ControlHeard::Remotes,
             },
@@ -344,6 +341,7 @@ impl FailoverControl {
                     let counted = if self.wire.answer(&packet) { &census.reset } else { &census.dropped };
                     counted.add(1);
                 }
+                Action::Refused(why) => self.table.fleet_census.refused(why).add(1),
                 Action::Shared(shared) => self.table.fleet.set_shared(shared),
                 Action::Note(note) => self.note(note),
             }
@@ -382,11 +380,12 @@ impl FailoverControl {
                 census.inherited.add(inherited as u64);
                 What::FailedOver { instance: from, inherited, reset }
             }
-            Note::Strange { from, ends } => What::FlowsStrange {
+            Note::Strange { from, ends, why } => What::FlowsStrange {
                 instance: from,
                 client: ends.client.socket_addr(),
                 vip: ends.vip.socket_addr(),
                 local: ends.local.socket_addr(),
+                why,
             },
             Note::Stuck { from, flows } => What::FlowsStuck { instance: from, flows },
             Note::Told { from, answered, silent } => What::ClientsTold { instance: from, answered, silent },

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Abandoned, Epoch, FleetId, FlowRecord, InstanceName, Liveness, Passage, PeerSummary};
+use super::{Abandoned, Epoch, FleetId, FlowRecord, InstanceName, Liveness, Passage, PeerSummary, PortRange};
 use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
 
@@ -70,6 +70,11 @@ pub enum Remote {
     Claimed {
         by: InstanceName,
         flows: Vec<(FleetId, Option<Ends>)>,
+    },
+    /// `owner` has backend legs from these ports, among others.
+    Ports {
+        owner: InstanceName,
+        ports: PortRange,
     },
     /// The addresses of frontends that `owner` has on its interfaces now.
     Addresses {

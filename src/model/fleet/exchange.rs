@@ -11,6 +11,7 @@
 
 mod beats;
 mod notice;
+mod ports;
 mod vip;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -18,6 +19,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 pub(crate) use notice::Notice;
+use ports::PortsBeyond;
 
 use super::message::{CLAIM_MAX, Hello, Message};
 use super::mirror::Mirror;
@@ -79,6 +81,7 @@ pub struct Exchange {
     own: Own,
     mirror: Mirror,
     own_ids_told: u64,
+    beyond: PortsBeyond,
     /// Whether `mirror` holds all own flows, those of an earlier process included.
     whole: bool,
     sessions: BTreeMap<InstanceName, Session>,
@@ -121,6 +124,7 @@ impl Exchange {
         let mut exchange = Self {
             own,
             mirror: Mirror::default(),
+            beyond: PortsBeyond::default(),
             whole: false,
             sessions: BTreeMap::new(),
             asks: HashMap::new(),
@@ -212,7 +216,9 @@ impl Exchange {
 
     /// Takes in changes of own flows.
     pub(crate) fn handle_local(&mut self, locals: impl IntoIterator<Item = Local>, now_ns: u64) {
-        self.mirror.apply(locals, now_ns);
+        let Self { own, beyond, mirror, sessions, .. } = self;
+        mirror.apply(locals.into_iter().inspect(|local| beyond.see(own, local)), now_ns);
+        beyond.tell_news(sessions.values_mut());
     }
 
     /// All own flows are in `mirror`, those of an earlier process included: peers may receive the snapshot.
@@ -281,9 +287,7 @@ impl Exchange {
 
     /// The link to this peer, which has just come up, carries source ports.
     pub(crate) fn tell_ports(&mut self, peer: &InstanceName) {
-        if let (Some(session), Some(ports)) = (self.sessions.get_mut(peer), self.own.ports) {
-            session.say(Message::Ports(ports));
-        }
+        self.sessions.get_mut(peer).into_iter().for_each(|session| self.beyond.tell_all(&self.own, session));
     }
 
     /// Takes in this instance's own summary; call it about once a second. The peers get it if it is news to them, or if

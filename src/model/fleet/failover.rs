@@ -41,7 +41,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::{InstanceName, PeerCommand, Remote, StandbyAnswer, StandbyRequest, UnknownPacket};
+use super::{InstanceName, PeerCommand, Remote, StandbyAnswer, StandbyRequest, Strangeness, UnknownPacket};
 use crate::addr::VipAddr;
 use crate::model::ends::Ends;
 
@@ -81,6 +81,8 @@ pub(crate) struct Settings {
     pub priority: Vec<IpNet>,
     /// Source ports of this network's hosts. Each instance has a part of them.
     pub ports: RangeInclusive<u16>,
+    /// Flows of one peer that are known at a time, those of its last snapshot included.
+    pub peer_flows_max: usize,
 }
 
 /// Actions to take, in this order.
@@ -100,6 +102,8 @@ pub(crate) enum Action {
     WakeOn(Vec<Wake>),
     /// Answer the packet with RST.
     Answer(UnknownPacket),
+    /// Count a peer's flow that was not taken.
+    Refused(Strangeness),
     /// Whether other live instances have the same VIP, so that packets of one flow may come to several of them.
     Shared(bool),
     Note(Note),
@@ -108,10 +112,11 @@ pub(crate) enum Action {
 /// Events for the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Note {
-    /// The peer tells of flows that are of no frontend here, nor of an address of its own, like this one. They are not taken.
+    /// The peer tells of flows that no instance of this fleet can have, like this one. They are not taken.
     Strange {
         from: InstanceName,
         ends: Ends,
+        why: Strangeness,
     },
     /// So many flows of a live owner are reset: their backend is on this host, and so is the address of their backend
     /// leg.
@@ -213,6 +218,7 @@ impl Failover {
             Remote::Synced { owner } => self.synced(now_ns, &owner),
             Remote::Liveness { owner, liveness } => self.liveness(now_ns, &owner, liveness),
             Remote::Claimed { by, flows } => self.claimed_by(now_ns, &by, flows),
+            Remote::Ports { owner, ports } => self.members.tell_ports(&owner, ports, &mut self.agenda),
             Remote::Addresses { owner, vips } => self.peer_addresses(&owner, vips),
             Remote::Kept { owner, vips } => self.members.peer_mut(&owner).into_iter().for_each(|it| it.keep(&vips)),
             // The failover does not send these resets.

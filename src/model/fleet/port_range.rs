@@ -27,6 +27,20 @@ impl PortRange {
         (self.first..=self.last).contains(&port)
     }
 
+    /// All ports of the host whose part `slot` this is: the inverse of [`port_range`], and the few ports that are left over there.
+    pub(super) fn whole_of(self, slot: u8) -> Self {
+        let size = u32::from(self.last.saturating_sub(self.first)) + 1;
+        let first = u32::from(self.first).saturating_sub(size * u32::from(slot));
+        let last = first + (size + 1) * u32::from(SLOTS) - 2;
+        Self { first: first as u16, last: last.min(u32::from(u16::MAX)) as u16 }
+    }
+
+    /// The smallest range with `port` and all ports of `before`.
+    pub(super) fn widened(before: Option<Self>, port: u16) -> Self {
+        let before = before.unwrap_or(Self { first: port, last: port });
+        Self { first: before.first.min(port), last: before.last.max(port) }
+    }
+
     pub(super) fn overlaps(self, other: Self) -> bool {
         self.first <= other.last && other.first <= self.last
     }
@@ -51,5 +65,20 @@ mod tests {
         assert_eq!(port_range(1..=65535, 7).map(|port_range| port_range.last), Some(65528));
         assert_eq!(port_range(5..=9, 0), None);
         assert_eq!(port_range(1..=65535, SLOTS), None);
+    }
+
+    #[test]
+    fn a_part_and_its_slot_tell_all_ports_of_the_host() {
+        for (first, last) in [(32768, 60999), (1024, 65535), (1, 65535), (20000, 20008), (61000, 61017)] {
+            for slot in 0..SLOTS {
+                let whole = port_range(first..=last, slot).unwrap().whole_of(slot);
+                let spare = u32::from(whole.last) - u32::from(last);
+                assert!(whole.first == first && spare < u32::from(SLOTS), "{first}-{last} {slot}: {whole}");
+            }
+        }
+        // What no release says.
+        for ports in [(9, 1), (0, u16::MAX), (u16::MAX, 0)].map(|(first, last)| PortRange { first, last }) {
+            assert!((0..=u8::MAX).all(|slot| ports.whole_of(slot).first <= ports.first), "{ports}");
+        }
     }
 }

@@ -31,6 +31,19 @@ impl FlowRecord {
     }
 }
 
+/// Why a peer's flow is not taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Strangeness {
+    /// Its client has asked no frontend of this instance, or its backend leg comes from an address that this host alone has.
+    #[default]
+    Frontend,
+    /// No instance connects to backends from its port.
+    Port,
+    /// The peer has told of more flows than an instance can have.
+    Crowd,
+}
+
 /// Where a flow's bytes pass.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -37,7 +37,7 @@ const SUCCESSION_NS: u64 = 5_000_000_000;
 const ECHO_NS: u64 = 1_000_000_000;
 
 /// Flows of one peer: a peer that tells more violates the protocol.
-const FLOWS_MAX: usize = 2_000_000;
+pub(crate) const PEER_FLOWS_MAX: usize = 2_000_000;
 /// Messages other than flows that may wait for one peer.
 const OUTBOX_MAX: usize = 4096;
 const VIPS_MAX: usize = 1024;
@@ -116,6 +116,8 @@ pub(super) struct Link {
     outbox: VecDeque<Message>,
     /// `None`: the link's version has no summaries.
     pub summaries: Option<SummariesTold>,
+    /// Whether the link's version has source ports.
+    pub has_ports: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,7 +141,7 @@ pub(super) enum Fault {
     Hello,
     #[error("it refuses: {0}")]
     Refused(String),
-    #[error("it tells of more than {FLOWS_MAX} flows")]
+    #[error("it tells of more than {PEER_FLOWS_MAX} flows")]
     TooMany,
     #[error("it acknowledges changes that this instance has not sent")]
     Ack,
@@ -219,6 +221,7 @@ impl Session {
             echo: None,
             outbox: VecDeque::new(),
             summaries: None,
+            has_ports: false,
         });
         self.heard_ns = Some(now_ns);
         self.set_liveness(Liveness::Alive)
@@ -415,7 +418,11 @@ impl Session {
             }
             Message::Ask { number, packet } => return Ok(Heard::Asked { number, packet }),
             Message::Answer { number, known } => return Ok(Heard::Answered { number, known }),
-            Message::Ports(ports) => return Ok(Heard::Ports(ports)),
+            Message::Ports(ports) => {
+                let told = ports.whole_of(self.slot.unwrap_or_default());
+                remotes.push_back(Remote::Ports { owner: owner(), ports: told });
+                return Ok(Heard::Ports(ports));
+            }
             Message::Addresses(vips) | Message::Kept(vips) if vips.len() > VIPS_MAX => return Err(Fault::TooLong),
             Message::Addresses(vips) => {
                 self.vips.clone_from(&vips);
@@ -458,7 +465,7 @@ impl Session {
                     self.offloaded += 1;
                     *self.offloaded_to.entry(to).or_default() += 1;
                 }
-                if self.flows.len() > FLOWS_MAX {
+                if self.flows.len() > PEER_FLOWS_MAX {
                     return Err(Fault::TooMany);
                 }
                 remotes.push_back(Remote::Flow { owner, record });

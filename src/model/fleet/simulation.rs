@@ -241,6 +241,10 @@ impl World {
                     });
                     self.judge_failover(node, &from);
                 }
+                // Every instance here tells what is so.
+                Action::Refused(why) => {
+                    self.demand(false, || format!("{}: a flow is refused: {why:?}", node::NAMES[node]))
+                }
                 Action::Announce(_) | Action::Shared(_) | Action::Note(_) => {}
             }
         }

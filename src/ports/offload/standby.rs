@@ -41,6 +41,11 @@ impl StandbyQueues {
         self.requests.push(request);
     }
 
+    /// Number of requests that wait for the offload engine.
+    pub(crate) fn waiting(&self) -> usize {
+        self.requests.len()
+    }
+
     pub(crate) fn next_request(&self) -> Option<StandbyRequest> {
         self.requests.pop()
     }

@@ -68,6 +68,13 @@ impl Deliveries {
         self.lines.iter().filter_map(|line| line.flows.front()).map(|next| next.due_ns).min()
     }
 
+    /// Forgets the first flows, as long as they `has_ended`.
+    pub(super) fn forget_first_while(&mut self, has_ended: impl Fn(FlowRef) -> bool) {
+        for line in &mut self.lines {
+            while line.flows.pop_front_if(|next| has_ended(next.at)).is_some() {}
+        }
+    }
+
     pub(super) fn push(&mut self, every_ns: u64, next: Delivering) {
         match self.lines.iter_mut().find(|line| line.every_ns == every_ns) {
             Some(line) => line.flows.push_back(next),
@@ -78,8 +85,8 @@ impl Deliveries {
     pub(super) fn pop(&mut self, now_ns: u64) -> Option<Delivering> {
         let due = |line: &&mut DeliveryLine| line.flows.front().is_some_and(|next| next.due_ns <= now_ns);
         let found = self.lines.iter_mut().find(due).and_then(|line| line.flows.pop_front());
-        if found.is_none() {
-            // Lines of settings that a reload has replaced.
+        if found.is_none() && self.lines.len() > 1 {
+            // Lines of settings that a reload has replaced. The last line stays: short flows empty it again and again.
             self.lines.retain(|line| !line.flows.is_empty());
         }
         found

@@ -15,7 +15,7 @@ use crate::model::humane::{bytes, duration_ms, duration_us, plural};
 use crate::model::names::named;
 use crate::model::weight::Weight;
 use crate::table::offload::OFF;
-use words::{in_words, named_nodes, ordered_because, ports_overlap};
+use words::{in_words, named_nodes, ordered_because, ports_overlap, strange};
 
 impl What {
     /// One sentence without a full stop.
@@ -373,11 +373,12 @@ impl What {
                     "{clients} of {instance} answered the challenge and got RST, {silent} did not answer"
                 )
             }
-            Self::FlowsStrange { instance, client, vip, local } => {
+            Self::FlowsStrange { instance, client, vip, local, why } => {
+                let such = strange(*why);
                 say!(
                     Bad,
                     { %instance, %client, %vip, %local },
-                    "{instance} tells of flows that are of no frontend of this instance, like that of {client} to {vip}, from {local} on: Baton does not take them"
+                    "{instance} tells of flows that {such}, like that of {client} to {vip}, from {local} on: Baton does not take them"
                 )
             }
             Self::FlowsStuck { instance, flows } => {

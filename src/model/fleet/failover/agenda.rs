@@ -83,7 +83,7 @@ impl Agenda {
     /// Does nothing for an empty list.
     pub(super) fn forget(&mut self, keys: Vec<Key>) {
         if !keys.is_empty() {
-            self.standby(StandbyRequest::Forget(keys));
+            self.carry(StandbyRequest::Forget(keys));
         }
     }
 
@@ -171,11 +171,13 @@ mod tests {
     #[test]
     fn without_offload_nothing_is_held_and_nothing_dropped() {
         let id = FleetId { flow: FlowId::of(7, 1), ends: 1 };
-        for (carries, expected) in [(true, 2), (false, 0)] {
+        let key = Key { from: ([10, 0, 0, 1], 1).into(), to: ([10, 0, 0, 2], 6443).into() };
+        for (carries, expected) in [(true, 3), (false, 0)] {
             let mut agenda = Agenda::new(carries);
             agenda.carry(StandbyRequest::Inherit(vec![id]));
             agenda.drop_standby(id);
             agenda.drop_standby(id);
+            agenda.forget(vec![key]);
             assert_eq!(actions(&mut agenda).len(), expected);
         }
     }

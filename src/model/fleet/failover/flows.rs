@@ -94,6 +94,11 @@ impl KnownFlows {
         self.says_no_more(owner);
     }
 
+    /// Whether another flow of `owner` may be known. A snapshot of an honest peer fits beside the one before.
+    pub(super) fn has_room(&self, owner: &InstanceName, id: FleetId, each_max: usize) -> bool {
+        self.flows.contains_key(&id) || self.lists.get(owner).is_none_or(|list| list.flows.len() < each_max)
+    }
+
     pub(super) fn len(&self) -> usize {
         self.flows.len()
     }

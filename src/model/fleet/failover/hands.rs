@@ -2,15 +2,24 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::{Failover, Note};
+use super::{Action, Failover, Note};
 use crate::model::ends::Ends;
-use crate::model::fleet::{FleetId, FlowRecord, InstanceName, StandbyRequest};
+use crate::model::fleet::{FleetId, FlowRecord, InstanceName, StandbyRequest, Strangeness};
 
 impl Failover {
     pub(super) fn flow(&mut self, now_ns: u64, owner: InstanceName, record: FlowRecord) {
-        if !self.members.can_be_peers(&owner, &record.ends) {
-            if self.members.peer_mut(&owner).is_some_and(|peer| peer.lacks_one(record.ends.vip.ip())) {
-                self.agenda.note(Note::Strange { from: owner, ends: record.ends });
+        let (id, each_max) = (record.fleet_id(), self.members.settings().peer_flows_max);
+        let crowd = (!self.flows.has_room(&owner, id, each_max)).then_some(Strangeness::Crowd);
+        // What is known already was taken before all had told their ports.
+        let is_new = self.flows.get(&id).is_none();
+        let strange = self.members.strangeness(&owner, &record.ends).filter(|why| is_new || *why != Strangeness::Port);
+        if let Some(why) = strange.or(crowd) {
+            let peer = self.members.peer_mut(&owner);
+            if let Some(is_first) = peer.and_then(|peer| peer.lacks_one(record.ends.vip.ip(), why)) {
+                self.agenda.act(Action::Refused(why));
+                if is_first {
+                    self.agenda.note(Note::Strange { from: owner, ends: record.ends, why });
+                }
             }
             return;
         }

@@ -8,10 +8,17 @@ use super::peer::PeerState;
 use super::{Action, Settings};
 use crate::addr::VipAddr;
 use crate::model::ends::Ends;
-use crate::model::fleet::{InstanceName, Liveness};
+use crate::model::fleet::{InstanceName, Liveness, PeerCommand, PortRange, Strangeness};
 
 /// For so long after a VIP has come here, a silent owner counts as dead.
 const FRESH_NS: u64 = 5_000_000_000;
+
+/// No outgoing connection has a lower port (net/ipv4/sysctl_net_ipv4.c, ipv4_local_port_range), unless an administrator has moved
+/// this limit.
+const UNPRIVILEGED: u16 = 1024;
+
+/// Ranges of ports that are kept: as many as a fleet has when each instance has changed its own several times.
+const TOLD_PORTS_MAX: usize = 64;
 
 /// The other instances and the addresses of this host. They determine which instance owns a flow, and how to reach a
 /// peer.
@@ -21,6 +28,9 @@ pub(crate) struct Members {
     /// Frontends' listening addresses that the configuration no longer names: flows may use them until their drain is over.
     former: BTreeSet<VipAddr>,
     peers: BTreeMap<InstanceName, PeerState>,
+    /// From these ports instances connect to backends, or did: flows outlive the range of ports from which they began, and the
+    /// instance.
+    told_ports: Vec<PortRange>,
     /// The frontends' addresses that are on this host; `None`: not known yet.
     here: Option<BTreeSet<IpAddr>>,
     /// This host's other addresses.
@@ -42,7 +52,16 @@ impl Members {
     pub(super) fn new(settings: Settings) -> Self {
         let peers = settings.peers.iter().map(|(name, link)| (name.clone(), PeerState::new(*link))).collect();
         let (here, own) = (None, BTreeSet::new());
-        Self { settings, former: BTreeSet::new(), peers, here, own, fresh_until_ns: 0, shared: false }
+        Self {
+            settings,
+            former: BTreeSet::new(),
+            peers,
+            told_ports: Vec::new(),
+            here,
+            own,
+            fresh_until_ns: 0,
+            shared: false,
+        }
     }
 
     pub(super) fn settings(&self) -> &Settings {
@@ -87,7 +106,7 @@ impl Members {
     /// Whether `owner` can have a flow with these ends: its client has asked a frontend, here or at an address of `owner`'s host, and
     /// its backend leg does not come from an address that only this host has. An entry for other ends would take the packets of a
     /// connection that is not Baton's.
-    pub(super) fn can_be_peers(&self, owner: &InstanceName, ends: &Ends) -> bool {
+    fn can_be_peers(&self, owner: &InstanceName, ends: &Ends) -> bool {
         let (vip, from) = (ends.vip, ends.local.ip());
         let mut listens = self.settings.listens.iter().chain(&self.former);
         // Instances without a VIP listen each on its own address.
@@ -98,6 +117,33 @@ impl Members {
         };
         listens.any(is_asked)
             && (from == vip.ip() || !self.own.contains(&from) || self.settings.sources.contains(&from))
+    }
+
+    /// Why no flow of `owner` can have these ends. `None`: it can.
+    pub(super) fn strangeness(&self, owner: &InstanceName, ends: &Ends) -> Option<Strangeness> {
+        match () {
+            () if !self.can_be_peers(owner, ends) => Some(Strangeness::Frontend),
+            () if !self.can_be_leg(ends.local.port()) => Some(Strangeness::Port),
+            () => None,
+        }
+    }
+
+    /// Whether an instance of this fleet connects to backends from this port, or did. It may be any of them: flows go from one to
+    /// another. With a port of a service, the entry for what the backend sends would take packets of a client of that service.
+    fn can_be_leg(&self, port: u16) -> bool {
+        let is_unknown = self.peers.values().any(|peer| !peer.has_told_ports());
+        self.settings.ports.contains(&port)
+            || port >= UNPRIVILEGED && (is_unknown || self.told_ports.iter().any(|ports| ports.contains(port)))
+    }
+
+    /// `owner` has told ports of its host. If they are more than were known, flows that were not taken are asked for again.
+    pub(super) fn tell_ports(&mut self, owner: &InstanceName, ports: PortRange, agenda: &mut Agenda) {
+        let Some(peer) = self.peers.get_mut(owner) else { return };
+        peer.tell_ports();
+        if !self.told_ports.contains(&ports) && self.told_ports.len() < TOLD_PORTS_MAX {
+            self.told_ports.push(ports);
+            self.take_lacking().into_iter().for_each(|owner| agenda.send(PeerCommand::AskAgain(owner)));
+        }
     }
 
     /// Returns, only once, the peers of which not all flows were taken.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use crate::model::fleet::{Epoch, Farewell, Liveness};
+use crate::model::fleet::{Epoch, Farewell, Liveness, Strangeness};
 
 /// Whether another instance lives, and the addresses of its host, according to its last messages.
 #[derive(Debug)]
@@ -19,13 +19,15 @@ pub(super) struct PeerState {
     /// died.
     answered: bool,
     synced: bool,
-    /// Whether this instance has not taken some of its flows, for it has no frontend of theirs.
+    /// Whether this instance has not taken some of its flows, for it has no frontend of theirs, or no instance such ports.
     lacks_some: bool,
-    /// Whether its own host has no such frontend's address either.
+    /// Whether no instance of the fleet can have one of these.
     is_strange: bool,
     /// The frontends' addresses that both hosts have, according to its last messages: none that came here after them.
     shared: BTreeSet<IpAddr>,
     slot: Option<u8>,
+    /// Whether it has told ports of its host.
+    has_told_ports: bool,
     /// Of the process that was last heard.
     epoch: Option<Epoch>,
     /// Whether that process said that another one continues with all its flows.
@@ -54,6 +56,7 @@ impl PeerState {
             is_strange: false,
             shared: BTreeSet::new(),
             slot: None,
+            has_told_ports: false,
             epoch: None,
             is_succeeded: false,
             is_anew: false,
@@ -66,10 +69,12 @@ impl PeerState {
         self.is_dead
     }
 
-    /// A flow to `vip` was not taken. Returns whether it is the first one that cannot be of a frontend of its own either.
-    pub(super) fn lacks_one(&mut self, vip: IpAddr) -> bool {
+    /// A flow to `vip` was not taken. Returns whether it is the first one that no instance can have; `None`: it may be of a frontend
+    /// that this peer alone has.
+    pub(super) fn lacks_one(&mut self, vip: IpAddr, why: Strangeness) -> Option<bool> {
         self.lacks_some = true;
-        !self.has(vip) && !std::mem::replace(&mut self.is_strange, true)
+        let is_its_own = why == Strangeness::Frontend && self.has(vip);
+        (!is_its_own).then(|| !std::mem::replace(&mut self.is_strange, true))
     }
 
     /// Whether flows of it were not taken since the last call.
@@ -88,6 +93,14 @@ impl PeerState {
 
     pub(super) fn has_answered(&self) -> bool {
         self.answered
+    }
+
+    pub(super) fn tell_ports(&mut self) {
+        self.has_told_ports = true;
+    }
+
+    pub(super) fn has_told_ports(&self) -> bool {
+        self.has_told_ports
     }
 
     pub(super) fn slot(&self) -> Option<u8> {

@@ -39,6 +39,7 @@ fn settings(me: &str) -> Settings {
         guard_ns: 2000 * MS,
         priority: vec!["10.0.0.0/28".parse().unwrap()],
         ports: 32768..=60999,
+        peer_flows_max: 200,
     }
 }
 

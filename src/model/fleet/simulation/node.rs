@@ -109,6 +109,7 @@ impl Node {
             guard_ns: GUARD_NS,
             priority: Vec::new(),
             ports: 32768..=60999,
+            peer_flows_max: 1_000,
         }
     }
 

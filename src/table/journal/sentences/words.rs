@@ -1,7 +1,7 @@
 //! Parts of the sentences.
 
 use crate::model::end_reason::EndReason;
-use crate::model::fleet::{Farewell, Liveness, PortRange};
+use crate::model::fleet::{Farewell, Liveness, PortRange, Strangeness};
 use crate::model::humane::plural;
 use crate::model::weight::Weight;
 
@@ -43,6 +43,15 @@ pub(super) fn in_words(liveness: Liveness) -> &'static str {
         Liveness::Dead => "considered dead: this instance has not heard of it for a second",
         Liveness::Left(Farewell::Succeeded) => "being replaced by another process",
         Liveness::Left(Farewell::Stopped) => "stopped",
+    }
+}
+
+/// Why flows of a peer are not taken.
+pub(super) fn strange(why: Strangeness) -> &'static str {
+    match why {
+        Strangeness::Frontend => "are of no frontend of this instance",
+        Strangeness::Port => "come from ports from which no instance connects to backends",
+        Strangeness::Crowd => "are more than an instance can have",
     }
 }
 

@@ -57,6 +57,29 @@ fn instances_with_the_same_source_ports_are_told_where_both_releases_say_them() 
     assert_eq!(overlaps(false, range(33000, 33001)), 0);
 }
 
+/// Regression: with the check of ports, flows that began while their host had another range would be no instance's.
+#[test]
+fn flows_from_ports_that_are_none_of_their_host_any_more_are_told_with_their_ports() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    let begin = |fleet: &mut Fleet, port| {
+        fleet.establish(1, [port]);
+        fleet.talk();
+        let told = std::mem::take(&mut fleet.told[0]).into_iter().filter_map(|remote| match remote {
+            Remote::Ports { ports, .. } => Some(ports),
+            _ => None,
+        });
+        told.collect::<Vec<_>>()
+    };
+    assert_eq!(begin(&mut fleet, 20_000), [], "the link has no such message");
+    fleet.instances[1].tell_ports(&name("a"));
+    let told = begin(&mut fleet, 40_000);
+    assert_eq!(told[0], PortRange { first: 32_768, last: 61_006 }, "all of its host, whatever its part");
+    assert!(told.len() == 2 && told[1].contains(20_000), "{told:?}");
+    assert_eq!([begin(&mut fleet, 60_000), begin(&mut fleet, 20_000)], [[], []], "nothing new");
+    let told = begin(&mut fleet, 19_000);
+    assert!(told.len() == 1 && told[0].contains(19_000) && told[0].contains(20_000), "{told:?}");
+}
+
 fn fleet_part(slot: u8) -> PortRange {
     port_range(32768..=60999, slot).unwrap()
 }

@@ -44,6 +44,8 @@ pub(crate) struct FileOwner {
     pub host: String,
     pub reset_within_ms: u64,
     pub lease_renew_ms: u64,
+    /// A node that renews nothing for longer is NotReady; 0: an earlier release recorded it.
+    pub node_grace_ms: u64,
     pub frontends: Vec<FrontendSettings>,
 }
 
@@ -360,6 +362,7 @@ impl FileOwner {
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             reset_within_ms: ms(config.process.reset_within),
             lease_renew_ms: ms(config.cluster.lease_renew),
+            node_grace_ms: ms(config.cluster.node_monitor_grace_period),
             frontends: frontends.collect(),
         }
     }

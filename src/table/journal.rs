@@ -160,6 +160,9 @@ pub enum What {
         /// For which this process had not run, if that is why: its clients waited.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         late_ms: Option<u64>,
+        /// This host reaches nobody any more by the VIP's interface.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        cut_off: bool,
     },
     /// This peer has the VIP, and before it another instance had it, or none.
     VipHeld {

@@ -255,7 +255,7 @@ impl VipHolder {
         }
         let why = "the configuration no longer has it".to_owned();
         let vip = before.label();
-        self.parts.journal.record(What::VipGivenUp { vip, why, late_ms: None });
+        self.parts.journal.record(What::VipGivenUp { vip, why, late_ms: None, cut_off: false });
         for ip in goes {
             self.host.metrics.vip_held.remove(&AddressLabels { address: ip.to_string() });
         }
@@ -565,7 +565,8 @@ impl VipHolder {
                 let is_last = matches!(why, VipLoss::Barred(VipBar::Stopping));
                 self.hooks.run_next(&vip.settings.on_loss, "loss", &vip.settings.addresses, is_last);
                 let late_ms = if let VipLoss::Late { for_ms } = why { Some(for_ms) } else { None };
-                What::VipGivenUp { vip: label, why: why.to_string(), late_ms }
+                let cut_off = matches!(why, VipLoss::NoCarrier | VipLoss::NoAddress | VipLoss::Deaf);
+                What::VipGivenUp { vip: label, why: why.to_string(), late_ms, cut_off }
             }
             VipNote::HeldBy(by) => What::VipHeld { vip: label, by: by.to_string() },
             VipNote::Restored => What::VipRestored { vip: label },

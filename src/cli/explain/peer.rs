@@ -41,7 +41,10 @@ impl KnownPeer {
         let peer = &self.peer;
         let mut figures = Figures::default();
         let mut sentences = vec![self.state()];
-        let mut changes = story.of_peer(&peer.name.0).filter(|event| is_of_link(event));
+        // Why a dead one is not reached is told by its death.
+        let is_told =
+            |event: &Event| peer.liveness != Liveness::Dead || !matches!(event.what, What::PeerUnreachable { .. });
+        let mut changes = story.of_peer(&peer.name.0).filter(|event| is_of_link(event) && is_told(event));
         if let Some(last) = changes.next() {
             figures.at_unix_ms = last.at_unix_ms;
             let (ago, before) = (duration_ms(now_ms.saturating_sub(last.at_unix_ms)), changes.next());

@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use super::Subject;
 use crate::model::end_reason::{ClientSaw, EndReason};
+use crate::model::fleet::Liveness;
 use crate::model::health::{Cause, HealthState};
 use crate::model::humane::{bytes, date_and_time, duration_ms, limit_ms, plural};
 use crate::model::ids::FlowId;
@@ -116,6 +117,7 @@ impl<'r> Story<'r> {
                 refusals::refusals(self, at).or_else(|| self.plain(at))
             }
             What::FlowEnded { .. } => self.end(at),
+            What::NodesBack { .. } => self.plain(self.silence_before(at).unwrap_or(at)),
             // The start that it is told after says more of it.
             What::ProcessDied { .. } => {
                 let start = self.events[..at].iter().rposition(|(event, _)| matches!(event.what, What::Started { .. }));
@@ -157,14 +159,13 @@ impl<'r> Story<'r> {
         Some((sentences, figures))
     }
 
-    /// The last change of a peer's link, or its last event.
+    /// The last death of a peer, else the last change of its link, or its last event.
     fn peer(&self, name: &str) -> Option<Explained> {
         let last = |wanted: fn(&Event) -> bool| {
             self.events.iter().rposition(|(event, _)| peer_of(event) == Some(name) && wanted(event))
         };
-        // Of its death more is known than of the link that ended with it.
-        let death = last(|event| matches!(event.what, What::FailedOver { .. } | What::PeerLinked { .. }));
-        let death = death.filter(|at| matches!(self.events[*at].0.what, What::FailedOver { .. }));
+        // Of its death more is known than of the link that ended with it; and a moment's silence since then is nothing beside it.
+        let death = last(|event| matches!(event.what, What::FailedOver { .. })).or_else(|| last(is_death));
         match death {
             Some(at) => self.of_event(at),
             None => self.plain(last(is_of_link).or_else(|| last(|_| true))?),
@@ -180,7 +181,7 @@ impl<'r> Story<'r> {
     fn plain(&self, at: usize) -> Option<Explained> {
         let (event, owner) = self.events[at];
         let mut sentences = vec![format!("At {} {}.", moment(event.at_unix_ms), event.what.sentence())];
-        let mut absence_ms = None;
+        let (mut absence_ms, mut lasted_ms) = (None, None);
         match &event.what {
             // No order to the process before it begins another one.
             What::Started { .. } => {
@@ -190,7 +191,14 @@ impl<'r> Story<'r> {
                     absence_ms = Some(gap_ms);
                 }
             }
-            What::NodesSilent { nodes, for_ms, why, .. } => sentences.extend(self.silence(at, nodes, *for_ms, *why)),
+            What::NodesSilent { nodes, more, for_ms, why } => {
+                sentences.extend(self.silence(at, nodes, nodes.len() + more == 1, *for_ms, *why));
+                let over = nodes.first().and_then(|node| self.silence_over(at, node, *for_ms));
+                if let Some((over, ms)) = over {
+                    sentences.push(over);
+                    lasted_ms = Some(ms);
+                }
+            }
             What::RebalancePlanned { .. } | What::Rebalanced { .. } => {
                 let ordered = self.order_of(at, "rebalance", None);
                 sentences.extend(ordered.or_else(|| self.settings(owner, of_rebalance(event)?).and_then(rebalances)));
@@ -209,8 +217,12 @@ impl<'r> Story<'r> {
             What::OrderReceived { .. } => {}
             _ => sentences.extend(self.order_before(at)),
         }
-        let mut figures = Figures { at_unix_ms: event.at_unix_ms, longest_gap_ms: absence_ms, ..Figures::default() };
+        let mut figures =
+            Figures { at_unix_ms: event.at_unix_ms, longest_gap_ms: absence_ms, lasted_ms, ..Figures::default() };
         sentences.extend(self.aftermath(at, &mut figures));
+        if lasted_ms.is_some() {
+            return Some((sentences, figures));
+        }
         let next = self.events[at + 1..].iter().map(|(event, _)| *event);
         let next = next.filter(|next| !next.what.is_end() && !matches!(next.what, What::VipHeld { .. }));
         if let Some(next) = next.take_while(|next| next.at_unix_ms <= event.at_unix_ms + AFTER_MS).next() {
@@ -272,7 +284,17 @@ impl<'r> Story<'r> {
         // A backend that dies ends its flows before a probe sees it.
         let begun_ms = first_end_ms.unwrap_or(event.at_unix_ms).min(event.at_unix_ms);
         sentences.extend([self.share_before((frontend, backend), begun_ms, event.at_unix_ms, owner), effect]);
-        if let (HealthState::Ejected, false, Some(settings)) = (*to, ordered, settings) {
+        if let (HealthState::Draining, None, Some(settings)) = (*to, over, settings) {
+            sentences.extend(self.drain_left(
+                (frontend, backend),
+                event.at_unix_ms + settings.drain_timeout_ms,
+                settings,
+            ));
+        }
+        let nobody = self.serves_nobody(at, frontend);
+        if let (HealthState::Ejected, false, Some(nobody)) = (*to, ordered, &nobody) {
+            sentences.push(nobody.clone());
+        } else if let (HealthState::Ejected, false, Some(settings)) = (*to, ordered, settings) {
             let without = without_backend(self, at, frontend);
             let has_reset = figures.flows_ordered > 0 || !figures.flows_ended.is_empty();
             let was_told = is_told_at_once(cause, &figures);
@@ -532,6 +554,11 @@ pub(super) fn is_of_link(event: &Event) -> bool {
         event.what,
         What::PeerLinked { .. } | What::PeerLost { .. } | What::PeerUnreachable { .. } | What::PeerLiveness { .. }
     )
+}
+
+/// Whether it is the death of a peer.
+fn is_death(event: &Event) -> bool {
+    matches!(event.what, What::PeerLiveness { liveness: Liveness::Dead, .. })
 }
 
 /// The peer that an event is about.

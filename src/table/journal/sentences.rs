@@ -175,10 +175,10 @@ impl What {
             Self::VipGained { vip, why, silent } => {
                 say!(Good, { vip, silent = silent.as_deref() }, "this host has the VIP {vip} now: {why}")
             }
-            Self::VipGivenUp { vip, why, late_ms } => {
+            Self::VipGivenUp { vip, why, late_ms, cut_off } => {
                 // It had clients, who waited.
-                let weight = if late_ms.is_some() { Bad } else { Notice };
-                say!(weight, { vip, late_ms }, "this host has given up the VIP {vip}: {why}")
+                let weight = if late_ms.is_some() || *cut_off { Bad } else { Notice };
+                say!(weight, { vip, late_ms, cut_off }, "this host has given up the VIP {vip}: {why}")
             }
             Self::VipHeld { vip, by } => say!(Plain, { vip, by }, "{by} has the VIP {vip} now"),
             Self::VipRestored { vip } => {

@@ -83,7 +83,8 @@ mod tests {
         assert_eq!(ordered(EndReason::EjectedByOperator), None);
         let silent = What::NodesSilent { nodes: vec![why()], more: 29, why: SilenceKind::NoConnection, for_ms: 10_000 };
         assert_eq!(silent.severity(), Some(EventSeverity::ClientsSuffer));
-        let given_up = |late_ms| What::VipGivenUp { vip: String::new(), why: why(), late_ms }.severity();
+        let given_up =
+            |late_ms| What::VipGivenUp { vip: String::new(), why: why(), late_ms, cut_off: false }.severity();
         assert_eq!(given_up(Some(2_000)), Some(EventSeverity::ClientsSuffer), "they waited for a process that hung");
         assert_eq!(given_up(None), Some(EventSeverity::Notice));
         let dead = What::PeerLiveness { peer: why(), liveness: Liveness::Dead };

@@ -25,7 +25,16 @@ impl Story<'_> {
     fn weight(&self, at: usize) -> Weight {
         let (event, _) = self.events[at];
         let is_applied = |(later, _): &(&Event, usize)| matches!(later.what, What::Reloaded { .. });
-        match event.what {
+        match &event.what {
+            // A host that is cut off loses all the others, and is the one that is ill.
+            What::PeerLiveness { .. } | What::FailedOver { .. } if self.vip_elsewhere(at) == Some(true) => {
+                Weight::Plain
+            }
+            What::BackendChanged { frontend, .. } | What::FlowsOrdered { frontend, .. }
+                if self.serves_nobody(at, frontend).is_some() =>
+            {
+                Weight::Plain
+            }
             What::Started { .. } if self.death_before(at).is_some() => Weight::Bad,
             What::NodesSilent { .. } => Weight::Bad,
             // Its clients are reset, or will be at the end of drain_timeout.
@@ -39,6 +48,38 @@ impl Story<'_> {
             What::PeerLiveness { liveness: Liveness::Silent, .. } => Weight::Notice,
             What::ReloadRefused { .. } if self.events[at..].iter().any(is_applied) => Weight::Plain,
             _ => event.what.weight(),
+        }
+    }
+
+    /// Whether this host had given the VIP up since it was cut off. `None`: it had the VIP, or Baton does not move it.
+    fn vip_elsewhere(&self, at: usize) -> Option<bool> {
+        let before = self.events[..at].iter().rev().map(|(event, _)| &event.what);
+        let last = before.filter_map(|what| match what {
+            What::VipGained { .. } => Some(None),
+            What::VipGivenUp { cut_off, .. } => Some(Some(*cut_off)),
+            What::VipHeld { .. } => Some(Some(false)),
+            _ => None,
+        });
+        last.into_iter().next().flatten()
+    }
+
+    /// Why no client of `frontend` can have felt the event at `at`: a sentence. `None`: one can have.
+    pub(super) fn serves_nobody(&self, at: usize, frontend: &str) -> Option<String> {
+        let at_ms = self.events[at].0.at_unix_ms;
+        let flows = || {
+            let sampled = self.sample_before(at_ms)?;
+            sampled.frontends.iter().find(|it| it.name == frontend).map(|it| it.flows)
+        };
+        match self.vip_elsewhere(at)? {
+            true => Some(
+                "This host was cut off and had given up the VIP: it cannot say what its backends did, nor what clients felt at the host \
+                 that has the VIP."
+                    .to_owned(),
+            ),
+            false if flows() == Some(0) => {
+                Some(format!("Another host had the VIP, and this one no flow of {frontend}: no client felt it here."))
+            }
+            false => None,
         }
     }
 
@@ -73,7 +114,14 @@ impl Story<'_> {
     }
 
     /// Why nodes are silent, as far as something tells of it: up to three sentences.
-    pub(super) fn silence(&self, at: usize, nodes: &[String], for_ms: u64, why: SilenceKind) -> Vec<String> {
+    pub(super) fn silence(
+        &self,
+        at: usize,
+        nodes: &[String],
+        is_one: bool,
+        for_ms: u64,
+        why: SilenceKind,
+    ) -> Vec<String> {
         let (event, owner) = self.events[at];
         let begun_ms = event.at_unix_ms.saturating_sub(for_ms);
         let mut sentences = Vec::new();
@@ -104,7 +152,10 @@ impl Story<'_> {
             None => {
                 let (times, renewal) = match why {
                     SilenceKind::NoConnection => (1, "a node that lives connects again within one"),
-                    SilenceKind::NoByte => (2, "its connections were open, and a kubelet sends something in each"),
+                    SilenceKind::NoByte if is_one => {
+                        (2, "its connections were open, and a kubelet sends something in each")
+                    }
+                    SilenceKind::NoByte => (2, "their connections were open, and a kubelet sends something in each"),
                 };
                 let counted = duration_ms(times * self.recording.owners[owner].lease_renew_ms);
                 let key = if times == 1 { "cluster.lease_renew" } else { "twice cluster.lease_renew" };
@@ -112,6 +163,42 @@ impl Story<'_> {
             }
         }
         sentences
+    }
+
+    /// How long the silence that is told at `at` lasted, in ms: a sentence.
+    pub(super) fn silence_over(&self, at: usize, node: &str, for_ms: u64) -> Option<(String, u64)> {
+        let (event, owner) = self.events[at];
+        let back = self.events[at + 1..].iter().map(|(event, _)| *event).find(|it| match &it.what {
+            What::NodesBack { nodes, .. } => nodes.iter().any(|it| it == node),
+            _ => false,
+        })?;
+        let lasted_ms = for_ms + back.at_unix_ms.saturating_sub(event.at_unix_ms);
+        let grace_ms = self.recording.owners[owner].node_grace_ms;
+        let grace = duration_ms(grace_ms);
+        let verdict = match grace_ms {
+            0 => String::new(),
+            _ if lasted_ms > grace_ms => {
+                format!(", longer than cluster.node_monitor_grace_period = {grace}: it can have become NotReady")
+            }
+            _ => format!(", less than cluster.node_monitor_grace_period = {grace}"),
+        };
+        Some((
+            format!(
+                "{node} was heard again at {}, after {}{verdict}.",
+                moment(back.at_unix_ms),
+                duration_ms(lasted_ms)
+            ),
+            lasted_ms,
+        ))
+    }
+
+    /// The event at which the silence that ends at `at` was told.
+    pub(super) fn silence_before(&self, at: usize) -> Option<usize> {
+        let What::NodesBack { nodes: back, .. } = &self.events[at].0.what else { return None };
+        self.events[..at].iter().rposition(|(event, _)| match &event.what {
+            What::NodesSilent { nodes, .. } => nodes.iter().any(|it| back.contains(it)),
+            _ => false,
+        })
     }
 
     /// That no backend of a frontend served at a time, not even one that drains: a sentence.

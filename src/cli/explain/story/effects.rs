@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 
-use super::{AFTER_MS, Figures, OtherBackend, Story, is_by_backend, moment, of_rebalance};
+use super::{AFTER_MS, Figures, OtherBackend, Story, is_by_backend, moment, of_rebalance, share};
 use crate::model::end_reason::{EndReason, EndedBy};
 use crate::model::health::HealthState;
 use crate::model::humane::{duration_ms, plural};
@@ -73,6 +73,20 @@ impl Story<'_> {
             ),
         };
         (sentence, first_ms)
+    }
+
+    /// What is left of a backend that drains, and until when: a sentence. `None`: nothing is, or the time is over.
+    pub(super) fn drain_left(&self, of: (&str, &str), until_ms: u64, settings: &FrontendSettings) -> Option<String> {
+        let ends_ms = self.recording.records.last()?.at_unix_ms;
+        let (left, _) = share(self.sample_before(ends_ms)?, of);
+        (left > 0 && ends_ms < until_ms).then(|| {
+            format!(
+                "It still has {}; drain_timeout = {} decides that those left at {} are reset.",
+                plural(left, "flow"),
+                duration_ms(settings.drain_timeout_ms),
+                moment(until_ms)
+            )
+        })
     }
 
     /// The settings that decided when the flows of a backend were reset.

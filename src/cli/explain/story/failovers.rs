@@ -1,6 +1,6 @@
 //! The death of a peer, and what this instance did about it.
 
-use super::{Explained, Figures, SENTENCES_MAX, Story, is_of_link, moment, peer_of};
+use super::{Explained, Figures, SENTENCES_MAX, Story, is_death, is_of_link, moment, peer_of};
 use crate::model::fleet::Liveness;
 use crate::model::fleet::vip::SILENT_NS;
 use crate::model::humane::{duration_ms, limit_ms};
@@ -102,10 +102,6 @@ fn unlinked_ms(story: &Story<'_>, peer: &str, at: usize) -> Option<u64> {
     let of_peer = story.events[..=at].iter().rev().map(|(event, _)| *event).filter(|it| peer_of(it) == Some(peer));
     let ends = of_peer.take_while(|it| !matches!(it.what, What::PeerLinked { .. }));
     ends.filter(|it| matches!(it.what, What::PeerLost { .. })).last().map(|it| it.at_unix_ms)
-}
-
-fn is_death(event: &Event) -> bool {
-    matches!(event.what, What::PeerLiveness { liveness: Liveness::Dead, .. })
 }
 
 fn is_failover(event: &Event) -> bool {

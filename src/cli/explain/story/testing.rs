@@ -27,7 +27,13 @@ fn owner() -> FileOwner {
         max_connections_per_source: Some(3),
         proxy_header_timeout_ms: Some(3000),
     };
-    FileOwner { reset_within_ms: 250, lease_renew_ms: 10_000, frontends: vec![frontend], ..FileOwner::default() }
+    FileOwner {
+        reset_within_ms: 250,
+        lease_renew_ms: 10_000,
+        node_grace_ms: 40_000,
+        frontends: vec![frontend],
+        ..FileOwner::default()
+    }
 }
 
 /// The recording of these events, each so long after [`AT_MS`]: of one process, and of another one from each start on but the first event.

@@ -1,3 +1,4 @@
+mod elsewhere;
 mod gaps;
 mod orders;
 mod refusals;
@@ -330,49 +331,14 @@ fn a_vip_that_came_from_a_peer_that_was_silent_and_lived_on_is_told_with_the_lon
     assert!(told(&recording(events(None)), Subject::Event(1)).unwrap()[0].contains("this host has the VIP"));
 }
 
-/// Regression: of the VIP the third instance told nothing, and the new owner not what had kept it from taking it.
-#[test]
-fn the_death_of_the_vips_owner_names_who_has_the_vip_now_and_what_came_between() {
-    let vip = || "10.0.0.100".to_owned();
-    let dies = [
-        (0, liveness("lb-b", Liveness::Silent)),
-        (810, liveness("lb-b", Liveness::Dead)),
-        (815, What::FailedOver { instance: InstanceName("lb-b".into()), inherited: 40, reset: 0 }),
-    ];
-    let of = |more: Vec<(u64, What)>| {
-        let mut events: Vec<_> = dies.iter().cloned().chain(more).collect();
-        events.sort_by_key(|(at_ms, _)| *at_ms);
-        told(&recording(events), Subject::Last).unwrap()
-    };
-    let third = of(vec![(420, What::VipHeld { vip: vip(), by: "lb-c".to_owned() })]);
-    let moments: Vec<_> = third.iter().filter_map(|it| it.get(..27)).filter(|it| it.starts_with("At 2")).collect();
-    assert!(moments.is_sorted() && moments.len() == 4, "{third:?}");
-    assert!(third[1].ends_with("lb-c has the VIP 10.0.0.100 now."), "{third:?}");
-    let gained = What::VipGained { vip: vip(), why: "lb-b had it".to_owned(), silent: Some("lb-b".to_owned()) };
-    let answers = What::VipAnswered { by: "02:00:00:00:00:09".to_owned() };
-    let new_owner = of(vec![(700, answers), (2_900, gained)]);
-    assert!(new_owner[0].contains("another host (02:00:00:00:00:09) answers for it"), "{new_owner:?}");
-    assert!(new_owner.iter().any(|it| it.contains("this host has the VIP 10.0.0.100 now")), "{new_owner:?}");
-}
-
-/// Regression: the old owner said that another host might have the VIP, and not which had it.
-#[test]
-fn whoever_gives_the_vip_up_says_who_has_it_then() {
-    let given_up = What::VipGivenUp {
-        vip: "10.0.0.100".to_owned(),
-        why: "the interface has no carrier".to_owned(),
-        late_ms: None,
-    };
-    let held = What::VipHeld { vip: "10.0.0.100".to_owned(), by: "lb-b".to_owned() };
-    let said = told(&recording(vec![(0, given_up), (640, held)]), Subject::Event(0)).unwrap();
-    assert_eq!(said[1..], ["640 ms later lb-b has the VIP 10.0.0.100 now."]);
-}
-
 /// Regression: the host that had hung told neither for how long nor what its clients can have seen of it.
 #[test]
 fn a_vip_that_was_lost_by_a_process_that_hung_is_told_with_the_longest_gap() {
     let why = "this process did not run for up to 3 s, so that the kernel removed the addresses".to_owned();
-    let recording = recording(vec![(0, What::VipGivenUp { vip: "10.0.0.100".to_owned(), why, late_ms: Some(3_000) })]);
+    let recording = recording(vec![(
+        0,
+        What::VipGivenUp { vip: "10.0.0.100".to_owned(), why, late_ms: Some(3_000), cut_off: false },
+    )]);
     let (said, figures) = Story::new(&recording).tell(&Subject::Last).unwrap();
     assert!(said[0].contains("given up the VIP 10.0.0.100: this process did not run for up to 3 s"), "{said:?}");
     assert!(

@@ -102,8 +102,12 @@ fn an_outage_goes_on_though_a_former_backend_has_flows_and_ends_as_the_vip_goes_
     };
     let outage = said(vec![(16_000, other(Ejected, Ready))]);
     assert!(outage.contains("no backend of apiserver served for 15 s, so the longest gap"), "{outage}");
-    let left =
-        What::VipGivenUp { vip: "10.0.0.100".to_owned(), why: "no backend can be used here".to_owned(), late_ms: None };
+    let left = What::VipGivenUp {
+        vip: "10.0.0.100".to_owned(),
+        why: "no backend can be used here".to_owned(),
+        late_ms: None,
+        cut_off: false,
+    };
     let moved = said(vec![(3000, left), (16_000, other(Ejected, Ready))]);
     assert!(moved.contains("served for 2.0 s, until this host gave the VIP up, so the longest gap"), "{moved}");
 }

@@ -1,0 +1,138 @@
+//! What is told at a host whose VIP another one has, of nodes that were silent, and of a drain that runs.
+
+use super::*;
+use crate::model::nodes::SilenceKind;
+
+fn vip() -> String {
+    "10.0.0.100".to_owned()
+}
+
+fn liveness(liveness: Liveness) -> What {
+    What::PeerLiveness { peer: "lb-b".to_owned(), liveness }
+}
+
+fn given_up(cut_off: bool) -> What {
+    What::VipGivenUp { vip: vip(), why: "the interface has no carrier".to_owned(), late_ms: None, cut_off }
+}
+
+fn of_cp2() -> What {
+    changed(HealthState::Ready, HealthState::Ejected, Cause::TimedOut { after_ms: 500 })
+}
+
+/// Regression: of the VIP the third instance told nothing, and the new owner not what had kept it from taking it.
+#[test]
+fn the_death_of_the_vips_owner_names_who_has_the_vip_now_and_what_came_between() {
+    let vip = || "10.0.0.100".to_owned();
+    let dies = [
+        (0, liveness(Liveness::Silent)),
+        (810, liveness(Liveness::Dead)),
+        (815, What::FailedOver { instance: InstanceName("lb-b".into()), inherited: 40, reset: 0 }),
+    ];
+    let of = |more: Vec<(u64, What)>| {
+        let mut events: Vec<_> = dies.iter().cloned().chain(more).collect();
+        events.sort_by_key(|(at_ms, _)| *at_ms);
+        told(&recording(events), Subject::Last).unwrap()
+    };
+    let third = of(vec![(420, What::VipHeld { vip: vip(), by: "lb-c".to_owned() })]);
+    let moments: Vec<_> = third.iter().filter_map(|it| it.get(..27)).filter(|it| it.starts_with("At 2")).collect();
+    assert!(moments.is_sorted() && moments.len() == 4, "{third:?}");
+    assert!(third[1].ends_with("lb-c has the VIP 10.0.0.100 now."), "{third:?}");
+    let gained = What::VipGained { vip: vip(), why: "lb-b had it".to_owned(), silent: Some("lb-b".to_owned()) };
+    let answers = What::VipAnswered { by: "02:00:00:00:00:09".to_owned() };
+    let new_owner = of(vec![(700, answers), (2_900, gained)]);
+    assert!(new_owner[0].contains("another host (02:00:00:00:00:09) answers for it"), "{new_owner:?}");
+    assert!(new_owner.iter().any(|it| it.contains("this host has the VIP 10.0.0.100 now")), "{new_owner:?}");
+}
+
+/// Regression: the old owner said that another host might have the VIP, and not which had it.
+#[test]
+fn whoever_gives_the_vip_up_says_who_has_it_then() {
+    let given_up = What::VipGivenUp {
+        vip: "10.0.0.100".to_owned(),
+        why: "the interface has no carrier".to_owned(),
+        late_ms: None,
+        cut_off: true,
+    };
+    let held = What::VipHeld { vip: "10.0.0.100".to_owned(), by: "lb-b".to_owned() };
+    let said = told(&recording(vec![(0, given_up), (640, held)]), Subject::Event(0)).unwrap();
+    assert_eq!(said[1..], ["640 ms later lb-b has the VIP 10.0.0.100 now."]);
+}
+
+/// Regression: a host that was cut off told an outage of a backend, which its clients had at another host by then.
+#[test]
+fn a_host_that_was_cut_off_names_that_and_not_the_backends_and_peers_it_no_longer_reached() {
+    let events = vec![
+        (0, given_up(true)),
+        (250, liveness(Liveness::Silent)),
+        (1_000, liveness(Liveness::Dead)),
+        (1_500, of_cp2()),
+    ];
+    let recording = recording(events);
+    let said = told(&recording, Subject::Last).unwrap();
+    assert!(said[0].contains("given up the VIP 10.0.0.100: the interface has no carrier"), "{said:?}");
+    let (said, figures) = Story::new(&recording).tell(&Subject::Backend("cp2".to_owned())).unwrap();
+    assert!(said.iter().any(|it| it.starts_with("This host was cut off and had given up the VIP")), "{said:?}");
+    assert!(!said.iter().any(|it| it.contains("longest gap")) && figures.longest_gap_ms.is_none(), "{said:?}");
+}
+
+/// Regression: a standby told a gap of 13 s, though it had neither the VIP nor a flow.
+#[test]
+fn a_standby_without_a_flow_tells_no_gap_of_its_backends() {
+    let held = || What::VipHeld { vip: vip(), by: "lb-b".to_owned() };
+    let mut idle = recording(vec![(0, held()), (1_500, of_cp2())]);
+    let Recorded::Sample(sample) = &mut idle.records[0].what else { unreachable!() };
+    sample.frontends[0].flows = 0;
+    sample.backends.iter_mut().for_each(|it| it.flows = 0);
+    let said = told(&idle, Subject::Backend("cp2".to_owned())).unwrap();
+    assert!(said.iter().any(|it| it.starts_with("Another host had the VIP, and this one no flow")), "{said:?}");
+    assert!(!said.iter().any(|it| it.contains("longest gap")), "{said:?}");
+    assert_eq!(told(&idle, Subject::Last), None, "it is no fault of this host");
+    // One that has flows still loses them.
+    let busy = recording(vec![(0, held()), (1_500, of_cp2())]);
+    assert!(told(&busy, Subject::Last).unwrap()[0].contains("cp2: ready → ejected"));
+}
+
+/// Regression: of a node that was away for 53 s nobody was told that it came back, nor that its grace had passed.
+#[test]
+fn a_silence_is_told_with_its_length_beside_the_grace_and_its_end_by_the_same_words() {
+    let nodes = || vec!["worker-5".to_owned()];
+    let silent = What::NodesSilent { nodes: nodes(), more: 0, why: SilenceKind::NoByte, for_ms: 20_000 };
+    let back = |for_ms| What::NodesBack { nodes: nodes(), more: 0, for_ms };
+    let other = What::PeerLinked { peer: "lb-b".to_owned(), version: "1".to_owned() };
+    let recording = recording(vec![(0, silent), (3_800, other), (32_800, back(52_800))]);
+    for subject in [Subject::Event(0), Subject::Event(2), Subject::Last] {
+        let (said, figures) = Story::new(&recording).tell(&subject).unwrap();
+        let last = said.last().unwrap();
+        assert!(last.contains(", after 52 s, longer than cluster.node_monitor_grace_period = 40 s"), "{said:?}");
+        assert!(!said.iter().any(|it| it.contains("linked with lb-b")), "{said:?}");
+        assert_eq!(figures.lasted_ms, Some(52_800));
+    }
+}
+
+/// Regression: while a drain ran, all that was said of its flows was that Baton had reset none.
+#[test]
+fn a_drain_that_runs_is_told_with_what_is_left_and_until_when() {
+    let drains = changed(HealthState::Ready, HealthState::Draining, Cause::OrderedDrain);
+    let said = told(&recording(vec![(0, drains.clone())]), Subject::Backend("cp2".to_owned())).unwrap();
+    let left = said.iter().find(|it| it.starts_with("It still has 30 flows")).unwrap_or_else(|| panic!("{said:?}"));
+    assert!(left.contains("drain_timeout = 2 m 30 s") && left.contains("03:14:37.412Z"), "{left}");
+    let later = What::PeerLinked { peer: "lb-b".to_owned(), version: "1".to_owned() };
+    let over = told(&recording(vec![(0, drains), (151_000, later)]), Subject::Backend("cp2".to_owned())).unwrap();
+    assert!(!over.iter().any(|it| it.contains("It still has")), "{over:?}");
+}
+
+/// Regression: a moment's silence since then hid the death of a peer.
+#[test]
+fn a_peer_is_explained_by_its_death_though_it_was_silent_for_a_moment_since() {
+    let recording = recording(vec![
+        (0, liveness(Liveness::Silent)),
+        (810, liveness(Liveness::Dead)),
+        (815, What::FailedOver { instance: InstanceName("lb-b".into()), inherited: 40, reset: 0 }),
+        (40_000, What::PeerLinked { peer: "lb-b".to_owned(), version: "1".to_owned() }),
+        (90_000, liveness(Liveness::Silent)),
+        (90_200, liveness(Liveness::Alive)),
+    ]);
+    let said = told(&recording, Subject::Instance("lb-b".to_owned())).unwrap();
+    assert!(said.iter().any(|it| it.contains("carries on 40 flows")), "{said:?}");
+    assert!(said.last().unwrap().contains("this instance is linked with lb-b"), "{said:?}");
+}

@@ -248,6 +248,10 @@ pub fn main() -> ExitCode {
             let written = bundle::run(&wanted, arguments.socket, arguments.config.as_deref(), &output);
             written.unwrap_or_else(|error| output.fail(&error))
         }
+        Verb::Nodes(wanted) if wanted.is_of_bundle() => {
+            let output = Output::new(arguments.json);
+            nodes::of_bundle(&wanted, &output).unwrap_or_else(|error| output.fail(&error))
+        }
         command => {
             let output = Output::new(arguments.json);
             match talk(command, arguments.socket, arguments.config.as_deref(), &output) {

@@ -122,11 +122,11 @@ async fn accept(admin: &Arc<Admin>, live: &Arc<LiveHub>, listener: TcpListener, 
                 };
                 let cut_off = CancellationToken::new();
                 let place = match place {
-                    Some(permits) => Place::Regular { _permits: permits },
+                    Some(permits) => DoorPlace::Regular { _permits: permits },
                     None => {
                         let give_way = CancellationToken::new();
                         extra.push_back(give_way.clone());
-                        Place::Extra { give_way, answers: answers.clone() }
+                        DoorPlace::Extra { give_way, answers: answers.clone() }
                     }
                 };
                 if extra.len() > limits.extra_connections
@@ -149,7 +149,7 @@ async fn accept(admin: &Arc<Admin>, live: &Arc<LiveHub>, listener: TcpListener, 
 
 /// Whether a connection counts among those that the limits allow.
 #[derive(Debug)]
-enum Place {
+enum DoorPlace {
     Regular {
         _permits: (DoorPermit, OwnedSemaphorePermit),
     },
@@ -161,7 +161,7 @@ enum Place {
     },
 }
 
-impl Place {
+impl DoorPlace {
     /// Completes when a newer connection takes this place.
     async fn given_way(&self) {
         match self {
@@ -222,11 +222,11 @@ impl Drop for DoorPermit {
     }
 }
 
-async fn serve_connection(admin: Arc<Admin>, pages: HttpPages, stream: TcpStream, visit: Visit, place: &Place) {
+async fn serve_connection(admin: Arc<Admin>, pages: HttpPages, stream: TcpStream, visit: Visit, place: &DoorPlace) {
     let limits = visit.limits;
     // Many can come before the runtime gets to this one, whose request may be there by then.
     let mut answer = None;
-    if matches!(place, Place::Extra { .. }) {
+    if matches!(place, DoorPlace::Extra { .. }) {
         tokio::select! {
             biased;
             () = place.given_way() => {

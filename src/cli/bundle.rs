@@ -1,8 +1,6 @@
 //! `baton bundle`: one file for a ticket, from which `baton explain --from` and `baton events --from` can tell what happened.
 
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -10,6 +8,7 @@ use clap::Args;
 use serde::Serialize;
 use toml::{Table, Value};
 
+use super::new_file::NewFile;
 use super::output::{CliError, Output};
 use super::recording::{self, RECORDS, RecordingFrom};
 use super::{check, socket};
@@ -18,6 +17,10 @@ use crate::config;
 use crate::model::humane::{bytes, date_and_time};
 use crate::model::secrets::is_key;
 use crate::sys::clock::unix_ms;
+
+/// The answers of `baton nodes` and `baton peers`.
+pub(super) const NODES: &str = "nodes.json";
+pub(super) const PEERS: &str = "peers.json";
 
 /// What there is of any host.
 const OF_HOST: &str = "check-host.txt";
@@ -48,19 +51,16 @@ pub(super) fn run(
     let at_ms = unix_ms();
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let path = arguments.output.clone().unwrap_or_else(|| default_name(&host, at_ms));
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
-    let file = file.map_err(|error| CliError::path(&path, error))?;
-    let mut bundle =
-        BundleWriter { tar: tar::Builder::new(file), at_s: at_ms / 1000, has: Vec::new(), left_out: Vec::new() };
-    let written = bundle.fill(&host, named, config).and_then(|()| bundle.tar.into_inner()?.metadata());
-    let bytes_written = match written {
-        Ok(metadata) => metadata.len(),
-        Err(error) => {
-            // Half of a bundle would look like a whole one.
-            let _ = std::fs::remove_file(&path);
-            return Err(CliError::path(&path, error));
-        }
-    };
+    // Half of a bundle would look like a whole one, so it gets its name last.
+    let fault = |error| CliError::path(&path, error);
+    if path.symlink_metadata().is_ok() {
+        return Err(fault(io::ErrorKind::AlreadyExists.into()));
+    }
+    let tar = tar::Builder::new(Vec::new());
+    let mut bundle = BundleWriter { tar, at_s: at_ms / 1000, has: Vec::new(), left_out: Vec::new() };
+    let written = bundle.fill(&host, named, config).and_then(|()| bundle.tar.into_inner()).map_err(fault)?;
+    NewFile::write(&path, &written, 0o600).and_then(NewFile::place_new).map_err(fault)?;
+    let bytes_written = written.len() as u64;
     let bundled = Bundled { file: path, bytes: bytes_written, has: bundle.has, left_out: bundle.left_out };
     match output.json {
         true => output.document(&bundled)?,
@@ -90,7 +90,7 @@ fn default_name(host: &str, at_ms: u64) -> PathBuf {
 }
 
 struct BundleWriter {
-    tar: tar::Builder<File>,
+    tar: tar::Builder<Vec<u8>>,
     at_s: u64,
     has: Vec<String>,
     left_out: Vec<String>,
@@ -108,7 +108,19 @@ impl BundleWriter {
             status.as_ref().ok().and_then(|status| status["instance"]["config"]["path"].as_str()).map(PathBuf::from);
         let file = config.map(Path::to_owned).or(running).unwrap_or_else(|| PathBuf::from(socket::DEFAULT_CONFIG));
         match &status {
-            Ok(status) => self.add("status.json", &serde_json::to_vec_pretty(status)?)?,
+            Ok(status) => {
+                self.add("status.json", &serde_json::to_vec_pretty(status)?)?;
+                for (name, command) in
+                    [(NODES, Command::Nodes {}), (PEERS, Command::Peers {}), ("vip.json", Command::Vip {})]
+                {
+                    let socket = named.as_deref().map(socket::connect);
+                    match socket.and_then(Result::ok).map(|mut client| client.ask::<serde_json::Value>(&command)) {
+                        Some(Ok(answer)) => self.add(name, &serde_json::to_vec_pretty(&answer)?)?,
+                        Some(Err(error)) => self.left_out.push(format!("{name}, because {error}")),
+                        None => self.left_out.push(format!("{name}, because the instance no longer answers")),
+                    }
+                }
+            }
             Err(error) => self.left_out.push(format!("status.json, because {error}")),
         }
         let text =
@@ -130,7 +142,7 @@ impl BundleWriter {
         }
         let (date, time) = date_and_time(self.at_s * 1000);
         let about = format!(
-            "A bundle of host {host}, by Baton {}, {date} {time}Z.\nIt has {}.\n{}\nbaton explain --from FILE last\nbaton events --from FILE\n",
+            "A bundle of host {host}, by Baton {}, {date} {time}Z.\nIt has {}.\n{}\nbaton explain --from FILE last\nbaton events --from FILE\nbaton nodes --from FILE\n",
             env!("CARGO_PKG_VERSION"),
             self.has.join(", "),
             self.left_out.iter().map(|why| format!("Left out: {why}\n")).collect::<String>(),
@@ -206,6 +218,40 @@ mod tests {
         assert!(bundle.exists(), "it says why");
         std::fs::write(&config, "[recorder]\nsize_mb = 0\n").unwrap();
         assert!(ran(&config).is_ok(), "the file alone may tell something");
+    }
+
+    /// Regression: what a file that is no bundle had in it was printed as the reason.
+    #[test]
+    fn a_file_that_is_no_bundle_or_a_part_of_one_is_said_to_be_that() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("some.tar");
+        let asked = || RecordingFrom::named(path.clone()).part::<Value>(NODES).map_err(|error| error.to_string());
+        std::fs::write(&path, "\u{1b}[2Jroot:x:0:0\n".repeat(100)).unwrap();
+        let said = asked().unwrap_err();
+        assert!(said.contains("is no bundle") && !said.contains('\u{1b}') && !said.contains('\n'), "{said}");
+        assert!(said.len() < 300, "{said}");
+        let mut tar = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_gnu();
+        header.set_size(2);
+        header.set_mtime(7);
+        tar.append_data(&mut header, NODES, &b"42"[..]).unwrap();
+        std::fs::write(&path, tar.into_inner().unwrap()).unwrap();
+        assert_eq!(asked(), Ok(Some((Value::Integer(42), 7000))));
+        assert_eq!(RecordingFrom::named(path.clone()).part::<Value>(PEERS).unwrap(), None);
+    }
+
+    /// Regression: a command that was interrupted left half of a bundle under the name of a whole one.
+    #[test]
+    fn a_bundle_has_its_name_once_it_is_whole_and_takes_no_others_place() {
+        let directory = tempfile::tempdir().unwrap();
+        let [bundle, socket, config] = ["ticket.tar", "admin.sock", "baton.toml"].map(|it| directory.path().join(it));
+        std::fs::write(&config, "[recorder]\nsize_mb = 0\n").unwrap();
+        std::fs::write(&bundle, "another's").unwrap();
+        let arguments = BundleArguments { output: Some(bundle.clone()) };
+        let refused = run(&arguments, Some(socket), Some(&config), &Output::new(true)).unwrap_err().to_string();
+        assert!(refused.contains("ticket.tar"), "{refused}");
+        assert_eq!(std::fs::read_to_string(&bundle).unwrap(), "another's");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "and nothing else is left");
     }
 
     #[test]

@@ -143,7 +143,7 @@ fn table(flows: &EvacuationFlows) -> Grid {
         (offloaded, "flows were offloaded since"),
         (moved, "offloaded flows now belong to another instance, and go on"),
         (offloaded_left, "offloaded flows are still listed here, and go on"),
-        (ended, "flows ended by themselves"),
+        (ended, "flows have ended since"),
         (reset, "flows were reset"),
         (proxied_left, "flows are still proxied here"),
         (to_own_backend, "flows to a backend on this host are left, and end with it"),

@@ -11,10 +11,12 @@ use std::str::FromStr;
 use clap::Args;
 use serde::Serialize;
 
+use super::bundle::PEERS;
 use super::output::{CliError, Output};
 use super::recording::{self, RecordingFrom};
 use super::{shell, socket};
 use crate::admin::protocol::{Command, FlowFilter, FlowRow, Listed};
+use crate::admin::status::PeersReport;
 use crate::model::humane::duration_ms;
 use crate::model::ids::FlowId;
 use crate::model::names::named;
@@ -75,7 +77,16 @@ pub(super) fn run(
     recording::say_faults(&recording);
     let story = Story::new(&recording);
     // Of a peer of the running instance more than its events is known.
+    let in_bundle = match arguments.until {
+        None => arguments.from.part::<PeersReport>(PEERS)?,
+        Some(_) => None,
+    };
     let of_peer = |name: &str| {
+        if let Some((report, at_ms)) = &in_bundle
+            && let Some(peer) = KnownPeer::of_bundle(report.clone(), name)
+        {
+            return Some(peer.tell(&story, *at_ms));
+        }
         let socket = instance_of(arguments, named.as_deref(), config);
         let known = socket.and_then(|socket| KnownPeer::find(name, &socket));
         known.map_or_else(|| story.tell(&Subject::Instance(name.to_owned())), |peer| Some(peer.tell(&story, unix_ms())))

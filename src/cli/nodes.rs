@@ -1,11 +1,13 @@
 //! `baton nodes`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use super::bundle::NODES;
 use super::grid::{Align::*, Cell, Grid};
 use super::output::{CliError, Output};
+use super::recording::{self, RecordingFrom};
 use super::socket;
 use crate::admin::nodes::{NodeRow, NodeRowState, NodesReport};
 use crate::admin::protocol::Command;
@@ -43,34 +45,59 @@ pub(super) struct NodesArguments {
     /// Shows the list again every second.
     #[arg(long, short)]
     watch: bool,
+    /// As they were when this bundle of `baton bundle` was made.
+    #[arg(long, value_name = "FILE", conflicts_with = "watch")]
+    from: Option<PathBuf>,
+}
+
+impl NodesArguments {
+    pub(super) fn is_of_bundle(&self) -> bool {
+        self.from.is_some()
+    }
+
+    fn show(&self, mut report: NodesReport, output: &Output) -> Result<(), CliError> {
+        let limit = match self.limit {
+            Some(0) => usize::MAX,
+            None if output.json => usize::MAX,
+            limit => limit.unwrap_or(LIMIT),
+        };
+        let all = report.nodes.len();
+        if self.silent {
+            report.nodes.retain(|row| matches!(row.state, NodeRowState::Silent { .. }));
+        }
+        let more = report.nodes.len().saturating_sub(limit);
+        report.nodes.truncate(limit);
+        match output.json {
+            true if self.watch => output.json_line(&report),
+            true => output.document(&report),
+            false => output.wrapped(&in_words(&report, all, more, output)),
+        }
+    }
+}
+
+/// The nodes of a bundle.
+pub(super) fn of_bundle(arguments: &NodesArguments, output: &Output) -> Result<ExitCode, CliError> {
+    let path = arguments.from.clone().unwrap_or_default();
+    let part = RecordingFrom::named(path.clone()).part::<NodesReport>(NODES)?;
+    let (report, at_ms) = part.ok_or(CliError::NoPart { path, part: NODES })?;
+    if !output.json {
+        output.line(output.faint(&format!("at {}", recording::shown(at_ms))))?;
+    }
+    arguments.show(report, output)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 pub(super) fn nodes(socket: &Path, arguments: &NodesArguments, output: &Output) -> Result<ExitCode, CliError> {
-    let limit = match arguments.limit {
-        Some(0) => usize::MAX,
-        None if output.json => usize::MAX,
-        limit => limit.unwrap_or(LIMIT),
-    };
     let mut client = socket::connect(socket)?;
     loop {
-        let mut report: NodesReport = match client.ask(&Command::Nodes {}) {
+        let report: NodesReport = match client.ask(&Command::Nodes {}) {
             Err(lost) if arguments.watch => {
                 client = socket::connect_again(socket, lost)?.0;
                 continue;
             }
             answered => answered?,
         };
-        let all = report.nodes.len();
-        if arguments.silent {
-            report.nodes.retain(|row| matches!(row.state, NodeRowState::Silent { .. }));
-        }
-        let more = report.nodes.len().saturating_sub(limit);
-        report.nodes.truncate(limit);
-        match output.json {
-            true if arguments.watch => output.json_line(&report)?,
-            true => output.document(&report)?,
-            false => output.wrapped(&in_words(&report, all, more, output))?,
-        }
+        arguments.show(report, output)?;
         if !arguments.watch {
             return Ok(ExitCode::SUCCESS);
         }
@@ -207,7 +234,7 @@ mod tests {
                 }
             }
         });
-        let arguments = NodesArguments { silent: false, limit: None, watch: true };
+        let arguments = NodesArguments { silent: false, limit: None, watch: true, from: None };
         let ended = nodes(&path, &arguments, &Output::new(true)).unwrap_err().to_string();
         assert!(ended.contains("it is the new process"), "{ended}");
         processes.join().unwrap();

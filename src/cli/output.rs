@@ -54,8 +54,10 @@ pub(super) enum CliError {
     NotExplained { subject: String, covers: String },
     #[error("no client is known that was behind {address}{covers}")]
     Nobody { address: std::net::SocketAddr, covers: String },
-    #[error("{path} is no bundle, and no directory of a recorder: {source}", path = .path.display())]
-    NoBundle { path: PathBuf, source: io::Error },
+    #[error("{path} is no bundle, and no directory of a recorder: {why}", path = .path.display())]
+    NoBundle { path: PathBuf, why: String },
+    #[error("{path} has no {part}: no instance ran when it was made, or an earlier release made it", path = .path.display())]
+    NoPart { path: PathBuf, part: &'static str },
     #[error(
         "{path} has nothing of an instance: neither status nor configuration nor recorder; name its socket with --socket PATH, or its configuration file with -c FILE", path = .0.display()
     )]

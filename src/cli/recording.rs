@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::output::CliError;
 use super::socket;
 use crate::admin::protocol::Command;
 use crate::config::{self, FileFault, RecorderSettings};
-use crate::model::humane::{date_and_time, plural};
+use crate::model::humane::{date_and_time, plural, printable};
 use crate::model::moment::{self, MomentFault};
 use crate::recorder::{self, FileOwner, ReadFault, Recorded, Recording, past};
 use crate::sys::clock::unix_ms;
@@ -39,8 +40,28 @@ struct StatusWithRecorder {
 }
 
 impl RecordingFrom {
+    pub(super) fn named(path: PathBuf) -> Self {
+        Self { from: Some(path) }
+    }
+
     pub(super) fn is_named(&self) -> bool {
         self.from.is_some()
+    }
+
+    /// The named bundle's part `name`, in JSON, with the time at which it was made, ms since 1970. `None`: no bundle is named, or it has no such part.
+    pub(super) fn part<T: DeserializeOwned>(&self, name: &str) -> Result<Option<(T, u64)>, CliError> {
+        let Some(path) = self.from.as_ref().filter(|path| path.is_file()) else { return Ok(None) };
+        let fault = |source: io::Error| no_bundle(path, &source);
+        let mut archive = tar::Archive::new(BufReader::new(File::open(path).map_err(fault)?));
+        for entry in archive.entries().map_err(fault)? {
+            let entry = entry.map_err(fault)?;
+            if entry.path().map_err(fault)?.as_os_str() == name {
+                let at_ms = entry.header().mtime().map_err(fault)? * 1000;
+                let part = serde_json::from_reader(entry).map_err(|error| fault(error.into()))?;
+                return Ok(Some((part, at_ms)));
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -151,9 +172,18 @@ fn of_bundle(path: &Path) -> Result<Vec<(String, Vec<u8>)>, CliError> {
         }
         Ok(files)
     };
-    let files = read().map_err(|source| CliError::NoBundle { path: path.to_owned(), source })?;
+    let files = read().map_err(|source| no_bundle(path, &source))?;
     if files.is_empty() { Err(ReadFault::Nothing(path.to_owned()).into()) } else { Ok(files) }
 }
+
+/// The library quotes what it reads, which may be anything.
+fn no_bundle(path: &Path, source: &io::Error) -> CliError {
+    let why = printable(&source.to_string()).chars().take(WHY_MAX).collect();
+    CliError::NoBundle { path: path.to_owned(), why }
+}
+
+/// Letters of a reason.
+const WHY_MAX: usize = 120;
 
 /// Adds the file that `entry` is, if it is one of the recorder's.
 fn add_record(mut entry: tar::Entry<'_, impl Read>, files: &mut Vec<(String, Vec<u8>)>) -> io::Result<()> {

@@ -11,9 +11,11 @@
 //! ```text
 //! plan   the file          order   runs its commands      guard   looks at the cluster's nodes
 //! day    plays the plan    report  the result as a page   plot    its picture
+//! ends   asks why connections ended
 //! ```
 
 mod day;
+mod ends;
 mod guard;
 mod order;
 mod plan;

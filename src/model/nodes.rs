@@ -135,6 +135,7 @@ pub(crate) struct NodeWatch {
     nodes: BTreeMap<Arc<str>, NodeMemory>,
     /// The nodes are those of an earlier process, and the cluster's list has not come yet.
     awaits_list: bool,
+    looked_ns: Option<u64>,
 }
 
 /// What another process of the same host needs to know of a node that has had a connection. Times are monotonic ns.
@@ -157,6 +158,9 @@ pub(crate) struct NodeView<'a> {
     /// Time until the node is NotReady, if it renews nothing from now on. `None`: this instance does not see its bytes.
     pub budget_ns: Option<u64>,
 }
+
+/// Looks come every few seconds.
+const SLEPT_NS: u64 = 10_000_000_000;
 
 /// A node has a rhythm once it has kept it for so many renewals.
 const RHYTHM_RENEWALS: u64 = 6;
@@ -207,6 +211,9 @@ impl NodeWatch {
         mut found: HashMap<Arc<str>, NodeFlows>,
     ) -> NodeNews {
         self.awaits_list = false;
+        // Of the time for which this process did not run it knows nothing yet.
+        let has_slept = self.looked_ns.replace(now_ns).is_some_and(|at_ns| now_ns.saturating_sub(at_ns) >= SLEPT_NS);
+        let sight = if has_slept { NodeSight::NotItsOwn } else { sight };
         self.nodes.retain(|name, _| found.contains_key(name));
         let mut news = NodeNews::default();
         for (name, memory) in &mut self.nodes {

@@ -122,7 +122,8 @@ fn a_fleet_s_vip_is_evacuated_and_a_backend_ejected_and_the_report_shows_each_ga
     // The eject ends the connections of one backend.
     let lost =
         page.lines().find(|line| line.starts_with("| 2 | ")).unwrap().split('|').nth(5).unwrap().trim().to_owned();
-    assert!(lost.parse::<u64>().unwrap() >= 1, "{lost}");
+    let (number, reasons) = lost.split_once(' ').expect("a reason");
+    assert!(number.parse::<u64>().unwrap() >= 1 && reasons.contains("ejected_by_operator "), "{lost}");
     let picture = std::fs::read_to_string(game.page.with_extension("svg")).unwrap();
     assert!(picture.contains("<polyline") && picture.matches("<rect").count() == 3, "{picture}");
     // Both are as before.

@@ -26,14 +26,23 @@ impl KnownPeer {
     pub(super) fn find(asked: &str, socket: &Path) -> Option<Self> {
         let mut client = socket::connect(socket).ok()?;
         let report: PeersReport = client.ask(&Command::Peers {}).ok()?;
-        let is_it = |it: &MemberView| {
-            *it.name.0 == *asked || it.address.to_string() == asked || it.address.ip().to_string() == asked
-        };
-        let peer = report.peers.into_iter().find(is_it)?;
+        let peer = Self::among(report, asked)?;
         // A backend may have its name.
         let subject = format!("instance:{}", peer.name);
         let dies = client.ask(&Command::WhatIf(WhatIfRequest { subject, happens: Happening::Dies })).ok();
         Some(Self { peer, dies })
+    }
+
+    /// The peer as it was when the bundle with this report was made.
+    pub(super) fn of_bundle(report: PeersReport, asked: &str) -> Option<Self> {
+        Self::among(report, asked).map(|peer| Self { peer, dies: None })
+    }
+
+    fn among(report: PeersReport, asked: &str) -> Option<MemberView> {
+        report
+            .peers
+            .into_iter()
+            .find(|it| *it.name.0 == *asked || it.address.to_string() == asked || it.address.ip().to_string() == asked)
     }
 
     /// `story`: what this instance recorded. `now_ms`: since 1970.

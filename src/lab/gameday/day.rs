@@ -1,6 +1,8 @@
 //! Plays a plan.
 
+use std::collections::{BTreeMap, HashSet};
 use std::future::Future;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -8,6 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep};
 
+use super::ends;
 use super::guard::NodeGuard;
 use super::order::{self, GOOD};
 use super::plan::{GamedayPlan, PlanStep};
@@ -38,6 +41,8 @@ struct Day<'p> {
     window: Window,
     every: Duration,
     quiet: bool,
+    /// The kubelets' own addresses so far.
+    locals: HashSet<SocketAddr>,
 }
 
 /// What the kubelets have reported since a step began.
@@ -69,8 +74,9 @@ pub(super) async fn play(args: &GamedayArgs, plan: &GamedayPlan, quiet: bool) ->
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let guard = NodeGuard::start(&plan.instances).await;
     let (window, every, began) = (Window::default(), args.drill.every, Instant::now());
-    let samples = Vec::new();
-    let mut day = Day { plan, fleet, observed, births, ticks, signals, guard, began, samples, window, every, quiet };
+    let (samples, locals) = (Vec::new(), HashSet::new());
+    let mut day =
+        Day { plan, fleet, observed, births, ticks, signals, guard, began, samples, window, every, quiet, locals };
     day.gather().await?;
     let mut report = GamedayReport {
         began_unix_ms: unix_ms(),
@@ -119,8 +125,8 @@ impl Day<'_> {
     /// Runs the step, watches, and undoes it, whatever happened.
     async fn step(&mut self, step: &PlanStep) -> (StepReport, Option<Halt>) {
         self.window = Window::default();
-        let began = self.now_ms();
-        let at = date_and_time(unix_ms()).1;
+        let (began, began_unix_ms) = (self.now_ms(), unix_ms());
+        let at = date_and_time(began_unix_ms).1;
         let plan = self.plan;
         let command = plan.command(step, &step.run);
         let mut halt = None;
@@ -160,6 +166,7 @@ impl Day<'_> {
         }
         let open = self.fleet.summaries().iter().map(|it| it.last_renewal_ms).max().unwrap_or(0);
         let Window { gap_ms, lost, failures, .. } = self.window;
+        let lost_for = if lost == 0 { BTreeMap::new() } else { self.lost_for(began_unix_ms, began).await };
         let (undone_ms, undo) = undo.map_or((None, None), |(at, ran)| (Some(at), Some(ran)));
         let report = StepReport {
             title: step.title.clone(),
@@ -169,11 +176,21 @@ impl Day<'_> {
             ended_ms: self.now_ms(),
             gap_ms: gap_ms.max(open),
             lost,
+            lost_for,
             failures,
             run,
             undo,
         };
         (report, halt)
+    }
+
+    /// Why connections ended in the step that began then, as far as instances tell.
+    async fn lost_for(&mut self, began_unix_ms: u64, began_ms: u64) -> BTreeMap<String, u64> {
+        let lasted = Duration::from_millis(self.now_ms().saturating_sub(began_ms));
+        let (plan, locals) = (self.plan, std::mem::take(&mut self.locals));
+        let ends = self.beside(false, ends::ask(&plan.instances, began_unix_ms, lasted, &locals)).await;
+        self.locals.extend(locals);
+        ends.unwrap_or_default()
     }
 
     /// Waits until the last heartbeat of each kubelet is young, and no node is silent. Returns who is not calm after `limit`.
@@ -219,7 +236,12 @@ impl Day<'_> {
                     }
                 }
                 done = &mut work => return Ok(done),
-                Some(seen) = self.observed.recv() => self.window.note(&seen.event),
+                Some(seen) = self.observed.recv() => {
+                    if let KubeletEvent::Connected { local, .. } = &seen.event {
+                        self.locals.insert(*local);
+                    }
+                    self.window.note(&seen.event);
+                }
                 _ = self.births.tick(), if !self.fleet.is_whole() => self.fleet.grow(),
             }
         }
@@ -239,7 +261,8 @@ impl Day<'_> {
         let all = self.fleet.summaries();
         let kubelet = all.iter().max_by_key(|it| it.last_renewal_ms).filter(|it| it.last_renewal_ms > limit_ms);
         if let Some(it) = kubelet {
-            return Some(Halt::KubeletSilent { name: it.name.clone(), for_ms: it.last_renewal_ms, limit_ms });
+            let why = self.window.last_error.clone();
+            return Some(Halt::KubeletSilent { name: it.name.clone(), for_ms: it.last_renewal_ms, limit_ms, why });
         }
         let (node, by, for_ms) = self.guard.worst().filter(|(.., for_ms)| *for_ms > limit_ms)?;
         Some(Halt::NodeSilent { node, by, for_ms, limit_ms })

@@ -1,5 +1,6 @@
 //! What a game day has shown, and its page.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Serialize;
@@ -39,6 +40,8 @@ pub(super) struct StepReport {
     pub gap_ms: u64,
     /// Connections that did not end by their kubelet.
     pub lost: u64,
+    /// Why, as the instances have recorded it of the kubelets' addresses.
+    pub lost_for: BTreeMap<String, u64>,
     /// Heartbeats and connects that failed.
     pub failures: u64,
     /// `None`: it was stopped.
@@ -60,7 +63,7 @@ pub(super) struct SilenceSample {
 #[serde(tag = "is", rename_all = "snake_case")]
 pub(super) enum Halt {
     Signal,
-    KubeletSilent { name: String, for_ms: u64, limit_ms: u64 },
+    KubeletSilent { name: String, for_ms: u64, limit_ms: u64, why: Option<String> },
     NodeSilent { node: String, by: String, for_ms: u64, limit_ms: u64 },
     CommandFailed { command: String, failed: String },
     NotSettled(String),
@@ -70,12 +73,10 @@ impl Halt {
     pub(super) fn in_words(&self) -> String {
         match self {
             Self::Signal => "somebody stopped it by a signal".to_owned(),
-            Self::KubeletSilent { name, for_ms, limit_ms } => {
-                format!(
-                    "kubelet {name} had no heartbeat for {}, more than {}",
-                    duration_ms(*for_ms),
-                    duration_ms(*limit_ms)
-                )
+            Self::KubeletSilent { name, for_ms, limit_ms, why } => {
+                let why = why.as_ref().map_or_else(String::new, |why| format!(": {}", printable(why)));
+                let (silent, limit) = (duration_ms(*for_ms), duration_ms(*limit_ms));
+                format!("kubelet {name} had no heartbeat for {silent}, more than {limit}{why}")
             }
             Self::NodeSilent { node, by, for_ms, limit_ms } => format!(
                 "{by} said that node {} was silent for {}, more than {}",
@@ -92,15 +93,26 @@ impl Halt {
 impl StepReport {
     pub(super) fn in_words(&self) -> String {
         format!(
-            "longest time without a heartbeat {}; {} lost; {}",
+            "longest time without a heartbeat {}; {} lost{}; {}",
             duration_ms(self.gap_ms),
             plural(self.lost, "connection"),
+            self.reasons(),
             match &self.undo {
                 Some(Ran { failed: Some(failed), .. }) => format!("NOT undone: {failed}"),
                 Some(_) => "undone".to_owned(),
                 None => "nothing to undo".to_owned(),
             }
         )
+    }
+
+    /// ` (rebalanced 3)`, or nothing.
+    fn reasons(&self) -> String {
+        let each = self.lost_for.iter().map(|(reason, flows)| format!("{reason} {flows}")).collect::<Vec<_>>();
+        if each.is_empty() { String::new() } else { format!(" ({})", each.join(", ")) }
+    }
+
+    fn is_undone(&self) -> bool {
+        self.undo.as_ref().is_none_or(|ran| ran.failed.is_none())
     }
 
     /// Whether a node would have gone NotReady.
@@ -123,7 +135,13 @@ impl GamedayReport {
             duration_ms(self.grace_ms)
         );
         match &self.halt {
-            Some(halt) => format!("Stopped in step {}: {}; {longest}.", self.steps.len(), halt.in_words()),
+            Some(halt) => {
+                let undone = match self.steps.last().is_none_or(StepReport::is_undone) {
+                    true => "",
+                    false => " The step is NOT undone: do that by hand.",
+                };
+                format!("Stopped in step {}: {}; {longest}.{undone}", self.steps.len(), halt.in_words())
+            }
             None if !self.passed() => format!("Failed: {longest}, so nodes would have gone NotReady."),
             None => format!("Passed: {} played, {longest}.", plural(self.steps.len() as u64, "step")),
         }
@@ -150,17 +168,19 @@ impl GamedayReport {
         for (number, step) in self.steps.iter().enumerate() {
             let is_last = number + 1 == self.steps.len();
             let result = match () {
+                () if !step.is_undone() => "**stopped, NOT undone**",
                 () if is_last && self.halt.is_some() => "**stopped**",
                 () if step.not_ready(self.grace_ms) => "**NotReady**",
                 () => "ok",
             };
             text += &format!(
-                "| {} | {} | {} | {} | {} | {} | {result} |\n",
+                "| {} | {} | {} | {} | {}{} | {} | {result} |\n",
                 number + 1,
                 cell(&step.title),
                 step.at,
                 duration_ms(step.gap_ms),
                 step.lost,
+                cell(&step.reasons()),
                 step.failures
             );
         }

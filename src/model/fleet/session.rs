@@ -227,11 +227,6 @@ impl Session {
         self.set_liveness(Liveness::Alive)
     }
 
-    pub(super) fn lost(&mut self, why: &str) {
-        self.link = None;
-        self.has_no_link(why);
-    }
-
     /// Its liveness now; `None`: unchanged.
     pub(super) fn liveness_now(&mut self, now_ns: u64) -> Option<Liveness> {
         let silence = self.heard_ns.map(|heard| now_ns.saturating_sub(heard));

@@ -163,6 +163,20 @@ fn an_instance_whose_connections_another_host_may_carry_on_tells_no_node_silent_
     assert_eq!(scene.pass(25, |_| speaks_at(last_ns)).silent.len(), 1);
 }
 
+/// Regression: a process that had been stopped for 44 s told all nodes silent at once, before it had looked at their flows.
+#[test]
+fn a_process_that_did_not_run_tells_no_node_silent_for_that_time() {
+    let mut scene = Scene::new();
+    scene.pass(90, beats(10));
+    let last_ns = scene.now_ns;
+    scene.now_ns += 44 * S;
+    assert_eq!(scene.pass(1, |_| speaks_at(last_ns)), NodeNews::default());
+    assert_eq!(scene.pass(60, beats(10)), NodeNews::default());
+    scene.pass(40, beats(10));
+    let last_ns = scene.now_ns;
+    assert_eq!(scene.pass(25, |_| speaks_at(last_ns)).silent.len(), 1, "its rhythm is known again");
+}
+
 /// Regression: a dead node had its whole budget again, and no alarm, each time a peer was not heard for a moment.
 #[test]
 fn a_node_that_is_silent_stays_so_when_a_peer_was_not_heard_for_a_moment() {

@@ -27,9 +27,7 @@ impl Story<'_> {
         let is_applied = |(later, _): &(&Event, usize)| matches!(later.what, What::Reloaded { .. });
         match &event.what {
             // A host that is cut off loses all the others, and is the one that is ill.
-            What::PeerLiveness { .. } | What::FailedOver { .. } if self.vip_elsewhere(at) == Some(true) => {
-                Weight::Plain
-            }
+            What::PeerLiveness { .. } | What::FailedOver { .. } if self.lacks_vip(at) == Some(true) => Weight::Plain,
             What::BackendChanged { frontend, .. } | What::FlowsOrdered { frontend, .. }
                 if self.serves_nobody(at, frontend).is_some() =>
             {
@@ -52,7 +50,7 @@ impl Story<'_> {
     }
 
     /// Whether this host had given the VIP up since it was cut off. `None`: it had the VIP, or Baton does not move it.
-    fn vip_elsewhere(&self, at: usize) -> Option<bool> {
+    fn lacks_vip(&self, at: usize) -> Option<bool> {
         let before = self.events[..at].iter().rev().map(|(event, _)| &event.what);
         let last = before.filter_map(|what| match what {
             What::VipGained { .. } => Some(None),
@@ -70,7 +68,7 @@ impl Story<'_> {
             let sampled = self.sample_before(at_ms)?;
             sampled.frontends.iter().find(|it| it.name == frontend).map(|it| it.flows)
         };
-        match self.vip_elsewhere(at)? {
+        match self.lacks_vip(at)? {
             true => Some(
                 "This host was cut off and had given up the VIP: it cannot say what its backends did, nor what clients felt at the host \
                  that has the VIP."

@@ -293,6 +293,8 @@ fn ends_no_flow(what: &What) -> bool {
             | What::DiscoveryWatched { .. }
             | What::ReloadRefused { .. }
             | What::VipAlone { .. }
+            | What::VipHeld { .. }
+            | What::VipGained { silent: None, .. }
             | What::OffloadOpened { .. }
             | What::OffloadShut { unwatched: false, .. }
             | What::OffloadResumed {}

@@ -47,13 +47,13 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
     let until_ms = vip.map_or(u64::MAX, |it| it.at_unix_ms);
     let beside = around().filter(|it| (begun_ms..=until_ms).contains(&it.at_unix_ms));
     let answered = beside.clone().find(|it| matches!(it.what, What::VipAnswered { .. }));
-    let elsewhere = beside.filter(|it| matches!(&it.what, What::VipHeld { by, .. } if by != peer));
-    let elsewhere = elsewhere.filter(|_| vip.is_none() && death.or(over).is_some()).next();
+    let mut held = beside.filter(|it| matches!(&it.what, What::VipHeld { by, .. } if by != peer));
+    let another = if vip.is_none() && death.or(over).is_some() { held.next() } else { None };
     let last = [death, over].into_iter().flatten().map(place).max().unwrap_or(at);
     let back = story.events[last + 1..].iter().map(|(event, _)| *event).find(|it| is_back(it));
 
     let told = |it: &Event| format!("At {} {}.", moment(it.at_unix_ms), it.what.sentence());
-    let parts = [silent.filter(|_| answered.is_none()), answered, death, over, vip, elsewhere].into_iter().flatten();
+    let parts = [silent.filter(|_| answered.is_none()), answered, death, over, vip, another].into_iter().flatten();
     let mut parts: Vec<_> = parts.filter(|it| !std::ptr::eq(*it, event)).chain([event]).collect();
     parts.sort_by_key(|it| it.at_unix_ms);
     let mut sentences: Vec<_> = parts.into_iter().map(told).collect();

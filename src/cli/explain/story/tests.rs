@@ -1,7 +1,7 @@
-mod elsewhere;
 mod gaps;
 mod orders;
 mod refusals;
+mod without_vip;
 
 use super::testing::{AT_MS, recording};
 use super::*;

@@ -10,6 +10,12 @@ use crate::model::fleet::{Farewell, Liveness, MemberView, PeerSummary};
 const REASONS_MAX: usize = 8;
 
 impl Session {
+    /// The link has ended.
+    pub(in crate::model::fleet) fn lost(&mut self, why: &str) {
+        self.link = None;
+        self.has_no_link(why);
+    }
+
     /// There is no link for this reason. Returns whether people have not been told so since the last one.
     pub(in crate::model::fleet) fn has_no_link(&mut self, why: &str) -> bool {
         self.why_not = Some(why.to_owned());

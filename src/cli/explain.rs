@@ -188,7 +188,10 @@ impl FromStr for Subject {
     fn from_str(text: &str) -> Result<Self, String> {
         let number = |text: &str| text.parse().map_err(|_| format!("{text:?} is no number"));
         match text.split_once(':') {
-            Some(("flow", flow)) => flow.parse().map(Self::Flow).map_err(|_| format!("{flow:?} is no number")),
+            Some(("flow", flow)) => flow
+                .parse()
+                .map(Self::Flow)
+                .map_err(|_| format!("{flow:?} is no flow: expected 7 or 6066-6b089d630013")),
             Some(("event", event)) => Ok(Self::Event(number(event)?)),
             Some(("instance", name)) if !name.is_empty() => Ok(Self::Instance(name.to_owned())),
             Some(("backend", name)) if !name.is_empty() => Ok(Self::Backend(name.to_owned())),
@@ -216,7 +219,14 @@ impl Subject {
             Self::Number(number) => format!("no flow with the number {number} that has ended, and no such event"),
             Self::Flow(flow) => format!("no end of flow {flow}"),
             Self::Event(number) => format!("no event {number}"),
-            Self::Backend(name) => format!("no event of a backend {name:?}, and no peer of this name"),
+            Self::Backend(name) if name.parse::<std::net::SocketAddr>().is_ok() => {
+                format!(
+                    "no backend and no peer {name:?} (`baton flows --client` finds a client's flow, `baton who` the client behind an address of Baton's)"
+                )
+            }
+            Self::Backend(name) => format!(
+                "no event of a backend {name:?}, and no peer of this name (`baton nodes` and `baton flows` find a node's flows)"
+            ),
             Self::Instance(name) => format!("no peer {name:?}, and no event of one"),
             Self::Last => "no event that may be a fault".to_owned(),
         }

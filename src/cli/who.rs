@@ -12,6 +12,7 @@ use super::output::{CliError, Output};
 use super::recording::{self, RecordingFrom};
 use super::socket;
 use crate::admin::protocol::{Command, FlowFilter, FlowRow, Listed};
+use crate::model::end_reason::EndReason;
 use crate::model::ids::{FlowId, flow_as_text};
 use crate::model::names::named;
 use crate::recorder::{Recorded, Recording, TimedRecord};
@@ -47,6 +48,8 @@ struct ClientBehind {
     from_unix_ms: u64,
     /// `None`: the flow goes on.
     until_unix_ms: Option<u64>,
+    /// It went on at another instance then.
+    moved: bool,
 }
 
 /// The clocks of the apiserver and of this host may differ by so much, and a log line is written late.
@@ -104,6 +107,7 @@ fn living(address: SocketAddr, socket: Option<&Path>, config: Option<&Path>) -> 
             backend: row.backend,
             from_unix_ms: now_ms.saturating_sub(row.age_ms),
             until_unix_ms: None,
+            moved: false,
         });
         ControlFlow::Continue(())
     };
@@ -146,7 +150,9 @@ fn unrecorded(recording: &Recording) -> String {
 }
 
 fn of_event(what: &What, at_unix_ms: u64, address: SocketAddr) -> Option<ClientBehind> {
-    let What::FlowEnded { flow, frontend, backend, client, node, source, duration_ms, .. } = what else { return None };
+    let What::FlowEnded { flow, frontend, backend, client, node, source, duration_ms, reason, .. } = what else {
+        return None;
+    };
     (*source == Some(address)).then(|| ClientBehind {
         client: *client,
         node: node.clone(),
@@ -155,6 +161,7 @@ fn of_event(what: &What, at_unix_ms: u64, address: SocketAddr) -> Option<ClientB
         backend: backend.clone(),
         from_unix_ms: at_unix_ms.saturating_sub(*duration_ms),
         until_unix_ms: Some(at_unix_ms),
+        moved: *reason == EndReason::Moved,
     })
 }
 
@@ -168,8 +175,9 @@ impl ClientBehind {
         let until = self
             .until_unix_ms
             .map_or_else(|| "on; it goes on".to_owned(), |until| format!("to {}", recording::shown(until)));
+        let moved = if self.moved { ", when it went on at another instance" } else { "" };
         format!(
-            "{}, flow {} to {}/{}, from {} {until}",
+            "{}, flow {} to {}/{}, from {} {until}{moved}",
             named(self.client, self.node.as_deref()),
             self.flow,
             self.frontend,
@@ -194,6 +202,7 @@ mod tests {
             backend: Some("cp2".to_owned()),
             from_unix_ms: FROM_MS,
             until_unix_ms,
+            moved: false,
         }
     }
 
@@ -213,5 +222,7 @@ mod tests {
         let begin = "10.0.0.7:51234 (worker-7), flow 7 to apiserver/cp2, from 2026-11-";
         assert!(it.in_words().starts_with(begin) && it.in_words().ends_with('Z'), "{}", it.in_words());
         assert!(behind(None).in_words().ends_with("on; it goes on"), "{}", behind(None).in_words());
+        let moved = ClientBehind { moved: true, ..it }.in_words();
+        assert!(moved.ends_with("Z, when it went on at another instance"), "{moved}");
     }
 }

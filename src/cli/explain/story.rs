@@ -395,8 +395,10 @@ impl<'r> Story<'r> {
         // A header that came, and was wrong, was not late.
         let settings = settings.filter(|_| *reason != EndReason::BadProxyHeader || error.is_some());
         sentences.extend(settings.and_then(|settings| limit(settings, *reason)));
-        if matches!(reason, EndReason::Killed) {
-            sentences.extend(self.order_before(at));
+        match reason {
+            EndReason::Killed => sentences.extend(self.order_before(at)),
+            EndReason::Moved => sentences.extend(self.owner_near(at)),
+            _ => {}
         }
         if let (true, Some(backend)) = (is_by_backend(*reason), backend)
             && let Some(change) = self.change_before(at, frontend, backend)

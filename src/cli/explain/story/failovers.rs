@@ -97,6 +97,20 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
     Some((sentences, figures))
 }
 
+impl Story<'_> {
+    /// Which peer had got the VIP about the time of the event at `at`: a sentence.
+    pub(super) fn owner_near(&self, at: usize) -> Option<String> {
+        let at_ms = self.events[at].0.at_unix_ms;
+        let held = self
+            .events
+            .iter()
+            .map(|(event, _)| *event)
+            .filter(|it| matches!(it.what, What::VipHeld { .. }) && it.at_unix_ms.abs_diff(at_ms) <= WITHIN_MS);
+        let nearest = held.min_by_key(|it| it.at_unix_ms.abs_diff(at_ms))?;
+        Some(format!("About then, at {}, {}.", moment(nearest.at_unix_ms), nearest.what.sentence()))
+    }
+}
+
 /// When the link to the peer ended, before the event at `at`, if none has come up since; ms since 1970.
 fn unlinked_ms(story: &Story<'_>, peer: &str, at: usize) -> Option<u64> {
     let of_peer = story.events[..=at].iter().rev().map(|(event, _)| *event).filter(|it| peer_of(it) == Some(peer));

@@ -21,7 +21,7 @@ pub(crate) fn service(service: Service, draining: usize, since_ms: u64) -> Strin
     match (service, draining) {
         (Service::Ready, _) => "clients are served".to_owned(),
         (Service::Full, _) => {
-            format!("every backend has as many flows as it may: Baton has reset new connections for {since}")
+            format!("every backend has as many flows as it may: Baton resets new connections, since {since} ago")
         }
         (Service::Draining, 0 | 1) => {
             format!("clients are served by a draining backend: none has been ready for {since}")
@@ -30,7 +30,7 @@ pub(crate) fn service(service: Service, draining: usize, since_ms: u64) -> Strin
             format!("clients are served by {many} draining backends: none has been ready for {since}")
         }
         (Service::NoBackend, _) if since_ms == 0 => "no backend: Baton resets new connections".to_owned(),
-        (Service::NoBackend, _) => format!("no backend: Baton has reset new connections for {since}"),
+        (Service::NoBackend, _) => format!("no backend: Baton resets new connections, since {since} ago"),
     }
 }
 

@@ -277,11 +277,14 @@ impl NodeMemory {
         let sees_all = sight == NodeSight::All;
         if flows.is_connected() {
             let was_mute = matches!(self.silence(now_ns, timers), Some(NodeSilence { kind: SilenceKind::NoByte, .. }));
-            self.state = NodeState::Connected(flows);
-            if sight == NodeSight::NotItsOwn && self.told.is_none() {
+            if sight == NodeSight::NotItsOwn && flows.at_peers.is_empty() && self.told.is_none() {
                 self.rhythm = NodeRhythm::Unproven;
+                if !matches!(self.state, NodeState::Unknown { .. }) {
+                    self.state = NodeState::Unknown { since_ns: now_ns, before: None };
+                }
                 return;
             }
+            self.state = NodeState::Connected(flows);
             self.keep_rhythm(now_ns, timers, was_mute);
             return;
         }

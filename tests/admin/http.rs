@@ -314,7 +314,7 @@ async fn with_no_backend_left_nothing_says_ready_in_green() {
     assert!(page.contains("<span class=\"pill notice\">draining backends only</span>"), "{page}");
     stands("cp2", HealthState::Ejected);
     let page = get(&instance, "/").await.body;
-    let of_none = "no backend: Baton has reset new connections for 6";
+    let of_none = "no backend: Baton resets new connections, since 6";
     assert!(page.contains("<title>no backend: Baton on ") && page.contains(of_none), "{page}");
     assert!(page.contains("<span class=\"pill bad\">no backend</span>"), "{page}");
     assert!(!page.contains("<span class=\"pill good\">ready</span>") && page.contains("fill='%23d1261b'"), "{page}");
@@ -343,7 +343,7 @@ async fn with_every_backend_at_its_cap_nothing_says_ready_in_green() {
         entry.configure(entry.weight(), Some(1));
     }
     let page = get(&instance, "/").await.body;
-    let words = "every backend has as many flows as it may: Baton has reset new connections for ";
+    let words = "every backend has as many flows as it may: Baton resets new connections, since ";
     assert!(page.contains("<title>every backend full: Baton on ") && page.contains(words), "{page}");
     assert!(page.contains("<span class=\"pill bad\">every backend full</span>"), "{page}");
     let metrics = get(&instance, "/metrics").await.body;

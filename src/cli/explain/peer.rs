@@ -54,7 +54,16 @@ impl KnownPeer {
         let is_told =
             |event: &Event| peer.liveness != Liveness::Dead || !matches!(event.what, What::PeerUnreachable { .. });
         let mut changes = story.of_peer(&peer.name.0).filter(|event| is_of_link(event) && is_told(event));
-        if let Some(last) = changes.next() {
+        let last = changes.next().map(|last| {
+            // This instance has its flows before it is counted as dead.
+            let failover = story.of_peer(&peer.name.0).take_while(|it| !matches!(it.what, What::PeerLinked { .. }));
+            let mut failover = failover.filter(|it| matches!(it.what, What::FailedOver { .. }));
+            failover
+                .next()
+                .filter(|it| peer.liveness == Liveness::Dead && it.at_unix_ms < last.at_unix_ms)
+                .unwrap_or(last)
+        });
+        if let Some(last) = last {
             figures.at_unix_ms = last.at_unix_ms;
             let (ago, before) = (duration_ms(now_ms.saturating_sub(last.at_unix_ms)), changes.next());
             let mut since =
@@ -67,15 +76,20 @@ impl KnownPeer {
         sentences.push(self.flows());
         sentences.push(format!("{} {}.", peer.name, words::vips(&peer.vips)));
         if matches!(peer.liveness, Liveness::Dead | Liveness::Left(_)) {
-            let is_failover = |event: &&Event| matches!(event.what, What::FailedOver { .. });
+            let is_told = |event: &Event| last.is_some_and(|last| std::ptr::eq(last, event));
+            let is_failover = |event: &&Event| matches!(event.what, What::FailedOver { .. }) && !is_told(event);
             sentences.extend(
                 story
                     .of_peer(&peer.name.0)
                     .find(is_failover)
                     .map(|event| format!("Its flows: at {} {}.", moment(event.at_unix_ms), event.what.sentence())),
             );
-        } else if let Some(report) = &self.dies {
-            sentences.extend(in_words(report));
+        } else {
+            let died = story.of_peer(&peer.name.0).find(|it| matches!(it.what, What::FailedOver { .. }));
+            sentences.extend(died.map(|event| {
+                format!("It had died before: at {} {}.", moment(event.at_unix_ms), event.what.sentence())
+            }));
+            sentences.extend(self.dies.iter().flat_map(in_words));
         }
         (sentences, figures)
     }
@@ -220,6 +234,33 @@ mod tests {
             "{said:?}"
         );
         assert!(said[4].ends_with("10s = 10s (cluster.lease_renew = 10s)."), "{said:?}");
+    }
+
+    /// Regression: of a death that was over for 15 s nothing was said.
+    #[test]
+    fn a_peer_that_came_back_is_told_with_its_death() {
+        let failed_over = What::FailedOver { instance: InstanceName(PEER.into()), inherited: 30, reset: 0 };
+        let linked = What::PeerLinked { peer: PEER.to_owned(), version: "0.1.0".to_owned() };
+        let late = What::PeerLiveness { peer: PEER.to_owned(), liveness: Liveness::Alive };
+        let recording = recording(vec![(0, lost()), (300, failed_over), (40_000, linked), (50_000, late)]);
+        let (said, _) =
+            KnownPeer { peer: view(Liveness::Alive), dies: None }.tell(&Story::new(&recording), AT_MS + 60_000);
+        assert!(
+            said.last().unwrap().starts_with("It had died before: at 2026-11-25 03:12:07.712Z lb-b is dead"),
+            "{said:?}"
+        );
+    }
+
+    /// Regression: it was dead only since 0.6 s after its flows had been carried on.
+    #[test]
+    fn a_peer_is_dead_since_its_flows_were_carried_on() {
+        let dead = What::PeerLiveness { peer: PEER.to_owned(), liveness: Liveness::Dead };
+        let failed_over = What::FailedOver { instance: InstanceName(PEER.into()), inherited: 30, reset: 0 };
+        let recording = recording(vec![(0, lost()), (300, failed_over), (900, dead)]);
+        let (said, _) =
+            KnownPeer { peer: view(Liveness::Dead), dies: None }.tell(&Story::new(&recording), AT_MS + 1_000);
+        assert!(said[1].starts_with("That is so since 2026-11-25 03:12:07.712Z, 700 ms ago: lb-b is dead"), "{said:?}");
+        assert_eq!(said.iter().filter(|it| it.contains("carries on 30 flows")).count(), 1, "{said:?}");
     }
 
     #[test]

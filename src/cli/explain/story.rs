@@ -209,8 +209,9 @@ impl<'r> Story<'r> {
                 sentences.extend(self.holder_after(at));
                 absence_ms = Some(gap_ms);
             }
-            What::VipGivenUp { late_ms: None, .. } => {
+            What::VipGivenUp { late_ms: None, cut_off, .. } => {
                 sentences.extend(self.order_before(at));
+                sentences.extend(if *cut_off { self.had_flows(event.at_unix_ms) } else { None });
                 sentences.extend(self.holder_after(at));
             }
             // What follows from it comes later.
@@ -224,7 +225,9 @@ impl<'r> Story<'r> {
             return Some((sentences, figures));
         }
         let next = self.events[at + 1..].iter().map(|(event, _)| *event);
-        let next = next.filter(|next| !next.what.is_end() && !matches!(next.what, What::VipHeld { .. }));
+        // What follows at once from it is no news.
+        let is_news = |it: &Event| !matches!(it.what, What::VipHeld { .. } | What::AddressWent { .. });
+        let next = next.filter(|next| !next.what.is_end() && is_news(next));
         if let Some(next) = next.take_while(|next| next.at_unix_ms <= event.at_unix_ms + AFTER_MS).next() {
             // The clock may have been set back.
             let later = duration_ms(next.at_unix_ms.saturating_sub(event.at_unix_ms));

@@ -305,6 +305,10 @@ impl Exchange {
             session.lost(why);
             let liveness = session.liveness_now(now_ns);
             self.notices.push_back(Notice::Lost { peer: peer.clone(), why: why.to_owned() });
+            // It was late before, while beats came.
+            if session.liveness == Liveness::Unlinked && liveness.is_none() {
+                self.notices.push_back(Notice::Liveness { peer: peer.clone(), liveness: Liveness::Unlinked });
+            }
             liveness.into_iter().for_each(|liveness| self.liveness_changed(peer.clone(), liveness));
             self.answers_no_more(peer);
         }
@@ -527,7 +531,11 @@ impl Exchange {
 
     fn liveness_changed(&mut self, peer: InstanceName, liveness: Liveness) {
         self.remotes.push_back(Remote::Liveness { owner: peer.clone(), liveness });
-        self.notices.push_back(Notice::Liveness { peer, liveness });
+        // A link that is late is not down: on a busy host it is that every few seconds.
+        let is_late = self.sessions.get(&peer).is_some_and(|it| it.link.is_some() && liveness == Liveness::Unlinked);
+        if !is_late {
+            self.notices.push_back(Notice::Liveness { peer, liveness });
+        }
     }
 
     fn ask(&mut self, packet: Asked, now_ns: u64) {

@@ -153,6 +153,8 @@ fn an_instance_whose_connections_another_host_may_carry_on_tells_no_node_silent_
     let last_ns = scene.now_ns / (10 * S) * 10 * S;
     scene.sight = NodeSight::NotItsOwn;
     assert_eq!(scene.pass(60, |_| speaks_at(last_ns)), NodeNews::default());
+    // Regression: its budget was 0 ms.
+    assert!(matches!(scene.view().state, NodeState::Unknown { .. }) && scene.budget_s().is_none());
     scene.sight = NodeSight::All;
     assert_eq!(scene.pass(60, |_| speaks_at(last_ns)), NodeNews::default(), "nor when it is back");
     // One that it sees knows better: its peers are not heard, but it has the VIP.

@@ -61,6 +61,15 @@ impl Story<'_> {
         last.into_iter().next().flatten()
     }
 
+    /// What a host that was cut off had, and does not know any more: a sentence.
+    pub(super) fn had_flows(&self, at_ms: u64) -> Option<String> {
+        let flows = self.sample_before(at_ms).map(|sample| u64::from(sample.flows())).filter(|flows| *flows > 0)?;
+        Some(format!(
+            "It had {} then: those that were offloaded go on at the host that has the VIP now, and the others are reset there, which this host cannot see.",
+            plural(flows, "flow")
+        ))
+    }
+
     /// Why no client of `frontend` can have felt the event at `at`: a sentence. `None`: one can have.
     pub(super) fn serves_nobody(&self, at: usize, frontend: &str) -> Option<String> {
         let at_ms = self.events[at].0.at_unix_ms;

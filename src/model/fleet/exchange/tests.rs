@@ -264,6 +264,21 @@ fn a_link_that_breaks_says_more_than_missing_beats() {
     assert_eq!(fleet.view(1, "a").liveness, Liveness::Dead);
 }
 
+/// Regression: on a busy host each instance told every few seconds that a link was down which was 20 ms late.
+#[test]
+fn a_link_that_is_late_while_beats_come_is_told_once_it_has_ended() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    let told = |fleet: &mut Fleet| {
+        let notices = std::iter::from_fn(|| fleet.instances[0].poll_notice());
+        notices.filter(|it| matches!(it, Notice::Liveness { liveness: Liveness::Unlinked, .. })).count()
+    };
+    told(&mut fleet);
+    fleet.beat(400, &[(0, 1), (1, 0)]);
+    assert_eq!((fleet.view(0, "b").liveness, told(&mut fleet)), (Liveness::Unlinked, 0));
+    fleet.instances[0].handle_loss(&name("b"), "nothing came", fleet.now_ns);
+    assert_eq!((fleet.view(0, "b").liveness, told(&mut fleet)), (Liveness::Unlinked, 1));
+}
+
 /// Regression: a host that was cut off told two reasons by turns, an event a second, until nothing else was left in the list.
 #[test]
 fn each_reason_for_a_missing_link_is_told_once_until_there_is_one_again() {

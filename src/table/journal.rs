@@ -164,6 +164,10 @@ pub enum What {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         cut_off: bool,
     },
+    /// This host, which does not have the VIP, reaches nobody by the VIP's interface.
+    VipHostCutOff {
+        why: String,
+    },
     /// This peer has the VIP, and before it another instance had it, or none.
     VipHeld {
         vip: String,

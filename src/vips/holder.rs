@@ -568,6 +568,7 @@ impl VipHolder {
                 let cut_off = matches!(why, VipLoss::NoCarrier | VipLoss::NoAddress | VipLoss::Deaf);
                 What::VipGivenUp { vip: label, why: why.to_string(), late_ms, cut_off }
             }
+            VipNote::CutOff(why) => What::VipHostCutOff { why: why.to_string() },
             VipNote::HeldBy(by) => What::VipHeld { vip: label, by: by.to_string() },
             VipNote::Restored => What::VipRestored { vip: label },
             VipNote::Defended(by) => What::VipDefended { by: super::spelled(by) },

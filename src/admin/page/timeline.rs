@@ -75,6 +75,7 @@ impl TimelineRow {
             | What::VipGained { .. }
             | What::VipGivenUp { .. }
             | What::VipHeld { .. }
+            | What::VipHostCutOff { .. }
             | What::VipRestored { .. }
             | What::VipOtherMask { .. }
             | What::VipNotRemoved { .. }

@@ -110,6 +110,14 @@ impl<'r> Story<'r> {
         let (event, _) = self.events[at];
         match &event.what {
             What::BackendChanged { .. } => self.change(at),
+            What::PeerLiveness { .. } | What::FailedOver { .. } if self.lacks_vip(at) == Some(true) => {
+                let (mut sentences, figures) = self.plain(at)?;
+                sentences.insert(
+                    1,
+                    "This host itself was cut off then: the peer may have lived on, with its flows.".to_owned(),
+                );
+                Some((sentences, figures))
+            }
             What::PeerLiveness { .. } | What::FailedOver { .. } | What::VipGained { .. } => {
                 failovers::failover(self, at).or_else(|| self.plain(at))
             }
@@ -400,7 +408,7 @@ impl<'r> Story<'r> {
         sentences.extend(settings.and_then(|settings| limit(settings, *reason)));
         match reason {
             EndReason::Killed => sentences.extend(self.order_before(at)),
-            EndReason::Moved => sentences.extend(self.owner_near(at)),
+            EndReason::Moved => sentences.extend(failovers::owner_near(self, at)),
             _ => {}
         }
         if let (true, Some(backend)) = (is_by_backend(*reason), backend)

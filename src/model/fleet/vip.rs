@@ -134,6 +134,8 @@ pub(crate) struct VipMachine {
     /// The first answer of this vacancy.
     answered: Option<StrangeAnswer>,
     cut_off_ns: Option<u64>,
+    /// It was told that this host is cut off, while it did not hold the VIP.
+    is_told_cut_off: bool,
     unready_ns: Option<u64>,
     /// Since when no backend can be used here and a peer that could take the VIP has one.
     no_backend_ns: Option<u64>,
@@ -169,6 +171,7 @@ impl VipMachine {
             again_ns: 0,
             answered: None,
             cut_off_ns: None,
+            is_told_cut_off: false,
             unready_ns: None,
             no_backend_ns: None,
             failed: None,
@@ -262,6 +265,7 @@ impl VipMachine {
         let is_cut_off = self.cut_off_ns.is_some_and(|since_ns| now_ns - since_ns >= CUT_OFF_NS);
         if is_cut_off && self.settings.has_peers {
             let loss = if look.has_carrier { VipLoss::NoAddress } else { VipLoss::NoCarrier };
+            self.is_told_cut_off = true;
             return self.give_up(loss, now_ns);
         }
         let is_deaf = self.deafness.is_certain(look, peers, self.damped);
@@ -363,11 +367,10 @@ impl VipMachine {
         if let Some(bar) = bar {
             return Some(VipWhy::Barred(bar));
         }
-        if !look.has_carrier {
-            return Some(VipWhy::NoCarrier);
-        }
-        if look.is_bare && self.settings.has_peers {
-            return Some(VipWhy::NoAddress);
+        let why = if look.has_carrier { VipWhy::NoAddress } else { VipWhy::NoCarrier };
+        self.tell_cut_off(&why, now_ns);
+        if why == VipWhy::NoCarrier || look.is_bare && self.settings.has_peers {
+            return Some(why);
         }
         if look.peers.is_none() {
             return Some(VipWhy::Blind);

@@ -180,6 +180,9 @@ impl What {
                 let weight = if late_ms.is_some() || *cut_off { Bad } else { Notice };
                 say!(weight, { vip, late_ms, cut_off }, "this host has given up the VIP {vip}: {why}")
             }
+            Self::VipHostCutOff { why } => {
+                say!(Bad, {}, "this host is cut off from its peers, and does not have the VIP: {why}")
+            }
             Self::VipHeld { vip, by } => say!(Plain, { vip, by }, "{by} has the VIP {vip} now"),
             Self::VipRestored { vip } => {
                 say!(

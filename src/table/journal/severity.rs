@@ -42,7 +42,10 @@ impl What {
             ) => Some(EventSeverity::Refused),
             (
                 Weight::Bad,
-                Self::BackendChanged { .. } | Self::PeerLiveness { .. } | Self::FailedOver { reset: 0, .. },
+                Self::BackendChanged { .. }
+                | Self::PeerLiveness { .. }
+                | Self::VipHostCutOff { .. }
+                | Self::FailedOver { reset: 0, .. },
             ) => Some(EventSeverity::Lost),
             (Weight::Bad, _) => Some(EventSeverity::ClientsSuffer),
         }

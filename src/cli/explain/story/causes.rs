@@ -50,11 +50,12 @@ impl Story<'_> {
     }
 
     /// Whether this host had given the VIP up since it was cut off. `None`: it had the VIP, or Baton does not move it.
-    fn lacks_vip(&self, at: usize) -> Option<bool> {
+    pub(super) fn lacks_vip(&self, at: usize) -> Option<bool> {
         let before = self.events[..at].iter().rev().map(|(event, _)| &event.what);
         let last = before.filter_map(|what| match what {
             What::VipGained { .. } => Some(None),
             What::VipGivenUp { cut_off, .. } => Some(Some(*cut_off)),
+            What::VipHostCutOff { .. } => Some(Some(true)),
             What::VipHeld { .. } => Some(Some(false)),
             _ => None,
         });
@@ -79,7 +80,7 @@ impl Story<'_> {
         };
         match self.lacks_vip(at)? {
             true => Some(
-                "This host was cut off and had given up the VIP: it cannot say what its backends did, nor what clients felt at the host \
+                "This host was cut off and does not have the VIP: it cannot say what its backends did, nor what clients felt at the host \
                  that has the VIP."
                     .to_owned(),
             ),

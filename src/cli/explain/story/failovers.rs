@@ -97,18 +97,13 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
     Some((sentences, figures))
 }
 
-impl Story<'_> {
-    /// Which peer had got the VIP about the time of the event at `at`: a sentence.
-    pub(super) fn owner_near(&self, at: usize) -> Option<String> {
-        let at_ms = self.events[at].0.at_unix_ms;
-        let held = self
-            .events
-            .iter()
-            .map(|(event, _)| *event)
-            .filter(|it| matches!(it.what, What::VipHeld { .. }) && it.at_unix_ms.abs_diff(at_ms) <= WITHIN_MS);
-        let nearest = held.min_by_key(|it| it.at_unix_ms.abs_diff(at_ms))?;
-        Some(format!("About then, at {}, {}.", moment(nearest.at_unix_ms), nearest.what.sentence()))
-    }
+/// Which peer had got the VIP about the time of the event at `at`: a sentence.
+pub(super) fn owner_near(story: &Story<'_>, at: usize) -> Option<String> {
+    let at_ms = story.events[at].0.at_unix_ms;
+    let is_near = |it: &&Event| it.at_unix_ms.abs_diff(at_ms) <= WITHIN_MS && matches!(it.what, What::VipHeld { .. });
+    let held = story.events.iter().map(|(event, _)| *event).filter(is_near);
+    let nearest = held.min_by_key(|it| it.at_unix_ms.abs_diff(at_ms))?;
+    Some(format!("About then, at {}, {}.", moment(nearest.at_unix_ms), nearest.what.sentence()))
 }
 
 /// When the link to the peer ended, before the event at `at`, if none has come up since; ms since 1970.

@@ -1,6 +1,6 @@
 //! The settings of the machine, its looks at the host and the peers, and its orders.
 
-use super::{PeerVip, VipBar, VipGain, VipLoss, VipStanding};
+use super::{PeerVip, VipBar, VipGain, VipLoss, VipStanding, VipWhy};
 use crate::addr::Mac;
 use crate::model::fleet::InstanceName;
 
@@ -81,6 +81,8 @@ pub(crate) enum VipOrder {
 pub(crate) enum VipNote {
     Gained(VipGain),
     Lost(VipLoss),
+    /// This host, which does not hold the VIP, reaches nobody.
+    CutOff(VipWhy),
     /// This peer holds the VIP, and before it another instance did, or none.
     HeldBy(InstanceName),
     /// Another program had removed the addresses, and this instance added them again.

@@ -295,6 +295,34 @@ fn a_host_that_has_lost_its_own_addresses_gives_it_up_and_takes_nothing_unless_t
     assert!(bench.run(5000).is_some());
 }
 
+/// Regression: a standby whose cable was pulled told the death of its peers, and nothing of its own state.
+#[test]
+fn a_host_without_the_vip_tells_once_that_it_is_cut_off_and_who_has_the_vip_when_it_is_back() {
+    let notes = |bench: &mut Bench| {
+        let told = std::mem::take(&mut bench.orders).into_iter();
+        told.filter_map(|it| if let VipOrder::Note(note) = it { Some(note) } else { None }).collect::<Vec<_>>()
+    };
+    let mut bench = Bench::new(vec![peer("lb-a", VipPart::Holds)]);
+    bench.run(500);
+    assert_eq!(notes(&mut bench), [VipNote::HeldBy(named("lb-a"))]);
+    bench.has_carrier = false;
+    bench.run(200);
+    bench.has_carrier = true;
+    bench.run(500);
+    assert_eq!(notes(&mut bench), [], "a moment without a carrier is nothing");
+    bench.has_carrier = false;
+    bench.run(5000);
+    assert_eq!(notes(&mut bench), [VipNote::CutOff(VipWhy::NoCarrier)]);
+    bench.has_carrier = true;
+    bench.run(500);
+    assert_eq!(notes(&mut bench), [VipNote::HeldBy(named("lb-a"))]);
+    // A holder says so as it gives the VIP up.
+    let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
+    bench.has_carrier = false;
+    bench.run(5000);
+    assert_eq!(notes(&mut bench), [VipNote::Lost(VipLoss::NoCarrier)]);
+}
+
 #[test]
 fn a_holder_announces_the_vip_against_a_stranger_and_not_against_a_peer_that_holds_it_too() {
     let announced = |bench: &Bench| bench.orders.iter().filter(|order| **order == VipOrder::Announce).count();

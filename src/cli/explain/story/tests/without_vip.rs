@@ -72,7 +72,26 @@ fn a_host_that_was_cut_off_names_that_and_not_the_backends_and_peers_it_no_longe
     let said = told(&recording, Subject::Last).unwrap();
     assert!(said[0].contains("given up the VIP 10.0.0.100: the interface has no carrier"), "{said:?}");
     let (said, figures) = Story::new(&recording).tell(&Subject::Backend("cp2".to_owned())).unwrap();
-    assert!(said.iter().any(|it| it.starts_with("This host was cut off and had given up the VIP")), "{said:?}");
+    assert!(said.iter().any(|it| it.starts_with("This host was cut off and does not have the VIP")), "{said:?}");
+    assert!(!said.iter().any(|it| it.contains("longest gap")) && figures.longest_gap_ms.is_none(), "{said:?}");
+}
+
+/// Regression: a standby whose cable was pulled told that the owner of the VIP was dead, and a gap of 11 s.
+#[test]
+fn a_standby_that_was_cut_off_names_that_and_not_the_death_of_a_peer_that_lives() {
+    let cut_off = What::VipHostCutOff { why: "the interface has no carrier".to_owned() };
+    let failed_over = What::FailedOver { instance: InstanceName("lb-b".into()), inherited: 20, reset: 0 };
+    let recording = recording(vec![
+        (250, cut_off),
+        (260, liveness(Liveness::Silent)),
+        (1_000, liveness(Liveness::Dead)),
+        (1_001, failed_over),
+    ]);
+    let said = told(&recording, Subject::Last).unwrap();
+    assert!(said[0].contains("this host is cut off from its peers, and does not have the VIP"), "{said:?}");
+    let of_peer = Subject::Instance("lb-b".to_owned());
+    let (said, figures) = Story::new(&recording).tell(&of_peer).unwrap();
+    assert!(said[1].starts_with("This host itself was cut off then"), "{said:?}");
     assert!(!said.iter().any(|it| it.contains("longest gap")) && figures.longest_gap_ms.is_none(), "{said:?}");
 }
 

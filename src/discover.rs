@@ -49,10 +49,16 @@ struct LookSender {
     looks: mpsc::Sender<SourceLook>,
 }
 
-/// Reads `bytes` as a list of EndpointSlices, and then as events of its watch, a line each.
+/// Reads `bytes` as a list of EndpointSlices or of nodes, and then as events of its watch, a line each.
 #[cfg(fuzzing)]
 pub(crate) fn read_any(bytes: &[u8]) {
     kubernetes::read_any(bytes);
+}
+
+/// Reads `bytes` as a message of DNS (RFC 1035, section 4).
+#[cfg(fuzzing)]
+pub(crate) fn read_any_answer(bytes: &[u8]) {
+    dns::read_any(bytes);
 }
 
 impl LookSender {

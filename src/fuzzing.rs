@@ -1,8 +1,14 @@
 //! Entries for the fuzz targets of fuzz/, each into code that reads the bytes of a stranger, of another program or of an operator.
 //! They panic if the code does, or if what it returns contradicts its input. No other build has this module.
 
+use std::fmt::Write;
 use std::path::Path;
+use std::sync::Arc;
 
+use tokio::runtime::Runtime;
+
+use crate::admin::Admin;
+use crate::admin::http::any::answers;
 use crate::admin::protocol::{Command, Effect};
 use crate::model::discover::parse_list;
 use crate::model::proxy_protocol::{self, Parse};
@@ -79,7 +85,49 @@ pub fn netlink(bytes: &[u8]) {
     sys::netlink::read_any(bytes);
 }
 
-/// What the sources of backends answer: a list of EndpointSlices and, a line each, events of its watch; and a file of addresses.
+/// What a client of the HTTP server sends before it closes. `admin` is that of an instance whose clients are of 192.0.2.0/24.
+pub fn http_request(runtime: &Runtime, admin: &Arc<Admin>, bytes: &[u8]) {
+    let ask = |bytes: &[u8], further| runtime.block_on(answers(admin, bytes, further));
+    let said = ask(bytes, true);
+    let first = status_of(&said);
+    assert!(matches!(first, None | Some(200 | 400 | 404 | 405 | 414 | 421 | 431 | 503)), "{}", lossy(&said));
+    // The same request for a host that is a stranger's, unless its target names one.
+    let begins = bytes.iter().position(|byte| !matches!(byte, b'\r' | b'\n')).unwrap_or(bytes.len());
+    if let Some(end) = bytes[begins..].iter().position(|byte| *byte == b'\n').map(|end| begins + end + 1)
+        && bytes[begins..end].split(|byte| *byte == b' ').nth(1).is_some_and(|target| target.starts_with(b"/"))
+    {
+        let strangers = [&bytes[begins..end], b"Host: attacker.example\r\n", &bytes[end..]].concat();
+        let said = ask(&strangers, false);
+        assert!(!said.windows(8).any(|it| it == b"192.0.2."), "{}", lossy(&said));
+    }
+    if first == Some(200) {
+        let mut searched = String::new();
+        bytes.iter().take(2_000).for_each(|byte| write!(searched, "%{byte:02x}").expect("a string"));
+        let page = format!("GET /?flows={searched}%22%3Cb4ton%27%3E&nodes={searched}%3Cb4ton%3E HTTP/1.0\r\n\r\n");
+        let page = ask(page.as_bytes(), false);
+        assert_eq!(status_of(&page), Some(200));
+        assert!(!lossy(&page).contains("<b4ton"), "what was searched for became an element: {}", lossy(&page));
+    }
+}
+
+/// Of the first answer.
+fn status_of(answers: &[u8]) -> Option<u16> {
+    let line = answers.strip_prefix(b"HTTP/1.1 ").or_else(|| answers.strip_prefix(b"HTTP/1.0 "));
+    assert!(line.is_some() || answers.is_empty(), "{}", lossy(answers));
+    lossy(line?.get(..3)?).parse().ok()
+}
+
+fn lossy(bytes: &[u8]) -> std::borrow::Cow<'_, str> {
+    String::from_utf8_lossy(bytes)
+}
+
+/// A message of a name server.
+pub fn dns_answer(bytes: &[u8]) {
+    discover::read_any_answer(bytes);
+}
+
+/// What the sources of backends answer: a list of EndpointSlices or of nodes and, a line each, events of its watch; the body of an error;
+/// and a file of addresses.
 pub fn discovery(bytes: &[u8]) {
     discover::read_any(bytes);
     let _ = parse_list(&String::from_utf8_lossy(bytes));

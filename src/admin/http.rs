@@ -1,5 +1,7 @@
 //! The read-only HTTP servers: one with the page, `/live`, `/status.json`, `/metrics`, `/livez` and `/readyz`, one with the last three alone.
 
+#[cfg(fuzzing)]
+pub(crate) mod any;
 mod host;
 mod live;
 
@@ -246,12 +248,7 @@ async fn serve_connection(admin: Arc<Admin>, pages: HttpPages, stream: TcpStream
         let (admin, visit) = (admin.clone(), visit.clone());
         async move { Ok::<_, Infallible>(respond(&admin, pages, &visit, &request).await) }
     });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.head)
-        .max_buf_size(HEAD_MAX)
-        .keep_alive(answer.is_none())
-        .serve_connection(TokioIo::new(stream), service);
+    let connection = reader(limits).keep_alive(answer.is_none()).serve_connection(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
     let served = tokio::select! {
         biased;
@@ -272,6 +269,13 @@ async fn serve_connection(admin: Arc<Admin>, pages: HttpPages, stream: TcpStream
     if let Err(error) = served {
         tracing::debug!(%error, "an HTTP connection broke");
     }
+}
+
+/// Reads requests within the limits.
+fn reader(limits: HttpLimits) -> http1::Builder {
+    let mut reader = http1::Builder::new();
+    reader.timer(TokioTimer::new()).header_read_timeout(limits.head).max_buf_size(HEAD_MAX);
+    reader
 }
 
 /// Whether a whole request without a body waits in the socket's buffer.

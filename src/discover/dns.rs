@@ -82,10 +82,13 @@ async fn look_up(source: &DnsSource) -> Result<(AddressSet, Duration), String> {
 async fn ask_all(source: &DnsSource) -> Result<NameReply<SocketAddr>, String> {
     // It reads /etc/resolv.conf each time, as that may have changed.
     let resolver = NameServers::read(&source.servers).map_err(|error| error.to_string())?;
+    let Ok(name) = Name::from_str(&source.name) else {
+        return Ok(NameReply::Failed(format!("{} is not a DNS name", source.name)));
+    };
     let port = match source.record {
         DnsRecord::Address { port } => port,
         DnsRecord::Srv => {
-            return Ok(match ask(&resolver, &source.name, RecordType::SRV, host_of).await {
+            return Ok(match ask(&resolver, &name, RecordType::SRV, host_of).await {
                 NameReply::Records { records, .. } if records.len() > HOSTS_MAX => {
                     NameReply::Failed(format!("it has {} hosts, and the limit is {HOSTS_MAX}", records.len()))
                 }
@@ -110,35 +113,62 @@ async fn ask_all(source: &DnsSource) -> Result<NameReply<SocketAddr>, String> {
             });
         }
     };
-    Ok(addresses(&resolver, &source.name, port).await)
+    Ok(addresses(&resolver, &name, port).await)
+}
+
+/// Reads `bytes` as the answer of a name server to each question that is asked.
+#[cfg(fuzzing)]
+pub(super) fn read_any(bytes: &[u8]) {
+    use hickory_resolver::proto::op::Message;
+
+    let Ok(message) = Message::from_vec(bytes) else { return };
+    let answers = &message.answers;
+    if let NameReply::Records { records, .. } = found_in(answers, |record| address_of(record, 6443)) {
+        assert!(records.len() <= answers.len());
+        records.into_iter().filter_map(BackendAddr::reachable).for_each(|it| assert!(!it.ip().is_unspecified()));
+    }
+    let mut names = Vec::new();
+    if let NameReply::Records { records, .. } = found_in(answers, host_of) {
+        names.extend(records.into_iter().map(|(host, _)| host));
+    }
+    if let NameReply::Records { records, .. } = found_in(answers, super::reverse::name_of) {
+        names.extend(records);
+    }
+    for name in &names {
+        let text = text_of(name);
+        assert!(!text.contains(char::is_control), "{text:?}");
+        // What is shown as a client's name is that name, and no other that reads the same.
+        if crate::model::names::node_name(&text).is_some()
+            && let Ok(mut read) = Name::from_str(&text)
+        {
+            read.set_fqdn(true);
+            assert_eq!(read, *name);
+        }
+    }
 }
 
 /// The addresses of one host.
-pub(super) async fn addresses(resolver: &NameServers, host: &str, port: u16) -> NameReply<SocketAddr> {
-    let address = |record: &Record| Some(SocketAddr::new(record.data.ip_addr()?, port));
+pub(super) async fn addresses(resolver: &NameServers, host: &Name, port: u16) -> NameReply<SocketAddr> {
+    let address = |record: &Record| address_of(record, port);
     let v4 = ask(resolver, host, RecordType::A, address);
     let v6 = ask(resolver, host, RecordType::AAAA, address);
     let (v4, v6) = tokio::join!(v4, v6);
     joined([v4, v6])
 }
 
+/// What the records of one type of `name` are. A name in a record is asked for as it stands there: its text may be read as another's.
 pub(super) async fn ask<T>(
     resolver: &NameServers,
-    name: &str,
+    name: &Name,
     kind: RecordType,
     read: impl Fn(&Record) -> Option<T>,
 ) -> NameReply<T> {
-    let Ok(mut whole) = Name::from_str(name) else { return NameReply::Failed(format!("{name} is not a DNS name")) };
+    let mut whole = name.clone();
     // No search list: a name of the file is whole.
     whole.set_fqdn(true);
+    let name = text_of(name);
     match resolver.resolver.lookup(whole.clone(), kind).await {
-        Ok(found) => {
-            let answers = found.answers();
-            let ttl_s = answers.iter().map(|record| record.ttl).min().unwrap_or(0);
-            let records: Vec<_> = answers.iter().filter_map(read).collect();
-            // An alias without the record that it leads to.
-            if records.is_empty() { NameReply::NoRecord } else { NameReply::Records { records, ttl_s } }
-        }
+        Ok(found) => found_in(found.answers(), read),
         Err(NetError::Dns(DnsError::NoRecordsFound(none))) if none.response_code == ResponseCode::NoError => {
             NameReply::NoRecord
         }
@@ -156,10 +186,28 @@ pub(super) async fn ask<T>(
     }
 }
 
+/// What `read` makes of the records of an answer.
+fn found_in<T>(answers: &[Record], read: impl Fn(&Record) -> Option<T>) -> NameReply<T> {
+    let ttl_s = answers.iter().map(|record| record.ttl).min().unwrap_or(0);
+    let records: Vec<_> = answers.iter().filter_map(read).collect();
+    // An alias without the record that it leads to.
+    if records.is_empty() { NameReply::NoRecord } else { NameReply::Records { records, ttl_s } }
+}
+
+fn address_of(record: &Record, port: u16) -> Option<SocketAddr> {
+    Some(SocketAddr::new(record.data.ip_addr()?, port))
+}
+
 /// The host and port of an SRV record. The root as host means that there is no such service (RFC 2782).
-fn host_of(record: &Record) -> Option<(String, u16)> {
+fn host_of(record: &Record) -> Option<(Name, u16)> {
     let RData::SRV(srv) = &record.data else { return None };
-    (!srv.target.is_root()).then(|| (srv.target.to_ascii(), srv.port))
+    (!srv.target.is_root()).then(|| (srv.target.clone(), srv.port))
+}
+
+/// For people: without its last dot, and with each byte that is no letter, digit or hyphen behind a backslash.
+pub(super) fn text_of(name: &Name) -> String {
+    let text = name.to_ascii();
+    text.strip_suffix('.').unwrap_or(&text).to_owned()
 }
 
 /// The name servers to ask.

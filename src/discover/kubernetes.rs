@@ -30,6 +30,8 @@ use slices::Slices;
 #[cfg(fuzzing)]
 pub(super) fn read_any(bytes: &[u8]) {
     let (list, events) = bytes.split_at(bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len()));
+    nodes::read_any(list, events);
+    client::read_any(list);
     let Ok(mut slices) = Slices::of_list(list) else { return };
     for line in events.split(|byte| *byte == b'\n') {
         let before = slices.addresses();

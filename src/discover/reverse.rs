@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::dns::{NameServers, addresses, ask};
+use super::dns::{NameServers, addresses, ask, text_of};
 use crate::config::Config;
 use crate::essential::aside;
 use crate::model::discover::NameReply;
@@ -105,11 +105,7 @@ impl KnownNames {
 
 /// An address's name, if its own addresses have this one, and how long that may be used. `None`: nothing is known.
 async fn look_up(servers: &NameServers, client: IpAddr) -> Option<(Option<Arc<str>>, Duration)> {
-    let name = |record: &Record| match &record.data {
-        RData::PTR(name) => Some(name.0.to_ascii().trim_end_matches('.').to_owned()),
-        _ => None,
-    };
-    match ask(servers, &Name::from(client).to_ascii(), RecordType::PTR, name).await {
+    match ask(servers, &Name::from(client), RecordType::PTR, name_of).await {
         NameReply::Failed(_) => None,
         NameReply::NoName | NameReply::NoRecord => Some((None, NONE_FOR)),
         NameReply::Records { records, ttl_s } => {
@@ -119,8 +115,9 @@ async fn look_up(servers: &NameServers, client: IpAddr) -> Option<(Option<Arc<st
                     NameReply::Failed(_) => return None,
                     NameReply::Records { records, .. } if records.iter().any(|it| it.ip().to_canonical() == client) => {
                         // An address as a name would be taken for another client's.
+                        let name = text_of(name);
                         let is_name = name.parse::<IpAddr>().is_err();
-                        return Some((node_name(name).filter(|_| is_name), ttl));
+                        return Some((node_name(&name).filter(|_| is_name), ttl));
                     }
                     NameReply::Records { .. } | NameReply::NoName | NameReply::NoRecord => {}
                 }
@@ -128,6 +125,12 @@ async fn look_up(servers: &NameServers, client: IpAddr) -> Option<(Option<Arc<st
             Some((None, ttl))
         }
     }
+}
+
+/// The name in a PTR record.
+pub(super) fn name_of(record: &Record) -> Option<Name> {
+    let RData::PTR(name) = &record.data else { return None };
+    Some(name.0.clone())
 }
 
 /// Between two looks at the clients.

@@ -246,6 +246,12 @@ pub(super) fn watch_event<T: DeserializeOwned>(line: &[u8]) -> Result<Option<(St
     Ok(Some((event.kind, serde_json::from_value(event.object).map_err(broken)?)))
 }
 
+/// Reads `body` as that of an error.
+#[cfg(fuzzing)]
+pub(super) fn read_any(body: &[u8]) {
+    assert!(message(body).chars().count() <= SHOWN_CHARS_MAX + 2);
+}
+
 async fn connect(server: SocketAddr) -> std::io::Result<TcpStream> {
     let socket = if server.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     let options = SockRef::from(&socket);

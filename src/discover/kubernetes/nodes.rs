@@ -29,6 +29,25 @@ const FORBIDDEN_RETRY: Duration = Duration::from_secs(300);
 /// The right that is missing if they can be listed only (docs/discovery.md).
 const ROLE: &str = "the ClusterRole needs the verb watch for nodes: verbs: [list, watch]";
 
+/// Reads `list` as a page of nodes, and `events` as lines of its watch.
+#[cfg(fuzzing)]
+pub(super) fn read_any(list: &[u8], events: &[u8]) {
+    let mut nodes = Nodes::default();
+    if nodes.add_page(list).is_err() {
+        return;
+    }
+    for line in events.split(|byte| *byte == b'\n') {
+        let before = nodes.by_name.clone();
+        match nodes.apply(line) {
+            Ok(has_changed) => assert_eq!(has_changed, nodes.by_name != before),
+            Err(_) => assert_eq!(nodes.by_name, before),
+        }
+    }
+    for (ip, name) in nodes.names() {
+        assert!(ip == ip.to_canonical() && node_name(&name).is_some(), "{ip} {name:?}");
+    }
+}
+
 /// Lists and watches until it is dropped.
 pub(super) async fn follow(client: ApiClient, mut follower: NameFollower) {
     loop {

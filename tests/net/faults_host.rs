@@ -1,9 +1,12 @@
-//! Faults of Baton's own host that are none of the network: a full disk, a read-only /run, a process that was stopped for a minute.
+//! Faults of Baton's own host that are none of the network: a full disk, a read-only /run, a process that was stopped for a minute, memory
+//! that is not there.
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use crate::lab::*;
+use crate::offloaded::Scene;
 
 /// Starts Baton in `directory`, with its log at `log`.
 #[track_caller]
@@ -125,5 +128,49 @@ fn a_process_that_was_stopped_for_a_minute_goes_on_with_every_flow() {
     conns.iter_mut().for_each(|conn| conn.echo(3, 10_000));
     assert_eq!(baton.flow_count(), 13);
     drop((conns, late));
+    baton.rests();
+}
+
+/// Connections that a process takes before the memory that it is left must be used up.
+const FLOOD_MAX: usize = 6_000;
+
+#[test]
+fn a_process_that_is_killed_for_its_memory_costs_no_offloaded_flow() {
+    let Some(scene) = Scene::new("out of memory") else { return };
+    let Some(limit) = MemoryLimit::new("out of memory") else { return };
+    let lab = &scene.lab;
+    let _servers = lab.echo_everywhere();
+    let (config, paths) = (scene.config(), config::Paths::below(lab.directory()));
+    std::fs::write(&paths.config, config.text(&paths.socket)).expect("a file");
+    let wrapper = limit.wrapper();
+    let mut baton = Baton::start_by(&wrapper.each_ref().map(String::as_str), &lab.lb, lab.directory());
+    baton.wait_until_ready();
+    baton.wait_for_backends(&["b1", "b2", "b3"]);
+    assert!(limit.has(&baton.process));
+    let mut conns: Vec<_> = (0..20).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    conns.iter_mut().for_each(|conn| (0..4).for_each(|round| conn.echo(round, 100)));
+    baton.wait_offloaded(20);
+
+    limit.leave(512 * 1024);
+    let mut flood = Vec::new();
+    while baton.process.exit_status().is_none() && flood.len() < FLOOD_MAX {
+        let Ok(mut conn) = lab.client2.try_connect(lab.lb.v4(6443), secs(1)) else { continue };
+        let _ = conn.send(1, 1_000);
+        flood.push(conn);
+        let at = flood.len() % conns.len();
+        conns[at].echo(5, 100);
+    }
+    let ended = baton.process.wait(LONG);
+    println!("out of memory: killed beside {} connections more", flood.len());
+    assert_eq!((ended.signal(), limit.kills()), (Some(9), 1), "{ended}");
+    conns.iter_mut().for_each(|conn| conn.echo(6, 10_000));
+    drop(flood);
+
+    let baton = lab.start(&config);
+    eventually(LONG, "the flood is over, and the others are here", || {
+        baton.flow_count() == 20 && baton.status()["totals"]["flows"]["offloaded"] == 20
+    });
+    conns.iter_mut().for_each(|conn| conn.echo(7, 10_000));
+    drop(conns);
     baton.rests();
 }

@@ -1,5 +1,5 @@
 //! Faults of Baton's own host that are none of the network: a full disk, a read-only /run, a process that was stopped for a minute, memory
-//! that is not there.
+//! that is not there, another clock.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -172,5 +172,47 @@ fn a_process_that_is_killed_for_its_memory_costs_no_offloaded_flow() {
     });
     conns.iter_mut().for_each(|conn| conn.echo(7, 10_000));
     drop(conns);
+    baton.rests();
+}
+
+/// Eleven days: more than any limit of Baton's.
+const OTHER_CLOCK_S: u64 = 1_000_000;
+
+/// A restored container's clock is that of its first host, and the program in the kernel knows nothing of it (time_namespaces(7)).
+#[test]
+fn a_process_whose_clock_is_not_its_kernels_recovers_flows_with_their_ages() {
+    let Some(scene) = Scene::new("other clock") else { return };
+    let lab = &scene.lab;
+    let offset = OTHER_CLOCK_S.to_string();
+    let unshare = ["unshare", "--time", "--monotonic", &offset, "--boottime", &offset];
+    if !Command::new(unshare[0]).args(&unshare[1..]).arg("true").status().is_ok_and(|it| it.success()) {
+        network::skip("other clock", "unshare(1) makes no time namespace here");
+        return;
+    }
+    let _servers = lab.echo_everywhere();
+    let mut baton = lab.start(&scene.config());
+    let watch = Stopwatch::start();
+    let mut conn = lab.client.connect(lab.lb.v4(6443));
+    (0..4).for_each(|round| conn.echo(round, 100));
+    baton.wait_offloaded(1);
+    for wrapper in [&unshare[..], &[], &unshare[..]] {
+        baton.process.kill();
+        baton = Baton::start_by(wrapper, &lab.lb, lab.directory());
+        baton.wait_until_ready();
+        baton.wait_for_backends(&["b1", "b2", "b3"]);
+        baton.wait_offloaded(1);
+        let flow = baton.flows().remove(0);
+        let figure = |key: &str| ms(flow[key].as_u64().unwrap_or_else(|| panic!("no {key}: {flow}")));
+        let (age, idle, lived) = (figure("age_ms"), figure("idle_ms"), watch.elapsed());
+        println!("other clock: after {lived:?} the flow is {age:?} old, and its last byte");
+        assert!(age <= lived && lived - age < secs(5), "{age:?} of {lived:?}: {flow}");
+        assert!(idle <= age, "{flow}");
+        // Nobody takes it for silent.
+        wait::throughout(secs(2), "it goes on", || baton.flow_count() == 1);
+        conn.echo(9, 10_000);
+        let idle = || baton.flows()[0]["idle_ms"].as_u64();
+        eventually(LONG, "its last byte was a moment ago", || idle().is_some_and(|idle| idle < 2_000));
+    }
+    drop(conn);
     baton.rests();
 }

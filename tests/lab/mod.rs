@@ -29,6 +29,7 @@ pub mod server;
 pub mod server_process;
 pub mod stand_in;
 pub mod systemd;
+pub mod timestamps;
 pub mod tracer;
 pub mod wait;
 

@@ -17,6 +17,7 @@ mod resets;
 mod spoofed;
 mod steps;
 mod sums;
+mod timestamps;
 
 use crate::lab::*;
 

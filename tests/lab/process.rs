@@ -114,6 +114,10 @@ impl Process {
         std::fs::read_dir(self.proc("fd")).map_or(0, |entries| entries.count())
     }
 
+    pub fn threads(&self) -> usize {
+        std::fs::read_dir(self.proc("task")).map_or(0, Iterator::count)
+    }
+
     /// What its file descriptors are, for messages.
     pub fn fd_list(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.proc("fd")).into_iter().flatten().flatten();

@@ -37,5 +37,6 @@ mod recorder;
 mod relaying;
 mod reloads;
 mod sharing;
+mod storm;
 mod units;
 mod vip;

@@ -78,6 +78,7 @@ impl NodesArguments {
 /// The nodes of a bundle.
 pub(super) fn of_bundle(arguments: &NodesArguments, output: &Output) -> Result<ExitCode, CliError> {
     let path = arguments.from.clone().unwrap_or_default();
+    std::fs::metadata(&path).map_err(|error| CliError::path(&path, error))?;
     let part = RecordingFrom::named(path.clone()).part::<NodesReport>(NODES)?;
     let (report, at_ms) = part.ok_or(CliError::NoPart { path, part: NODES })?;
     if !output.json {

@@ -12,6 +12,11 @@ pub fn now_ns() -> u64 {
     (now_ns - *AHEAD_NS).max(1).cast_unsigned()
 }
 
+/// The time of [`now_ns`] by the clock of this process's namespace, as timers take it.
+pub(crate) fn for_timer_ns(at_ns: u64) -> u64 {
+    at_ns.saturating_add_signed(*AHEAD_NS)
+}
+
 /// A process may have another time namespace than the one before it, whose flows it recovers.
 static AHEAD_NS: LazyLock<i64> = LazyLock::new(|| {
     // Without the file the kernel has no such namespaces.

@@ -6,6 +6,8 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
 
+use super::clock::for_timer_ns;
+
 /// The kernel deletes it with the process, and exec(2) does, too; a child process does not inherit it.
 #[derive(Debug)]
 pub(crate) struct KillTimer(libc::timer_t);
@@ -33,7 +35,7 @@ impl KillTimer {
     /// The kernel kills this process at this moment of [`super::clock::now_ns`], unless the timer is set anew before.
     pub(crate) fn set(&self, at_ns: u64) {
         // Zero would stop it.
-        self.set_to(at_ns.max(1));
+        self.set_to(for_timer_ns(at_ns).max(1));
     }
 
     pub(crate) fn stop(&self) {

@@ -2,8 +2,8 @@
 //! machine has not added, an instance that has the VIP and cannot serve, and another host that has it, too.
 
 use super::{
-    AGAIN_LATER_NS, AGAIN_NS, FAILED_NS, LINKING_NS, NO_BACKEND_NS, PeerVip, SOON_NS, UNREADY_AGAIN_NS, VipBar,
-    VipGain, VipLook, VipLoss, VipMachine, VipNote, VipOrder, VipStage, VipWhy,
+    AGAIN_LATER_NS, AGAIN_NS, CUT_OFF_NS, FAILED_NS, LINKING_NS, NO_BACKEND_NS, PeerVip, SOON_NS, UNREADY_AGAIN_NS,
+    VipBar, VipGain, VipLook, VipLoss, VipMachine, VipNote, VipOrder, VipStage, VipWhy,
 };
 use crate::addr::Mac;
 use crate::model::fleet::InstanceName;

@@ -295,12 +295,8 @@ impl<'r> Story<'r> {
         // A backend that dies ends its flows before a probe sees it.
         let begun_ms = first_end_ms.unwrap_or(event.at_unix_ms).min(event.at_unix_ms);
         sentences.extend([self.share_before((frontend, backend), begun_ms, event.at_unix_ms, owner), effect]);
-        if let (HealthState::Draining, None, Some(settings)) = (*to, over, settings) {
-            sentences.extend(self.drain_left(
-                (frontend, backend),
-                event.at_unix_ms + settings.drain_timeout_ms,
-                settings,
-            ));
+        if *to == HealthState::Draining && over.is_none() {
+            sentences.extend(self.drain_left((frontend, backend), event.at_unix_ms));
         }
         let nobody = self.serves_nobody(at, frontend);
         if let (HealthState::Ejected, false, Some(nobody)) = (*to, ordered, &nobody) {

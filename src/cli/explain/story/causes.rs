@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::gaps::takes_new;
 use super::{AFTER_MS, BEFORE_MS, LATELY_MS, Story, moment};
-use crate::model::end_reason::ClientSaw;
+use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::model::fleet::Liveness;
 use crate::model::health::{Cause, HealthState};
 use crate::model::humane::{duration_ms, plural};
@@ -133,19 +133,29 @@ impl Story<'_> {
         let (event, owner) = self.events[at];
         let begun_ms = event.at_unix_ms.saturating_sub(for_ms);
         let mut sentences = Vec::new();
-        // What came later is no cause of it.
-        let is_cause = |before: usize| {
-            self.events[before].0.at_unix_ms <= begun_ms + NOTICED_MS
-                && self.weight(before) == Weight::Bad
-                && !matches!(self.events[before].0.what, What::NodesSilent { .. })
-        };
-        sentences.extend(self.told_before(at, for_ms + AFTER_MS, is_cause));
         let ended = self.events[..at].iter().rev().find_map(|(event, _)| match &event.what {
-            What::FlowEnded { node: Some(node), frontend, backend, reason, .. } if Some(node) == nodes.first() => {
+            What::FlowEnded { node: Some(node), frontend, backend, reason, .. }
+                if Some(node) == nodes.first() && *reason != EndReason::Moved =>
+            {
                 Some((event.at_unix_ms, frontend, backend.as_deref().unwrap_or("no backend"), reason.label()))
             }
             _ => None,
         });
+        // What came later is no cause of it, nor what another backend suffered.
+        let is_its_backend = |what: &What| match (what, ended) {
+            (What::BackendChanged { backend, .. } | What::FlowsOrdered { backend, .. }, Some((.., its, _))) => {
+                nodes.len() > 1 || backend == its
+            }
+            _ => true,
+        };
+        let is_cause = |before: usize| {
+            let cause = self.events[before].0;
+            cause.at_unix_ms <= begun_ms + NOTICED_MS
+                && self.weight(before) == Weight::Bad
+                && is_its_backend(&cause.what)
+                && !matches!(cause.what, What::NodesSilent { .. })
+        };
+        sentences.extend(self.told_before(at, for_ms + AFTER_MS, is_cause));
         let ended = ended.filter(|_| why == SilenceKind::NoConnection);
         if let (Some((ended_ms, frontend, backend, reason)), Some(node)) = (ended, nodes.first()) {
             let earlier = duration_ms(event.at_unix_ms.saturating_sub(ended_ms));

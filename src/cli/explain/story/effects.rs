@@ -75,15 +75,18 @@ impl Story<'_> {
         (sentence, first_ms)
     }
 
-    /// What is left of a backend that drains, and until when: a sentence. `None`: nothing is, or the time is over.
-    pub(super) fn drain_left(&self, of: (&str, &str), until_ms: u64, settings: &FrontendSettings) -> Option<String> {
-        let ends_ms = self.recording.records.last()?.at_unix_ms;
-        let (left, _) = share(self.sample_before(ends_ms)?, of);
-        (left > 0 && ends_ms < until_ms).then(|| {
+    /// What is left of a backend that drains since `since_ms`, and until when: a sentence. `None`: nothing is, or the time is over.
+    pub(super) fn drain_left(&self, of: (&str, &str), since_ms: u64) -> Option<String> {
+        let last = self.recording.records.last()?;
+        // A reload changes the time of drains that run.
+        let drain_timeout_ms = self.settings(last.owner, of.0)?.drain_timeout_ms;
+        let (left, _) = share(self.sample_before(last.at_unix_ms)?, of);
+        let until_ms = since_ms + drain_timeout_ms;
+        (left > 0 && last.at_unix_ms < until_ms).then(|| {
             format!(
                 "It still has {}; drain_timeout = {} decides that those left at {} are reset.",
                 plural(left, "flow"),
-                duration_ms(settings.drain_timeout_ms),
+                duration_ms(drain_timeout_ms),
                 moment(until_ms)
             )
         })
@@ -95,7 +98,10 @@ impl Story<'_> {
         let mut pace = String::new();
         if let Some(settings) = settings {
             if has(EndReason::DrainDeadline) {
-                pace += &format!("; drain_timeout = {} decided when", duration_ms(settings.drain_timeout_ms));
+                let of_drain = |it: &What| matches!(it, What::FlowEnded { frontend, reason: EndReason::DrainDeadline, .. } if *frontend == settings.name);
+                let last = self.events.iter().rfind(|(event, _)| of_drain(&event.what));
+                let then = last.and_then(|(_, owner)| self.settings(*owner, &settings.name)).unwrap_or(settings);
+                pace += &format!("; drain_timeout = {} decided when", duration_ms(then.drain_timeout_ms));
             }
             if has(EndReason::BackendEjected) && settings.reset_fall != settings.fall {
                 pace += &format!("; reset_fall = {} decided when", settings.reset_fall);

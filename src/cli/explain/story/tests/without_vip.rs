@@ -129,6 +129,33 @@ fn a_silence_is_told_with_its_length_beside_the_grace_and_its_end_by_the_same_wo
     }
 }
 
+/// Regression: the resets of another backend were told as the cause, and a flow that had moved as the last one.
+#[test]
+fn a_node_s_silence_is_not_put_down_to_a_backend_that_it_was_not_connected_to() {
+    let node = Some("worker-8".to_owned());
+    let of_cp1 = |flow, reason| {
+        let mut what = ended(flow, reason);
+        let What::FlowEnded { backend, node: its, .. } = &mut what else { unreachable!() };
+        (*backend, *its) = (Some("cp1".to_owned()), node.clone());
+        what
+    };
+    let silent = What::NodesSilent {
+        nodes: vec!["worker-8".to_owned()],
+        more: 0,
+        why: SilenceKind::NoConnection,
+        for_ms: 10_000,
+    };
+    let recording = recording(vec![
+        (0, of_cp2()),
+        (8_000, of_cp1(1, EndReason::ClientClosed)),
+        (9_000, of_cp1(2, EndReason::Moved)),
+        (18_000, silent),
+    ]);
+    let said = told(&recording, Subject::Event(3)).unwrap();
+    assert!(!said.iter().any(|it| it.contains("cp2")), "{said:?}");
+    assert!(said[1].starts_with("The last flow of worker-8 ended 10 s before, with apiserver/cp1"), "{said:?}");
+}
+
 /// Regression: while a drain ran, all that was said of its flows was that Baton had reset none.
 #[test]
 fn a_drain_that_runs_is_told_with_what_is_left_and_until_when() {
@@ -136,6 +163,14 @@ fn a_drain_that_runs_is_told_with_what_is_left_and_until_when() {
     let said = told(&recording(vec![(0, drains.clone())]), Subject::Backend("cp2".to_owned())).unwrap();
     let left = said.iter().find(|it| it.starts_with("It still has 30 flows")).unwrap_or_else(|| panic!("{said:?}"));
     assert!(left.contains("drain_timeout = 2 m 30 s") && left.contains("03:14:37.412Z"), "{left}");
+    // Regression: a reload that changed it was not counted.
+    let mut reloaded = recording(vec![(0, drains.clone()), (1_000, What::Reloaded { changes: Vec::new() })]);
+    let mut owner = reloaded.owners[0].clone();
+    owner.frontends[0].drain_timeout_ms = 20_000;
+    reloaded.owners.push(owner);
+    reloaded.records.last_mut().unwrap().owner = 1;
+    let said = told(&reloaded, Subject::Backend("cp2".to_owned())).unwrap();
+    assert!(said.iter().any(|it| it.contains("drain_timeout = 20 s") && it.contains("03:12:27.412Z")), "{said:?}");
     let later = What::PeerLinked { peer: "lb-b".to_owned(), version: "1".to_owned() };
     let over = told(&recording(vec![(0, drains), (151_000, later)]), Subject::Backend("cp2".to_owned())).unwrap();
     assert!(!over.iter().any(|it| it.contains("It still has")), "{over:?}");

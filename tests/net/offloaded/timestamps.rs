@@ -7,7 +7,7 @@ use crate::lab::bytes::Tally;
 use crate::lab::*;
 
 /// From the new beginning of a clock to its wrap.
-const BEFORE_WRAP_MS: u32 = 8_000;
+const BEFORE_WRAP_MS: u32 = 20_000;
 
 const STEP_MAX_MS: u32 = 1 << 30;
 

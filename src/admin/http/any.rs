@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -45,7 +46,8 @@ impl Answering {
 
 /// Answers a client that sends `bytes` and then closes. `further`: also the requests after its first.
 pub(crate) async fn answers(admin: &Arc<Admin>, bytes: &[u8], further: bool) -> Vec<u8> {
-    let limits = HttpLimits::default();
+    // A stream ends by this time alone if unread bytes hide from the server that its client has gone.
+    let limits = HttpLimits { connection: Duration::from_millis(50), ..HttpLimits::default() };
     let live = LiveHub::new(&limits);
     let _ended = live.end_with_this();
     let from = Ipv4Addr::LOCALHOST.into();

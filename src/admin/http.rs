@@ -252,16 +252,20 @@ async fn serve_connection(admin: Arc<Admin>, pages: HttpPages, stream: TcpStream
     let mut connection = std::pin::pin!(connection);
     let served = tokio::select! {
         biased;
-        served = connection.as_mut() => served,
+        served = connection.as_mut() => Some(served),
         () = place.given_way(), if answer.is_none() => {
             answer = place.answer();
             if answer.is_none() || !answering.load(Relaxed) {
                 return;
             }
-            connection.as_mut().graceful_shutdown();
-            tokio::time::timeout(limits.head, connection).await.unwrap_or(Ok(()))
+            None
         }
-        () = tokio::time::sleep(limits.connection) => {
+        () = tokio::time::sleep(limits.connection) => None,
+    };
+    // What is being answered is answered to its end.
+    let served = match served {
+        Some(served) => served,
+        None => {
             connection.as_mut().graceful_shutdown();
             tokio::time::timeout(limits.head, connection).await.unwrap_or(Ok(()))
         }

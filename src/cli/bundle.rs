@@ -101,23 +101,24 @@ impl BundleWriter {
         let socket = named.map_or_else(|| socket::find(config), Ok);
         // Whatever the file says by now: the instance knows where it records.
         let named = socket.as_ref().ok().cloned();
-        let status =
-            socket.and_then(|socket| Ok(socket::connect(&socket)?.ask::<serde_json::Value>(&Command::Status {})?));
+        let running = socket.and_then(|socket| {
+            let mut client = socket::connect(&socket)?;
+            let status: serde_json::Value = client.ask(&Command::Status {})?;
+            Ok((client, status))
+        });
         // The file of the running process, which may be another than the default.
-        let running =
-            status.as_ref().ok().and_then(|status| status["instance"]["config"]["path"].as_str()).map(PathBuf::from);
-        let file = config.map(Path::to_owned).or(running).unwrap_or_else(|| PathBuf::from(socket::DEFAULT_CONFIG));
-        match &status {
-            Ok(status) => {
-                self.add("status.json", &serde_json::to_vec_pretty(status)?)?;
+        let its_file = running.as_ref().ok().and_then(|(_, status)| status["instance"]["config"]["path"].as_str());
+        let its_file = its_file.map(PathBuf::from);
+        let file = config.map(Path::to_owned).or(its_file).unwrap_or_else(|| PathBuf::from(socket::DEFAULT_CONFIG));
+        match running {
+            Ok((mut client, status)) => {
+                self.add("status.json", &serde_json::to_vec_pretty(&status)?)?;
                 for (name, command) in
                     [(NODES, Command::Nodes {}), (PEERS, Command::Peers {}), ("vip.json", Command::Vip {})]
                 {
-                    let socket = named.as_deref().map(socket::connect);
-                    match socket.and_then(Result::ok).map(|mut client| client.ask::<serde_json::Value>(&command)) {
-                        Some(Ok(answer)) => self.add(name, &serde_json::to_vec_pretty(&answer)?)?,
-                        Some(Err(error)) => self.left_out.push(format!("{name}, because {error}")),
-                        None => self.left_out.push(format!("{name}, because the instance no longer answers")),
+                    match client.ask::<serde_json::Value>(&command) {
+                        Ok(answer) => self.add(name, &serde_json::to_vec_pretty(&answer)?)?,
+                        Err(error) => self.left_out.push(format!("{name}, because {error}")),
                     }
                 }
             }

@@ -77,15 +77,12 @@ pub(super) fn run(
     recording::say_faults(&recording);
     let story = Story::new(&recording);
     // Of a peer of the running instance more than its events is known.
-    let in_bundle = match arguments.until {
-        None => arguments.from.part::<PeersReport>(PEERS)?,
-        Some(_) => None,
-    };
     let of_peer = |name: &str| {
-        if let Some((report, at_ms)) = &in_bundle
-            && let Some(peer) = KnownPeer::of_bundle(report.clone(), name)
+        let in_bundle = arguments.until.is_none().then(|| arguments.from.part::<PeersReport>(PEERS));
+        if let Some(Ok(Some((report, at_ms)))) = in_bundle
+            && let Some(peer) = KnownPeer::of_bundle(report, name)
         {
-            return Some(peer.tell(&story, *at_ms));
+            return Some(peer.tell(&story, at_ms));
         }
         let socket = instance_of(arguments, named.as_deref(), config);
         let known = socket.and_then(|socket| KnownPeer::find(name, &socket));

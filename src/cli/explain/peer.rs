@@ -54,14 +54,12 @@ impl KnownPeer {
         let is_told =
             |event: &Event| peer.liveness != Liveness::Dead || !matches!(event.what, What::PeerUnreachable { .. });
         let mut changes = story.of_peer(&peer.name.0).filter(|event| is_of_link(event) && is_told(event));
+        let is_failover = |event: &&Event| matches!(event.what, What::FailedOver { .. });
         let last = changes.next().map(|last| {
             // This instance has its flows before it is counted as dead.
-            let failover = story.of_peer(&peer.name.0).take_while(|it| !matches!(it.what, What::PeerLinked { .. }));
-            let mut failover = failover.filter(|it| matches!(it.what, What::FailedOver { .. }));
-            failover
-                .next()
-                .filter(|it| peer.liveness == Liveness::Dead && it.at_unix_ms < last.at_unix_ms)
-                .unwrap_or(last)
+            let mut unlinked = story.of_peer(&peer.name.0).take_while(|it| !matches!(it.what, What::PeerLinked { .. }));
+            let failover = unlinked.find(is_failover).filter(|it| it.at_unix_ms < last.at_unix_ms);
+            failover.filter(|_| peer.liveness == Liveness::Dead).unwrap_or(last)
         });
         if let Some(last) = last {
             figures.at_unix_ms = last.at_unix_ms;
@@ -75,20 +73,13 @@ impl KnownPeer {
         }
         sentences.push(self.flows());
         sentences.push(format!("{} {}.", peer.name, words::vips(&peer.vips)));
+        let failover = story.of_peer(&peer.name.0).find(is_failover);
+        let told = |event: &Event| format!("at {} {}.", moment(event.at_unix_ms), event.what.sentence());
         if matches!(peer.liveness, Liveness::Dead | Liveness::Left(_)) {
-            let is_told = |event: &Event| last.is_some_and(|last| std::ptr::eq(last, event));
-            let is_failover = |event: &&Event| matches!(event.what, What::FailedOver { .. }) && !is_told(event);
-            sentences.extend(
-                story
-                    .of_peer(&peer.name.0)
-                    .find(is_failover)
-                    .map(|event| format!("Its flows: at {} {}.", moment(event.at_unix_ms), event.what.sentence())),
-            );
+            let untold = failover.filter(|event| !last.is_some_and(|last| std::ptr::eq(last, *event)));
+            sentences.extend(untold.map(|event| format!("Its flows: {}", told(event))));
         } else {
-            let died = story.of_peer(&peer.name.0).find(|it| matches!(it.what, What::FailedOver { .. }));
-            sentences.extend(died.map(|event| {
-                format!("It had died before: at {} {}.", moment(event.at_unix_ms), event.what.sentence())
-            }));
+            sentences.extend(failover.map(|event| format!("It had died before: {}", told(event))));
             sentences.extend(self.dies.iter().flat_map(in_words));
         }
         (sentences, figures)

@@ -298,9 +298,9 @@ impl<'r> Story<'r> {
         if *to == HealthState::Draining && over.is_none() {
             sentences.extend(self.drain_left((frontend, backend), event.at_unix_ms));
         }
-        let nobody = self.serves_nobody(at, frontend);
-        if let (HealthState::Ejected, false, Some(nobody)) = (*to, ordered, &nobody) {
-            sentences.push(nobody.clone());
+        let is_loss = *to == HealthState::Ejected && !ordered;
+        if let Some(nobody) = if is_loss { self.serves_nobody(at, frontend) } else { None } {
+            sentences.push(nobody);
         } else if let (HealthState::Ejected, false, Some(settings)) = (*to, ordered, settings) {
             let without = without_backend(self, at, frontend);
             let has_reset = figures.flows_ordered > 0 || !figures.flows_ended.is_empty();

@@ -262,8 +262,7 @@ impl VipMachine {
         if let Some(bar) = look.bar.clone().filter(|bar| *bar != VipBar::Starting) {
             return self.give_up(VipLoss::Barred(bar), now_ns);
         }
-        let is_cut_off = self.cut_off_ns.is_some_and(|since_ns| now_ns - since_ns >= CUT_OFF_NS);
-        if is_cut_off && self.settings.has_peers {
+        if self.is_cut_off(now_ns) && self.settings.has_peers {
             let loss = if look.has_carrier { VipLoss::NoAddress } else { VipLoss::NoCarrier };
             self.is_told_cut_off = true;
             return self.give_up(loss, now_ns);

@@ -51,15 +51,14 @@ impl Story<'_> {
 
     /// Whether this host had given the VIP up since it was cut off. `None`: it had the VIP, or Baton does not move it.
     pub(super) fn lacks_vip(&self, at: usize) -> Option<bool> {
-        let before = self.events[..at].iter().rev().map(|(event, _)| &event.what);
-        let last = before.filter_map(|what| match what {
+        let last = self.events[..at].iter().rev().find_map(|(event, _)| match &event.what {
             What::VipGained { .. } => Some(None),
             What::VipGivenUp { cut_off, .. } => Some(Some(*cut_off)),
             What::VipHostCutOff { .. } => Some(Some(true)),
             What::VipHeld { .. } => Some(Some(false)),
             _ => None,
         });
-        last.into_iter().next().flatten()
+        last.flatten()
     }
 
     /// What a host that was cut off had, and does not know any more: a sentence.

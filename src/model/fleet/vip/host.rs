@@ -9,10 +9,14 @@ use crate::addr::Mac;
 use crate::model::fleet::InstanceName;
 
 impl VipMachine {
+    /// Whether this host has been cut off for longer than a moment.
+    pub(super) fn is_cut_off(&self, now_ns: u64) -> bool {
+        self.cut_off_ns.is_some_and(|since_ns| now_ns - since_ns >= CUT_OFF_NS)
+    }
+
     /// Tells that a host without the VIP is cut off, once it has been for a moment; and who has the VIP once it no longer is.
     pub(super) fn tell_cut_off(&mut self, why: &VipWhy, now_ns: u64) {
-        let is_cut_off = self.cut_off_ns.is_some_and(|since_ns| now_ns - since_ns >= CUT_OFF_NS);
-        if is_cut_off && self.settings.has_peers && !self.is_told_cut_off {
+        if self.is_cut_off(now_ns) && self.settings.has_peers && !self.is_told_cut_off {
             self.is_told_cut_off = true;
             self.orders.push_back(VipOrder::Note(VipNote::CutOff(why.clone())));
         } else if self.cut_off_ns.is_none() && self.is_told_cut_off {

@@ -11,8 +11,8 @@ fn liveness(liveness: Liveness) -> What {
     What::PeerLiveness { peer: "lb-b".to_owned(), liveness }
 }
 
-fn given_up(cut_off: bool) -> What {
-    What::VipGivenUp { vip: vip(), why: "the interface has no carrier".to_owned(), late_ms: None, cut_off }
+fn given_up() -> What {
+    What::VipGivenUp { vip: vip(), why: "the interface has no carrier".to_owned(), late_ms: None, cut_off: true }
 }
 
 fn of_cp2() -> What {
@@ -22,7 +22,6 @@ fn of_cp2() -> What {
 /// Regression: of the VIP the third instance told nothing, and the new owner not what had kept it from taking it.
 #[test]
 fn the_death_of_the_vips_owner_names_who_has_the_vip_now_and_what_came_between() {
-    let vip = || "10.0.0.100".to_owned();
     let dies = [
         (0, liveness(Liveness::Silent)),
         (810, liveness(Liveness::Dead)),
@@ -47,14 +46,8 @@ fn the_death_of_the_vips_owner_names_who_has_the_vip_now_and_what_came_between()
 /// Regression: the old owner said that another host might have the VIP, and not which had it.
 #[test]
 fn whoever_gives_the_vip_up_says_who_has_it_then() {
-    let given_up = What::VipGivenUp {
-        vip: "10.0.0.100".to_owned(),
-        why: "the interface has no carrier".to_owned(),
-        late_ms: None,
-        cut_off: true,
-    };
-    let held = What::VipHeld { vip: "10.0.0.100".to_owned(), by: "lb-b".to_owned() };
-    let said = told(&recording(vec![(0, given_up), (640, held)]), Subject::Event(0)).unwrap();
+    let held = What::VipHeld { vip: vip(), by: "lb-b".to_owned() };
+    let said = told(&recording(vec![(0, given_up()), (640, held)]), Subject::Event(0)).unwrap();
     assert!(said[1].starts_with("It had 90 flows then: those that were offloaded go on"), "{said:?}");
     assert_eq!(said[2..], ["640 ms later lb-b has the VIP 10.0.0.100 now."]);
 }
@@ -62,12 +55,8 @@ fn whoever_gives_the_vip_up_says_who_has_it_then() {
 /// Regression: a host that was cut off told an outage of a backend, which its clients had at another host by then.
 #[test]
 fn a_host_that_was_cut_off_names_that_and_not_the_backends_and_peers_it_no_longer_reached() {
-    let events = vec![
-        (0, given_up(true)),
-        (250, liveness(Liveness::Silent)),
-        (1_000, liveness(Liveness::Dead)),
-        (1_500, of_cp2()),
-    ];
+    let events =
+        vec![(0, given_up()), (250, liveness(Liveness::Silent)), (1_000, liveness(Liveness::Dead)), (1_500, of_cp2())];
     let recording = recording(events);
     let said = told(&recording, Subject::Last).unwrap();
     assert!(said[0].contains("given up the VIP 10.0.0.100: the interface has no carrier"), "{said:?}");

@@ -66,7 +66,7 @@ fn scrape(c: &mut Criterion) {
     };
     collect::register(&metrics, parts, config, Arc::default());
     let mut group = c.benchmark_group("scrape_at_10000_flows");
-    for exposition in [Exposition::OpenMetrics, Exposition::Prometheus] {
+    for exposition in [Exposition::OpenMetrics, Exposition::Text, Exposition::Protobuf] {
         group.bench_function(format!("{exposition:?}"), |b| b.iter(|| metrics.encode(black_box(exposition))));
     }
     group.bench_function("walk", |b| b.iter(|| Census::default().counts(black_box(&table.flows))));

@@ -8,14 +8,15 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::prometheus_protobuf::{EncodeError, encode_to_vec};
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::histogram::{Histogram, NativeHistogramConfig};
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::model::histogram::LATENCY_BOUNDS_S;
+use crate::model::histogram::{LATENCY_BOUNDS_S, NATIVE_SCHEMA};
 use process::ProcessCollector;
 
 pub use exposition::Exposition;
@@ -78,8 +79,9 @@ pub struct Probes {
 
 impl Default for Probes {
     fn default() -> Self {
-        let durations = Family::new_with_constructor((|| Histogram::new(LATENCY_BOUNDS_S)) as fn() -> Histogram);
-        Self { durations, seen: Mutex::default() }
+        let histogram =
+            || Histogram::new_classic_and_native(LATENCY_BOUNDS_S, NativeHistogramConfig::with_schema(NATIVE_SCHEMA));
+        Self { durations: Family::new_with_constructor(histogram), seen: Mutex::default() }
     }
 }
 
@@ -216,12 +218,24 @@ impl Metrics {
         use_registry(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// All metrics as text. It may take as long as the slowest collector.
-    pub fn encode(&self, exposition: Exposition) -> Result<String, std::fmt::Error> {
+    /// All metrics in a format. It may take as long as the slowest collector.
+    pub fn encode(&self, exposition: Exposition) -> Result<Vec<u8>, EncodeError> {
+        match exposition {
+            Exposition::OpenMetrics => Ok(self.openmetrics()?.into_bytes()),
+            Exposition::Text => Ok(exposition::to_prometheus(&self.openmetrics()?).into_bytes()),
+            Exposition::Protobuf => {
+                let mut messages = self.with_registry(|registry| encode_to_vec(registry))?;
+                messages.extend(encode_to_vec(&self.unprefixed)?);
+                Ok(messages)
+            }
+        }
+    }
+
+    fn openmetrics(&self) -> Result<String, std::fmt::Error> {
         let mut text = String::new();
         self.with_registry(|registry| encode_registry(&mut text, registry))?;
         encode_registry(&mut text, &self.unprefixed)?;
         encode_eof(&mut text)?;
-        Ok(exposition.render(text))
+        Ok(text)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use arc_swap::ArcSwap;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder};
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NativeHistogram, NativeHistogramBuckets};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 
@@ -18,7 +18,7 @@ use crate::model::connect::ConnectFailure;
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::{Liveness, Strangeness};
 use crate::model::health::HealthState;
-use crate::model::histogram::{LATENCY_BOUNDS_S, LatencySnapshot};
+use crate::model::histogram::{LATENCY_BOUNDS_S, LatencySnapshot, NATIVE_SCHEMA, NATIVE_ZERO_S};
 use crate::model::stays::Stays;
 use crate::ports::fleet::Fleet;
 use crate::sys::clock::now_ns;
@@ -451,8 +451,18 @@ impl Values for MetricEncoder<'_> {
 
     fn latency(&mut self, snapshot: &LatencySnapshot) -> fmt::Result {
         let bounds = LATENCY_BOUNDS_S.iter().copied().chain([f64::INFINITY]);
-        let buckets: Vec<_> = bounds.zip(snapshot.counts).collect();
-        self.encode_histogram::<[(&str, &str); 0]>(snapshot.sum_s, snapshot.count(), &buckets, None)
+        let (buckets, native): (Vec<_>, _) = (bounds.zip(snapshot.buckets()).collect(), snapshot.native());
+        let native = NativeHistogram {
+            schema: NATIVE_SCHEMA.into(),
+            zero_threshold: NATIVE_ZERO_S,
+            zero_count: native.zero,
+            negative: NativeHistogramBuckets { spans: &[], deltas: &[] },
+            positive: NativeHistogramBuckets { spans: &native.spans, deltas: &native.deltas },
+            // An upgrade passes the counts on: they are older than this process.
+            created: None,
+        };
+        let (sum_s, count) = (snapshot.sum_s, snapshot.count());
+        self.encode_histogram_with_native::<[(&str, &str); 0]>(sum_s, count, &buckets, None, native)
     }
 }
 

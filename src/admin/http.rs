@@ -347,7 +347,7 @@ async fn metrics(admin: &Arc<Admin>, request: &Request<Incoming>) -> Response<Pa
     let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let exposition = Exposition::for_accept(accept);
     match admin.aside(move |admin| admin.metrics.encode(exposition)).await {
-        Ok(text) => answer(StatusCode::OK, exposition.content_type(), text),
+        Ok(body) => answer(StatusCode::OK, exposition.content_type(), body),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     }
 }

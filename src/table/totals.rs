@@ -9,6 +9,7 @@ use super::backend::{BackendEntry, BackendLane, FrontendEntry, Registry};
 use super::count::{Count, Tally};
 use crate::model::connect::ConnectFailure;
 use crate::model::end_reason::EndReason;
+use crate::model::histogram::cells_of_buckets;
 
 /// All frontends' and backends' counters at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,8 +43,10 @@ pub struct BackendTotals {
     pub hedged: u64,
     /// By the failure's label.
     pub failures: BTreeMap<String, u64>,
-    /// By bucket, as `LatencyHistogram` has them.
+    /// By the buckets of `LatencyHistogram`: all that a release has that sends no cells.
     pub connect_counts: Vec<u64>,
+    /// By the cells of `LatencyHistogram`.
+    pub connect_cells: Vec<u64>,
     pub connect_sum_us: u64,
 }
 
@@ -144,7 +147,8 @@ fn of_backend(entry: &BackendEntry) -> BackendTotals {
         connected: sum(&|lane| lane.connected.value()),
         hedged: sum(&|lane| lane.hedged.value()),
         failures: failures.into_iter().filter(|(_, count)| *count > 0).collect(),
-        connect_counts: connect.counts.to_vec(),
+        connect_counts: connect.buckets().to_vec(),
+        connect_cells: connect.cells().to_vec(),
         connect_sum_us: (connect.sum_s * 1e6).round() as u64,
     }
 }
@@ -158,8 +162,11 @@ fn carry_backend(totals: &BackendTotals, lane: &BackendLane) {
         raise(&lane.failures[failure as usize], totals.failures.get(failure.label()).copied().unwrap_or(0));
     }
     let before = lane.connect.snapshot();
-    let grown: Vec<_> =
-        totals.connect_counts.iter().zip(before.counts).map(|(now, was)| now.saturating_sub(was)).collect();
+    let mut cells = totals.connect_cells.clone();
+    if cells.is_empty() {
+        cells = cells_of_buckets(&totals.connect_counts);
+    }
+    let grown: Vec<_> = cells.iter().zip(before.cells()).map(|(now, was)| now.saturating_sub(*was)).collect();
     lane.connect.absorb(&grown, totals.connect_sum_us.saturating_sub((before.sum_s * 1e6).round() as u64));
 }
 
@@ -194,8 +201,20 @@ mod tests {
         last.carry_into(&new);
         let seen = Totals::of(&new);
         assert_eq!(seen.backends[0].bytes_to_backend, 115);
-        assert_eq!(seen.backends[0].connect_counts, last.backends[0].connect_counts);
+        assert_eq!(seen.backends[0].connect_cells, last.backends[0].connect_cells);
         assert_eq!(seen.frontends, last.frontends);
+    }
+
+    #[test]
+    fn latencies_go_on_also_from_a_release_that_has_them_by_bucket_alone() {
+        let (old, new) = (registry(), registry());
+        let latencies = [Duration::from_micros(250), Duration::from_millis(3), Duration::from_secs(60)];
+        latencies.iter().for_each(|latency| old.backends()[0].lanes[1].connect.record(*latency));
+        let mut totals = Totals::of(&old);
+        totals.backends[0].connect_cells.clear();
+        totals.carry_into(&new);
+        totals.carry_into(&new);
+        assert_eq!(Totals::of(&new).backends[0].connect_counts, totals.backends[0].connect_counts);
     }
 
     #[test]

@@ -17,9 +17,11 @@ const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md");
 
 const HEAD: &str = "# Metrics
 
-`/metrics` of the HTTP servers (`admin.http`, `admin.metrics`) has these, in the text format of Prometheus, or in OpenMetrics on \
-request. Histograms have `_bucket`,
-`_sum` and `_count`. The rules in [deploy/prometheus](../deploy/prometheus/baton.rules.yml) use them; no label holds a client's address.
+`/metrics` of the HTTP servers (`admin.http`, `admin.metrics`) has these, in the text format of Prometheus, or in OpenMetrics or \
+protobuf on request. Histograms have `_bucket`,
+`_sum` and `_count`, and native buckets for a Prometheus that asks for them (`scrape_native_histograms: true`, or \
+`--enable-feature=native-histograms` before Prometheus 3.8): each is 9 % wider than the one before it, so that a quantile is right within 5 %. \
+The boards and the recording rules take either. There are no exemplars: Baton sees no trace, and [`baton who`](operate.md) names the flow. The rules in [deploy/prometheus](../deploy/prometheus/baton.rules.yml) use them; no label holds a client's address.
 
 | metric | type | labels | meaning |
 |---|---|---|---|

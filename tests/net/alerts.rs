@@ -155,35 +155,61 @@ fn the_alerts_ask_for_nothing_that_the_metrics_page_of_a_fleet_lacks() {
     assert!(names.len() > 20 && !has("baton_no_such_thing", &[]), "{names:?}");
 }
 
-/// Prometheus on `host`, with the rules, which asks `targets` once a second.
-pub fn prometheus(host: &Host, directory: &Path, targets: &[String]) -> process::Process {
-    let file = |name: &str| directory.join(name).to_str().expect("UTF-8").to_owned();
-    let text = format!(
-        "global: {{ scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s }}\n\
-         rule_files: [{DIRECTORY}/baton.rules.yml, {DIRECTORY}/baton.recording.yml]\n\
-         scrape_configs: [{{ job_name: baton, static_configs: [{{ targets: {targets:?} }}] }}]\n"
-    );
-    std::fs::write(file("prometheus.yml"), text).unwrap();
-    let config = format!("--config.file={}", file("prometheus.yml"));
-    let storage = format!("--storage.tsdb.path={}", file("prometheus"));
-    let command = ["prometheus", &config, &storage, "--web.listen-address=127.0.0.1:9090", "--log.level=warn"];
-    host.spawn(&command, &directory.join("prometheus.log"))
+/// A real Prometheus, with the rules, which asks its targets once a second.
+#[derive(Debug)]
+pub struct Prometheus<'h> {
+    host: &'h Host,
+    address: SocketAddr,
+    _process: process::Process,
 }
 
-/// What its HTTP interface answers.
-pub fn ask(host: &Host, path: &str) -> Option<serde_json::Value> {
-    let address: SocketAddr = ([127, 0, 0, 1], 9090).into();
-    let mut stream = host.enter(|| TcpStream::connect_timeout(&address, secs(1))).ok()?;
-    stream.set_read_timeout(Some(LONG)).ok()?;
-    write!(stream, "GET /api/v1/{path} HTTP/1.0\r\nHost: prometheus\r\n\r\n").ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
+/// The histograms that a Prometheus asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Histograms {
+    /// With bounds, in the text format: what it does by default.
+    Classic,
+    /// With native buckets, in the protobuf format.
+    Native,
+}
+
+impl<'h> Prometheus<'h> {
+    pub fn start(host: &'h Host, directory: &Path, targets: &[String], histograms: Histograms) -> Self {
+        let (name, port) = match histograms {
+            Histograms::Classic => ("prometheus", 9090),
+            Histograms::Native => ("prometheus-native", 9091),
+        };
+        let file = |suffix: &str| format!("{}{suffix}", directory.join(name).to_str().expect("UTF-8"));
+        let text = format!(
+            "global: {{ scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s }}\n\
+             rule_files: [{DIRECTORY}/baton.rules.yml, {DIRECTORY}/baton.recording.yml]\n\
+             scrape_configs: [{{ job_name: baton, static_configs: [{{ targets: {targets:?} }}] }}]\n"
+        );
+        std::fs::write(file(".yml"), text).unwrap();
+        let config = format!("--config.file={}", file(".yml"));
+        let storage = format!("--storage.tsdb.path={}", file(""));
+        let listen = format!("--web.listen-address=127.0.0.1:{port}");
+        let mut command = vec!["prometheus", &config, &storage, &listen, "--log.level=warn"];
+        if histograms == Histograms::Native {
+            command.push("--enable-feature=native-histograms");
+        }
+        let process = host.spawn(&command, Path::new(&file(".log")));
+        Self { host, address: ([127, 0, 0, 1], port).into(), _process: process }
+    }
+
+    /// What its HTTP interface answers.
+    pub fn ask(&self, path: &str) -> Option<serde_json::Value> {
+        let mut stream = self.host.enter(|| TcpStream::connect_timeout(&self.address, secs(1))).ok()?;
+        stream.set_read_timeout(Some(LONG)).ok()?;
+        write!(stream, "GET /api/v1/{path} HTTP/1.0\r\nHost: prometheus\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
+    }
 }
 
 /// Alerts that fire.
-fn firing(host: &Host) -> Option<BTreeSet<String>> {
-    let answer = ask(host, "alerts")?;
+fn firing(prometheus: &Prometheus<'_>) -> Option<BTreeSet<String>> {
+    let answer = prometheus.ask("alerts")?;
     let alerts = answer["data"]["alerts"].as_array()?.iter().filter(|alert| alert["state"] == "firing");
     Some(alerts.filter_map(|alert| Some(alert["labels"]["alertname"].as_str()?.to_owned())).collect())
 }
@@ -194,13 +220,13 @@ fn a_real_prometheus_raises_the_alerts_of_real_faults_and_takes_them_back() {
     let servers = lab.echo_everywhere();
     let config = lab.config().process("max_connections", 10);
     let baton = lab.start(&config);
-    let _prometheus = prometheus(&lab.lb, lab.directory(), &["127.0.0.1:9470".to_owned()]);
+    let prometheus = Prometheus::start(&lab.lb, lab.directory(), &["127.0.0.1:9470".to_owned()], Histograms::Classic);
     eventually(secs(30), "Prometheus has looked and found nothing", || {
-        let looked = ask(&lab.lb, "query?query=baton_build_info");
+        let looked = prometheus.ask("query?query=baton_build_info");
         looked.is_some_and(|it| it["data"]["result"] != serde_json::json!([]))
-            && firing(&lab.lb).is_some_and(|it| it.is_empty())
+            && firing(&prometheus).is_some_and(|it| it.is_empty())
     });
-    let raised = |name: &str| firing(&lab.lb).is_some_and(|it| it.contains(name));
+    let raised = |name: &str| firing(&prometheus).is_some_and(|it| it.contains(name));
     let refused = lab.config().frontend("balance", "by_weather");
     baton.write_config(&refused);
     baton.cli(&["reload"]);

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::alerts::{ask, prometheus};
+use crate::alerts::{Histograms, Prometheus};
 use crate::fleet::Scene;
 use crate::lab::*;
 use crate::nodes;
@@ -65,10 +65,10 @@ fn percent(text: &str) -> String {
 }
 
 /// The labels of the first series that `expr` returns, once it returns any.
-fn labels_of(host: &Host, expr: &str) -> Option<BTreeSet<String>> {
+fn labels_of(prometheus: &Prometheus<'_>, expr: &str) -> Option<BTreeSet<String>> {
     // As Grafana fills them in for "All".
     let expr = expr.replace("$__rate_interval", "30s").replace("$instance", ".*").replace("$frontend", ".*");
-    let answer = ask(host, &format!("query?query={}", percent(&expr)))?;
+    let answer = prometheus.ask(&format!("query?query={}", percent(&expr)))?;
     assert_eq!(answer["status"], "success", "{expr}: {answer}");
     let series = answer["data"]["result"].as_array()?.first()?["metric"].as_object()?;
     Some(series.keys().cloned().collect())
@@ -95,9 +95,11 @@ fn each_query_of_the_boards_returns_series_of_a_real_fleet() {
     instances[0].wait_synced("lb-b");
     let host = &instances[0].host;
     let targets = instances.each_ref().map(|it| it.host.v4(9472).to_string());
-    let _prometheus = prometheus(host, scene.lab.directory(), &targets);
-    eventually(secs(30), "Prometheus knows both", || {
-        ask(host, "query?query=sum(baton_build_info)").is_some_and(|it| it["data"]["result"][0]["value"][1] == "2")
+    let scrapers = [Histograms::Classic, Histograms::Native];
+    let scrapers = scrapers.map(|it| Prometheus::start(host, scene.lab.directory(), &targets, it));
+    eventually(secs(30), "each Prometheus knows both", || {
+        let asked = scrapers.each_ref().map(|it| it.ask("query?query=sum(baton_build_info)"));
+        asked.iter().flatten().filter(|it| it["data"]["result"][0]["value"][1] == "2").count() == 2
     });
     // A node that has had a connection, and has none any more.
     let holder = "10.77.0.101:6443".parse().expect("an address");
@@ -121,15 +123,29 @@ fn each_query_of_the_boards_returns_series_of_a_real_fleet() {
             if let Ok(mut conn) = scene.lab.client.try_connect(holder, secs(1)) {
                 let _ = conn.try_echo(1, 100);
             }
-            found = labels_of(host, expr);
+            let each = scrapers.each_ref().map(|it| labels_of(it, expr));
+            found = each.into_iter().collect::<Option<Vec<_>>>();
             found.is_some()
         });
-        let found = found.expect("just seen");
-        assert!(legend.is_subset(&found), "{panel}: the legend names {legend:?}, and the series have {found:?}");
+        for found in found.expect("just seen") {
+            assert!(legend.is_subset(&found), "{panel}: the legend names {legend:?}, and the series have {found:?}");
+        }
+    }
+    // Beside the other, which has the histograms with bounds alone, this one has them with native buckets alone.
+    let [classic, native] = &scrapers;
+    for name in ["connect_duration", "probe_duration", "event_loop_turn"] {
+        assert!(labels_of(classic, &format!("baton_{name}_seconds_bucket")).is_some(), "{name}");
+        assert_eq!(labels_of(classic, &format!("histogram_count(baton_{name}_seconds)")), None, "{name}");
+        assert_eq!(labels_of(native, &format!("baton_{name}_seconds_bucket")), None, "{name}");
+        let differ = format!("histogram_count(baton_{name}_seconds) > 0");
+        assert!(labels_of(native, &differ).is_some(), "{name}");
     }
     let recorded = queries.iter().filter(|it| it.panel == "recorded").count();
     assert!(recorded > 5, "{recorded}");
-    println!("boards: {} queries return series, {recorded} of them recorded", queries.len());
+    println!(
+        "boards: {} queries return series of classic and of native histograms, {recorded} of them recorded",
+        queries.len()
+    );
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::alerts::{ask, prometheus};
+use crate::alerts::{Histograms, Prometheus};
 use crate::fleet::Scene;
 use crate::lab::*;
 
@@ -193,9 +193,9 @@ fn a_real_prometheus_names_the_node_that_has_no_connection() {
     eventually(LONG, "both are connected", || {
         ["worker-17", "worker-18"].iter().all(|name| state(&baton, name) == "connected")
     });
-    let _prometheus = prometheus(&lab.lb, lab.directory(), &["127.0.0.1:9470".to_owned()]);
+    let prometheus = Prometheus::start(&lab.lb, lab.directory(), &["127.0.0.1:9470".to_owned()], Histograms::Classic);
     let summaries = || -> Option<Vec<String>> {
-        let answer = ask(&lab.lb, "alerts")?;
+        let answer = prometheus.ask("alerts")?;
         // This one fires at once. Others are pending if a scrape takes long on a busy machine.
         let alerts = answer["data"]["alerts"].as_array()?.iter().filter(|it| it["state"] == "firing");
         Some(alerts.filter_map(|it| Some(it["annotations"]["summary"].as_str()?.to_owned())).collect())

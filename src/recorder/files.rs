@@ -95,7 +95,7 @@ impl RecordFiles {
     fn begin(&self, at_unix_ms: u64, part: u64) -> io::Result<Current> {
         match DirBuilder::new().mode(0o750).create(&self.directory) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => self.make_room(part)?,
+            _ => self.make_room(part, at_unix_ms)?,
         }
         let mut at = at_unix_ms;
         let (path, mut file) = loop {
@@ -114,9 +114,12 @@ impl RecordFiles {
         Ok(Current { file, path, bytes: opening.len() as u64 })
     }
 
-    /// Removes the oldest files, until a whole part has room beside the others.
-    fn make_room(&self, part: u64) -> io::Result<()> {
+    /// Removes the oldest files, until a whole part has room beside the others. One from the future, by more than a clock in the
+    /// wrong time zone is ahead, is from before the clock was set right: it is among the oldest, whatever its name says.
+    fn make_room(&self, part: u64, at_unix_ms: u64) -> io::Result<()> {
+        const AHEAD_MS: u64 = 24 * 60 * 60 * 1000;
         let mut files = files_of(&self.directory, Some(self.name))?;
+        files.sort_by_key(|(path, _)| begun_ms(path) <= Some(at_unix_ms.saturating_add(AHEAD_MS)));
         let mut bytes: u64 = files.iter().map(|(_, bytes)| bytes).sum();
         files.reverse();
         while bytes + part > self.bytes_max || files.len() >= FILES_MAX {

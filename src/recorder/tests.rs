@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tokio::sync::watch;
 
-use super::files::{RecordFiles, files_of};
+use super::files::{RecordFiles, begun_ms, files_of};
 use super::*;
 use crate::addr::BackendAddr;
 use crate::config::tests::minimal;
@@ -107,6 +107,23 @@ fn the_ring_keeps_its_size_and_the_newest_events() {
     assert!(kept.last().unwrap().starts_with(&format!("flow {} ", flows - 1)), "{:?}", kept.last());
     assert!(kept.len() < flows as usize);
     assert_eq!(parts.census.dropped.value(), 0);
+}
+
+/// Regression: what a host recorded before its clock was set right had the newest names for years, so that of a full ring the true newest
+/// went first.
+#[test]
+fn files_from_before_the_clock_was_set_back_are_the_first_to_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut files = RecordFiles::new(folder.path(), FLOWS, 80_000, Vec::new());
+    let (wrong_ms, right_ms) = (2_100_000_000_000, 1_800_000_000_000);
+    let times = (0..8).map(|at| wrong_ms + at).chain((0..8).map(|at| right_ms + at));
+    for at_unix_ms in times {
+        files.write(&[0; 9_000], at_unix_ms).unwrap();
+    }
+    let kept = files_of(folder.path(), Some(FLOWS)).unwrap();
+    let kept: Vec<_> = kept.iter().filter_map(|(path, _)| begun_ms(path)).collect();
+    assert!(kept.iter().all(|at_unix_ms| *at_unix_ms < wrong_ms), "{kept:?}");
+    assert_eq!(kept.last(), Some(&(right_ms + 7)), "{kept:?}");
 }
 
 /// Regression: the recorder wrote into a directory that had been moved away, for as long as the process lived.

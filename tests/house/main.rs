@@ -2,6 +2,7 @@
 //! and tests/run.
 
 mod circles;
+mod clocks;
 mod commands;
 mod dependencies;
 mod durations;

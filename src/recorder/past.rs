@@ -73,7 +73,8 @@ pub(crate) struct ReplayBackend {
     pub last_probe_us: u64,
 }
 
-/// Whether a listing of what was in `from_ms..=until_ms` needs it, besides all earlier events but the ends of flows.
+/// Whether a listing of what was in `from_ms..=until_ms` needs it, besides all earlier events but the ends of flows. What came from other
+/// instances it needs of later times, too.
 pub(crate) fn tells_of(what: &Recorded, from_ms: u64, until_ms: u64) -> bool {
     match what {
         Recorded::Owner(_) => true,
@@ -83,6 +84,8 @@ pub(crate) fn tells_of(what: &Recorded, from_ms: u64, until_ms: u64) -> bool {
                 let begun_ms = event.at_unix_ms.saturating_sub(*duration_ms);
                 begun_ms <= until_ms && event.at_unix_ms >= from_ms.saturating_sub(RATES_OVER_MS)
             }
+            // They tell of flows that end later whether these were here before.
+            What::FailedOver { .. } | What::FlowsClaimed { .. } => true,
             _ => event.at_unix_ms <= until_ms,
         },
     }
@@ -448,5 +451,30 @@ mod tests {
         past.owners[0].instance = Some("lb-a".to_owned());
         assert_eq!(past.ended_since(120_000).count(), 2, "its own, and one of before there was a fleet");
         assert_eq!(past.ended_since(130_000).count(), 3);
+    }
+
+    /// Regression: at a standby, 16 of 0 flows of a moment had ended since: it had taken them from a peer after the time that was read.
+    #[test]
+    fn flows_that_came_from_another_instance_after_the_time_that_was_read_were_not_here_before() {
+        let (own, peer) = (InstanceName("lb-b".into()), InstanceName("lb-a".into()));
+        let event = |at_s: u64, what| Recorded::Event(Event { number: at_s, at_unix_ms: at_s * 1000, what });
+        let end = |from: &InstanceName| {
+            let mut what = ended(9);
+            let What::FlowEnded { flow, duration_ms, .. } = &mut what else { unreachable!() };
+            (*flow, *duration_ms) = (FlowId::of(from.tag(), 7), 900_000);
+            what
+        };
+        let all = [
+            event(900, What::FailedOver { instance: peer.clone(), inherited: 1, reset: 0 }),
+            event(950, What::OffloadResumed {}),
+            event(1000, end(&own)),
+            event(1000, end(&peer)),
+        ];
+        let read = all.into_iter().filter(|what| tells_of(what, 120_000, 180_000)).map(|what| (0, what));
+        let mut past = past(read);
+        past.owners[0].instance = Some("lb-b".to_owned());
+        assert_eq!(past.ended_since(150_000).count(), 1, "its own");
+        assert_eq!(past.ended_since(900_000).count(), 2);
+        assert!(past.events(0, u64::MAX).all(|event| matches!(event.what, What::FailedOver { .. })), "no more is read");
     }
 }

@@ -8,6 +8,7 @@ use ratatui::widgets::{Block, Clear, Paragraph};
 use ratatui::{Frame, Terminal};
 
 use super::grid::{Grid, Piece};
+use crate::model::humane::{count, plural};
 use crate::model::weight::Weight;
 
 /// A table of `width` columns. `focused`: keys act on it, and on the row that is `marked`.
@@ -30,6 +31,42 @@ pub(super) fn lines(grid: &Grid, width: u16, focused: bool, marked: Option<usize
 
 fn line(pieces: Vec<Piece>) -> Line<'static> {
     pieces.into_iter().map(|piece| painted(piece.weight, piece.text)).collect()
+}
+
+/// The rows of a table or list that have no room on the screen, above and below those that are shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct CutRows {
+    pub above: usize,
+    pub below: usize,
+}
+
+impl CutRows {
+    /// Of `all` rows, so many are shown from the one at `first` on.
+    pub(super) fn new(all: usize, first: usize, shown: usize) -> Self {
+        Self { above: first.min(all), below: all.saturating_sub(first + shown) }
+    }
+
+    /// `↓ 3 more backends`, `↑ 1 ↓ 3 more backends`; `None`: all rows are shown. `of`: a backend.
+    pub(super) fn line(self, of: &str) -> Option<String> {
+        match self {
+            Self { above: 0, below: 0 } => None,
+            Self { above: 0, below } => Some(format!("↓ {}", plural(below as u64, &format!("more {of}")))),
+            Self { above, below: 0 } => Some(format!("↑ {}", plural(above as u64, &format!("more {of}")))),
+            Self { above, below } => {
+                Some(format!("↑ {} ↓ {}", count(above as u64), plural(below as u64, &format!("more {of}"))))
+            }
+        }
+    }
+
+    /// `; 3 more below`, behind a title that says of what; or nothing.
+    pub(super) fn beside_title(self) -> String {
+        match self {
+            Self { above: 0, below: 0 } => String::new(),
+            Self { above: 0, below } => format!("; {} more below", count(below as u64)),
+            Self { above, below: 0 } => format!("; {} more above", count(above as u64)),
+            Self { above, below } => format!("; {} more above, {} below", count(above as u64), count(below as u64)),
+        }
+    }
 }
 
 pub(super) fn painted(weight: Weight, text: impl Into<String>) -> Span<'static> {

@@ -4,17 +4,17 @@ use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Style, Stylize};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Paragraph, Sparkline, SparklineBar, Wrap};
+use ratatui::widgets::{Paragraph, Sparkline, SparklineBar};
 
 use super::player::{HELP, LINE, LowerList, Player};
 use crate::cli::grid::{Align::*, Cell, Grid};
-use crate::cli::panes::{draw_help, keys_line, lines, painted};
+use crate::cli::panes::{CutRows, draw_help, keys_line, lines, painted};
 use crate::cli::wrap::wrap;
 use crate::model::end_reason::ClientSaw;
 use crate::model::humane::{count, date_and_time, duration_ms, duration_us, plural, rate};
 use crate::model::weight::Weight;
 use crate::recorder::past::{ReplayBackend, ReplayMoment};
-use crate::table::journal::What;
+use crate::table::journal::{Event, What};
 
 /// Fills the frame.
 pub(super) fn draw(frame: &mut Frame<'_>, player: &mut Player) {
@@ -47,15 +47,24 @@ pub(super) fn draw_body(frame: &mut Frame<'_>, area: Rect, player: &mut Player) 
     let corner = Rect { height: 1, ..at_head };
     frame.render_widget(Paragraph::new(Line::from(clock(player)).alignment(Alignment::Right)), corner);
     draw_scale(frame, [at_chart, at_marks, at_scale], player);
-    let rows = lines(&backend_rows(&moment, player.at_ms), area.width, false, None);
+    let mut rows = lines(&backend_rows(&moment, player.at_ms), area.width, false, None);
+    let cut = CutRows::new(moment.backends.len(), 0, usize::from(at_backends.height).saturating_sub(1));
+    if cut.below > 0 {
+        // In the last row.
+        let shown = usize::from(at_backends.height).saturating_sub(2);
+        rows.truncate(1 + shown);
+        let hidden = moment.backends.iter().skip(shown).filter_map(ReplayBackend::health_state).map(Weight::of_health);
+        let more = CutRows::new(moment.backends.len(), 0, shown).line("backend").unwrap_or_default();
+        rows.push(painted(hidden.max().unwrap_or(Weight::Plain), more).into());
+    }
     frame.render_widget(Paragraph::new(rows), at_backends);
     let room = usize::from(at_list.height);
     let (title, rows) = match player.lower {
-        LowerList::Events => event_rows(player, room),
+        LowerList::Events => event_rows(player, area.width, room),
         LowerList::Flows => flow_rows(player, &moment, area.width, room),
     };
     frame.render_widget(Paragraph::new(Line::from(title.bold())), at_title);
-    frame.render_widget(Paragraph::new(rows).wrap(Wrap { trim: false }), at_list);
+    frame.render_widget(Paragraph::new(rows), at_list);
 }
 
 fn clock(player: &Player) -> Vec<Span<'static>> {
@@ -166,16 +175,31 @@ fn backend_rows(moment: &ReplayMoment, at_ms: u64) -> Grid {
     grid
 }
 
-/// The events up to the moment, the last one first.
-fn event_rows(player: &mut Player, room: usize) -> (String, Vec<Line<'static>>) {
+/// The events up to the moment, the last one first, and how many have no room.
+fn event_rows(player: &mut Player, width: u16, room: usize) -> (String, Vec<Line<'static>>) {
     let events: Vec<_> = player.past.events(0, player.at_ms).rev().collect();
     player.top = player.top.min(events.len().saturating_sub(1));
-    let rows = events.iter().skip(player.top).take(room).map(|event| {
+    let in_lines = |event: &Event| -> Vec<Line<'static>> {
         let (_, time) = date_and_time(event.at_unix_ms);
-        Line::from(vec![format!("{time}Z ").dim(), painted(event.what.weight(), event.what.sentence())])
-    });
-    let rows = rows.collect();
-    ("Events up to this moment, the last one first".to_owned(), rows)
+        let text = wrap(&format!("{time}Z {}", event.what.sentence()), Some(width.into()));
+        let weight = event.what.weight();
+        let mut parts = text.lines();
+        let first = parts.next().and_then(|first| first.strip_prefix(&format!("{time}Z "))).unwrap_or_default();
+        let first = Line::from(vec![format!("{time}Z ").dim(), painted(weight, first.to_owned())]);
+        std::iter::once(first).chain(parts.map(|part| painted(weight, part.to_owned()).into())).collect()
+    };
+    let (mut rows, mut shown) = (Vec::new(), 0);
+    for event in events.iter().skip(player.top) {
+        let lines = in_lines(event);
+        // The beginning of one that is too long is better than nothing.
+        if rows.len() + lines.len() > room && !rows.is_empty() || room == 0 {
+            break;
+        }
+        rows.extend(lines);
+        shown += 1;
+    }
+    let more = CutRows::new(events.len(), player.top, shown).beside_title();
+    (format!("Events up to this moment{more}, the last one first"), rows)
 }
 
 /// The flows of the moment that have ended since, in the order of their ends.
@@ -185,6 +209,8 @@ fn flow_rows(player: &mut Player, moment: &ReplayMoment, width: u16, room: usize
     let ends: Vec<_> = player.past.ended_since(player.at_ms).collect();
     let known = ends.len();
     player.top = player.top.min(known.saturating_sub(1));
+    // The head has a row.
+    let room = room.saturating_sub(1);
     for event in ends.into_iter().skip(player.top).take(room) {
         let What::FlowEnded { client, node, backend, reason, duration_ms: lasted_ms, .. } = &event.what else {
             continue;
@@ -199,12 +225,13 @@ fn flow_rows(player: &mut Player, moment: &ReplayMoment, width: u16, room: usize
             Cell::painted(weight, reason.label()),
         ]);
     }
+    let more = CutRows::new(known, player.top, room).beside_title();
     let (lived, known) = (plural(moment.flows.into(), "flow"), count(known as u64));
     let title = match player.past.lacks_ends(player.at_ms) {
         true => format!(
-            "{lived} of this moment, at least {known} of which have ended since: the record has only the youngest ends"
+            "{lived} of this moment, at least {known} of which have ended since{more}: the record has only the youngest ends"
         ),
-        false => format!("{lived} of this moment, {known} of which have ended since"),
+        false => format!("{lived} of this moment, {known} of which have ended since{more}"),
     };
     (title, lines(&grid, width, false, None))
 }
@@ -213,3 +240,6 @@ fn flow_rows(player: &mut Player, moment: &ReplayMoment, width: u16, room: usize
 const ENDED_MAX: usize = 3;
 /// Rows of the bars.
 const CHART: u16 = 3;
+
+#[cfg(test)]
+mod tests;

@@ -6,10 +6,9 @@ use ratatui::text::Line;
 use crate::admin::status::{FleetMatrix, PeersReport};
 use crate::admin::words;
 use crate::cli::grid::{Align::*, Cell, Grid};
-use crate::cli::panes::{lines, painted};
+use crate::cli::panes::{CutRows, lines, painted};
 use crate::cli::peers;
 use crate::cli::wrap::wrap;
-use crate::model::humane::plural;
 use crate::model::weight::Weight;
 
 /// The place of the first line that is shown.
@@ -48,7 +47,7 @@ impl FleetPane {
         if below > 0
             && let Some(last) = shown.last_mut()
         {
-            *last = Line::from(format!("↓ {} more", plural(below as u64 + 1, "line")).dim());
+            *last = Line::from(CutRows { above: 0, below: below + 1 }.line("line").unwrap_or_default().dim());
         }
         shown
     }

@@ -56,12 +56,12 @@ impl NodeRows {
         self.go(pages.saturating_mul(self.page.max(1).try_into().unwrap_or(isize::MAX)));
     }
 
-    /// Those that the screen has room for, the selected one among them, and the place of that one among these.
-    pub(super) fn window(&mut self, room: usize) -> (impl Iterator<Item = &NodeRow>, Option<usize>) {
+    /// Those that the screen has room for, the selected one among them, the place of the first, and that of the selected one among these.
+    pub(super) fn window(&mut self, room: usize) -> (impl Iterator<Item = &NodeRow>, usize, Option<usize>) {
         self.page = room.max(1);
         let first = (self.place + 1).saturating_sub(self.page);
         let marked = (!self.shown.is_empty() && room > 0).then(|| self.place - first);
-        (self.shown.iter().skip(first).take(room).filter_map(|place| self.at(*place)), marked)
+        (self.shown.iter().skip(first).take(room).filter_map(|place| self.at(*place)), first, marked)
     }
 
     fn at(&self, place: usize) -> Option<&NodeRow> {
@@ -123,7 +123,7 @@ pub(super) mod tests {
         rows.go(2);
         rows.renew(Some(report(&["b", "c", "a"])));
         assert_eq!(rows.selected().unwrap().node, "b");
-        assert_eq!(rows.window(1).1, Some(0));
+        assert_eq!(rows.window(1).2, Some(0));
         rows.renew(None);
         assert!(rows.selected().is_none());
         rows.go(5);
@@ -138,7 +138,7 @@ pub(super) mod tests {
         rows.renew(Some(report(&all)));
         assert_eq!(names(&mut rows, 2), ["worker-0", "worker-1"]);
         rows.go_pages(2);
-        assert_eq!((names(&mut rows, 2), rows.window(2).1), (vec!["worker-3".into(), "worker-4".into()], Some(1)));
+        assert_eq!((names(&mut rows, 2), rows.window(2).2), (vec!["worker-3".into(), "worker-4".into()], Some(1)));
         rows.set_filter("NO connection".to_owned());
         assert_eq!(names(&mut rows, 9), ["worker-0"]);
         rows.set_filter("worker-9 cp2".to_owned());

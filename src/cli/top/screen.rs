@@ -13,7 +13,7 @@ use crate::admin::status::Status;
 use crate::admin::words;
 use crate::cli::grid::{Align::*, Cell, Grid};
 use crate::cli::nodes;
-use crate::cli::panes::{draw_help, keys_line, lines, painted};
+use crate::cli::panes::{CutRows, draw_help, keys_line, lines, painted};
 use crate::model::humane::{bytes, count, date_and_time, duration_ms, duration_us, plural, rate};
 use crate::model::weight::Weight;
 use crate::table::backend::Service;
@@ -56,10 +56,13 @@ fn draw_body(frame: &mut Frame<'_>, area: Rect, board: &mut Board, now_ns: u64) 
     // The flows get at least as many rows as the backends.
     let room = usize::from(area.height).saturating_sub(usize::from(head_rows) + 5);
     let backend_rows = backends.min((room / 2).max(1));
-    let [at_head, _, at_backends, at_why, at_title, at_flows] = Layout::vertical([
+    // The number of those that are not shown takes the row of the space between.
+    let is_cut = u16::from(backend_rows < backends);
+    let [at_head, _, at_backends, at_more, at_why, at_title, at_flows] = Layout::vertical([
         Constraint::Length(head_rows),
-        Constraint::Length(1),
+        Constraint::Length(1 - is_cut),
         Constraint::Length(backend_rows as u16 + 1),
+        Constraint::Length(is_cut),
         Constraint::Length(1),
         Constraint::Length(1),
         Constraint::Min(0),
@@ -69,26 +72,36 @@ fn draw_body(frame: &mut Frame<'_>, area: Rect, board: &mut Board, now_ns: u64) 
     // The age of what is shown, and what this socket is for, in the corner.
     let corner = Rect { height: at_head.height.min(1), ..at_head };
     frame.render_widget(Paragraph::new(Line::from(time(board)).alignment(Alignment::Right)), corner);
-    frame.render_widget(Paragraph::new(backend_lines(board, at_backends.width, backend_rows)), at_backends);
+    let (rows, more) = backend_lines(board, at_backends.width, backend_rows);
+    frame.render_widget(Paragraph::new(rows), at_backends);
+    frame.render_widget(Paragraph::new(more.unwrap_or_default()), at_more);
     // The table may have cut it.
     if let Some((_, backend)) = board.backend().filter(|_| board.table == Selectable::Backends) {
         let why = format!("{}: {}", backend.name, words::why(backend));
         frame.render_widget(Paragraph::new(painted(Weight::of_health(backend.health_state), why)), at_why);
     }
-    let title = match board.lower {
+    let room = usize::from(at_flows.height).saturating_sub(1);
+    let (lines, cut) = match board.lower {
+        LowerTable::Flows => flow_lines(board, at_flows.width, room),
+        LowerTable::Nodes => node_lines(board, at_flows.width, room),
+        // It has no head of its own that stays, and says itself what is below.
+        LowerTable::Fleet => (board.fleet.window(&board.status.fleet, at_flows.width, room + 1), CutRows::default()),
+    };
+    frame.render_widget(Paragraph::new(lines), at_flows);
+    let mut title = match board.lower {
         LowerTable::Flows => flows_title(board),
         LowerTable::Nodes => nodes_title(board),
         LowerTable::Fleet => fleet_title(&board.status),
     };
+    title.push_span(cut.beside_title());
+    title.spans.extend(unlisted(board));
     frame.render_widget(Paragraph::new(title), at_title);
-    let room = usize::from(at_flows.height).saturating_sub(1);
-    let lines = match board.lower {
-        LowerTable::Flows => flow_lines(board, at_flows.width, room),
-        LowerTable::Nodes => node_lines(board, at_flows.width, room),
-        // It has no head of its own that stays.
-        LowerTable::Fleet => board.fleet.window(&board.status.fleet, at_flows.width, room + 1),
-    };
-    frame.render_widget(Paragraph::new(lines), at_flows);
+}
+
+/// Flows that the instance has not listed.
+fn unlisted(board: &Board) -> Option<Span<'static>> {
+    let are_shown = board.lower == LowerTable::Flows && board.more > 0;
+    are_shown.then(|| format!("; {} more are not listed", count(board.more)).into())
 }
 
 fn time(board: &Board) -> Span<'static> {
@@ -167,7 +180,8 @@ fn place(status: &Status) -> Option<Line<'static>> {
     (!spans.is_empty()).then(|| Line::from(spans))
 }
 
-fn backend_lines(board: &Board, width: u16, room: usize) -> Vec<Line<'static>> {
+/// The table, and the number of backends that it has no room for.
+fn backend_lines(board: &Board, width: u16, room: usize) -> (Vec<Line<'static>>, Option<Span<'static>>) {
     let mut grid = Grid::new(&[
         ("STATE", Left),
         ("BACKEND", Left),
@@ -204,7 +218,12 @@ fn backend_lines(board: &Board, width: u16, room: usize) -> Vec<Line<'static>> {
         ]);
     }
     let marked = board.backend().map(|(place, _)| place - first);
-    lines(&grid, width, board.table == Selectable::Backends, marked)
+    // As bad as the worst of them.
+    let (all, is_shown) = (board.status.backends().enumerate(), first..first + room);
+    let hidden = all.filter(|(place, _)| !is_shown.contains(place)).map(|(_, it)| Weight::of_health(it.health_state));
+    let weight = hidden.max().unwrap_or(Weight::Plain);
+    let more = CutRows::new(board.status.backends().count(), first, room).line("backend");
+    (lines(&grid, width, board.table == Selectable::Backends, marked), more.map(|more| painted(weight, more)))
 }
 
 fn flows_title(board: &Board) -> Line<'static> {
@@ -215,9 +234,6 @@ fn flows_title(board: &Board) -> Line<'static> {
         spans.push(format!(" of {backend}").into());
     }
     spans.extend(filter(board));
-    if board.more > 0 {
-        spans.push(format!("; {} more are not listed", count(board.more)).into());
-    }
     Line::from(spans)
 }
 
@@ -255,21 +271,25 @@ fn filter(board: &Board) -> Option<Span<'static>> {
     }
 }
 
-fn node_lines(board: &mut Board, width: u16, room: usize) -> Vec<Line<'static>> {
-    let Some(report) = board.nodes.report() else { return vec!["asks the instance for its nodes ...".dim().into()] };
+/// The table, and what of it has no room.
+fn node_lines(board: &mut Board, width: u16, room: usize) -> (Vec<Line<'static>>, CutRows) {
+    let none = |why: Span<'static>| (vec![why.into()], CutRows::default());
+    let Some(report) = board.nodes.report() else { return none("asks the instance for its nodes ...".dim()) };
     if report.source.is_none() {
-        return vec!["this instance knows no nodes; `baton nodes` says what it needs".yellow().into()];
+        return none("this instance knows no nodes; `baton nodes` says what it needs".yellow());
     }
     let blind = report.sees_not_all.as_deref().map(words::sees_not_all);
     let lease_renew_ms = report.lease_renew_ms;
     let focused = board.table == Selectable::Lower;
-    let (rows, marked) = board.nodes.window(room - usize::from(blind.is_some()).min(room));
+    let (all, room) = (board.nodes.len(), room - usize::from(blind.is_some()).min(room));
+    let (rows, first, marked) = board.nodes.window(room);
     let mut lines = lines(&nodes::grid(rows, lease_renew_ms), width, focused, marked);
     lines.extend(blind.map(|why| Line::from(painted(Weight::Notice, why))));
-    lines
+    (lines, CutRows::new(all, first, room))
 }
 
-fn flow_lines(board: &mut Board, width: u16, room: usize) -> Vec<Line<'static>> {
+/// The table, and what of it has no room.
+fn flow_lines(board: &mut Board, width: u16, room: usize) -> (Vec<Line<'static>>, CutRows) {
     let (by, from_the_highest) = board.rows.order();
     let title = |column: Column| match column == by {
         false => column.titles()[0],
@@ -285,7 +305,8 @@ fn flow_lines(board: &mut Board, width: u16, room: usize) -> Vec<Line<'static>> 
     let mut grid = Grid::new(&head).spare(&spare);
     let is_alone = board.status.frontends.len() == 1;
     let focused = board.table == Selectable::Lower;
-    let (rows, _, marked) = board.rows.window(room);
+    let all = board.rows.len();
+    let (rows, first, marked) = board.rows.window(room);
     for row in rows {
         let it = &row.flow;
         let weight = match it.state {
@@ -310,7 +331,7 @@ fn flow_lines(board: &mut Board, width: u16, room: usize) -> Vec<Line<'static>> 
             Cell::painted(weight, if it.ending { "ending" } else { it.state.label() }),
         ]);
     }
-    lines(&grid, width, focused, marked)
+    (lines(&grid, width, focused, marked), CutRows::new(all, first, room))
 }
 
 /// The question, what was told, or the keys.

@@ -342,3 +342,34 @@ fn a_long_event_is_broken_and_not_cut() {
         assert!(shown.contains("cp3") && shown.contains("CLIENT"), "the tables have room: {shown}");
     }
 }
+
+/// Regression: at 60 columns and 15 rows, two of three backends and most flows were missing without a word.
+#[test]
+fn rows_that_a_low_terminal_has_no_room_for_are_counted() {
+    let mut board = board(true);
+    for height in [10, 12, 15, 18] {
+        let shown = drawn(&mut board, 60, height).backend().to_string();
+        let hidden = 3 - shown.lines().filter(|line| line.contains("2 h 01 m")).count();
+        let told = format!("↓ {} more backend", hidden);
+        assert!(hidden == 0 || shown.contains(&told), "{height}: {told}: {shown}");
+        let flows = shown.lines().filter(|line| line.contains(":40000")).count();
+        assert!(shown.contains(&format!("212 flows; {} more below", 212 - flows)), "{height}: {shown}");
+    }
+    insta::assert_snapshot!(drawn(&mut board, 60, 15).backend());
+    // The last backend is in sight, and those above it are not.
+    press(&mut board, "↓↓\t↓");
+    let shown = drawn(&mut board, 60, 15).backend().to_string();
+    assert!(shown.contains("ejected  cp3") && shown.contains("↑ 2 more backends"), "{shown}");
+    for _ in 0..30 {
+        press(&mut board, "↓");
+    }
+    let shown = drawn(&mut board, 80, 24).backend().to_string();
+    assert!(shown.contains("212 flows; 21 more above, 180 below"), "{shown}");
+    press(&mut board, "n");
+    let names: Vec<_> = (1..=40).map(|number| format!("worker-{number}")).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let nodes = Some(node_rows::tests::report(&names));
+    board.take(FeedReport::Looked(Box::new(Look { nodes, ..look(212, true, 3 * SECOND_NS) })));
+    let shown = drawn(&mut board, 80, 24).backend().to_string();
+    assert!(shown.contains("40 nodes by the cluster's list, 1 silent; 29 more below"), "{shown}");
+}

@@ -1,0 +1,91 @@
+use ratatui::crossterm::event::{KeyCode, KeyEvent};
+
+use super::*;
+use crate::cli::panes::text;
+use crate::model::end_reason::EndReason;
+use crate::model::health::{Cause, HealthState};
+use crate::model::ids::FlowId;
+use crate::recorder::past::Past;
+use crate::recorder::{BackendSample, FileOwner, FrontendSample, Recorded, RecordedSample, Recording, TimedRecord};
+use crate::table::journal::Event;
+
+const AT_MS: u64 = 1_760_000_000_000;
+
+fn ended(flow: u64) -> What {
+    What::FlowEnded {
+        flow: FlowId(flow),
+        frontend: "api".to_owned(),
+        backend: Some("cp1".to_owned()),
+        backend_address: None,
+        source: None,
+        client: "10.0.0.31:51234".parse().unwrap(),
+        node: None,
+        reason: EndReason::ClientClosed,
+        duration_ms: 5,
+        connect_us: 300,
+        bytes_to_backend: 1000,
+        bytes_to_client: 2000,
+        error: None,
+    }
+}
+
+/// Ten backends, each of which has just changed its state, and twenty flows that end later.
+fn player() -> Player {
+    let name = |number: u64| format!("cp{number}");
+    let backend = |number| BackendSample {
+        frontend: "api".to_owned(),
+        name: name(number),
+        state: "ready".to_owned(),
+        flows: 2,
+        connected_total: 0,
+        failed_total: 0,
+        last_probe_us: 900,
+    };
+    let frontend = FrontendSample { name: "api".to_owned(), flows: 20, accepted_total: 0, ended_total: 0 };
+    let sample = RecordedSample {
+        at_unix_ms: AT_MS,
+        frontends: vec![frontend],
+        backends: (1..=10).map(backend).collect(),
+        ..RecordedSample::default()
+    };
+    let changed = |number| What::BackendChanged {
+        frontend: "api".to_owned(),
+        backend: name(number),
+        from: HealthState::Ready,
+        to: HealthState::Ready,
+        cause: Cause::Passed,
+    };
+    let event = |number, at_unix_ms, what| Recorded::Event(Event { number, at_unix_ms, what });
+    let mut all = vec![Recorded::Sample(sample)];
+    all.extend((1..=10).map(|number| event(number, AT_MS - 100 + number, changed(number))));
+    // They have begun 5 ms before.
+    all.extend((11..=30).map(|number| event(number, AT_MS + 4, ended(number))));
+    let mut records: Vec<_> =
+        all.into_iter().map(|what| TimedRecord { at_unix_ms: what.at_unix_ms().unwrap(), owner: 0, what }).collect();
+    records.sort_by_key(|record| record.at_unix_ms);
+    let recording = Recording { records, owners: vec![FileOwner::default()], ..Recording::default() };
+    Player::new(Past::new(recording), AT_MS, AT_MS + 60_000)
+}
+
+/// Regression: backends, events and flows for which there was no room were missing without a word.
+#[test]
+fn rows_that_a_low_terminal_has_no_room_for_are_counted() {
+    let mut player = player();
+    for (width, height) in [(80, 24), (60, 15), (40, 30)] {
+        let shown = text(width, height, |frame| draw_body(frame, frame.area(), &mut player));
+        let backends = shown.lines().filter(|line| line.starts_with("ready")).count();
+        assert!(backends == 10 || shown.contains(&format!("↓ {} more backends", 10 - backends)), "{shown}");
+        let events = shown.lines().filter(|line| line.contains("Z api/cp")).count();
+        assert!(
+            events == 10 || shown.contains(&format!("Events up to this moment; {} more below", 10 - events)),
+            "{shown}"
+        );
+    }
+    player.press(KeyEvent::from(KeyCode::Tab));
+    let shown = text(80, 24, |frame| draw_body(frame, frame.area(), &mut player));
+    let flows = shown.lines().filter(|line| line.contains(" ms")).filter(|line| !line.starts_with("ready")).count();
+    assert!(flows > 0 && shown.contains(&format!("ended since; {} more below", 20 - flows)), "{shown}");
+    player.press(KeyEvent::from(KeyCode::Down));
+    let shown = text(80, 24, |frame| draw_body(frame, frame.area(), &mut player));
+    assert!(shown.contains(&format!("ended since; 1 more above, {} below", 19 - flows)), "{shown}");
+}

@@ -54,8 +54,8 @@ impl PageView {
         };
         // In a row of browser tabs only these two are visible.
         let title = match weight {
-            Weight::Good => format!("Baton on {}", status.instance.host),
-            _ => format!("{word}: Baton on {}", status.instance.host),
+            Weight::Good => format!("Baton on {}", words::place_of(&status)),
+            _ => format!("{word}: Baton on {}", words::place_of(&status)),
         };
         let mut view = Self { title, icon: icon(weight), ..Self::default() };
         let notices = [&dispute, &silence].into_iter().flatten().map(|(_, sentence)| sentence.as_str());
@@ -132,7 +132,7 @@ fn header(page: &mut String, status: &Status, shortfall: Option<&(Weight, String
         format_args!(
             "<header>\n<h1>Baton</h1><span class=\"host\">{}</span>{ready}{served}{notices}\n<span class=\"facts\">{}{} · version {} · pid {} · \
              up {} · {}</span>\n</header>\n",
-            Escaped(&instance.host),
+            Escaped(words::place_of(status)),
             words::vips(&instance.vips),
             Escaped(place),
             Escaped(&instance.version),

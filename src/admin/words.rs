@@ -176,6 +176,19 @@ pub(crate) fn of_budget(left_ms: u64, lease_renew_ms: u64) -> Weight {
     if left_ms < lease_renew_ms { Weight::Bad } else { Weight::Plain }
 }
 
+/// Where something is so: `lb-a`, as the instance is called among its peers, with the host beside it if that has another name.
+pub(crate) fn place(instance: Option<&str>, host: &str) -> String {
+    match instance {
+        Some(name) if name != host => format!("{name} (host {host})"),
+        _ => host.to_owned(),
+    }
+}
+
+/// [`place`] of the instance that tells its status.
+pub(crate) fn place_of(status: &Status) -> String {
+    place(status.fleet.name.as_ref().map(|name| &*name.0), &status.instance.host)
+}
+
 /// The frontends' addresses on this host.
 pub(crate) fn vips(vips: &[IpAddr]) -> String {
     match vips {

@@ -156,7 +156,7 @@ fn instance(status: &Status, output: &Output) -> String {
     let mut text = format!(
         "{} on {}: {}, up {}, pid {}, {}\n",
         output.bold(&format!("Baton {}", instance.version)),
-        instance.host,
+        words::place_of(status),
         output.paint(weight, &word),
         duration_ms(instance.uptime_ms),
         instance.pid,

@@ -7,6 +7,7 @@ use crate::admin::history::{EVERY_NS, PageHistory, SPAN_NS};
 use crate::admin::page;
 use crate::admin::page::charts::{self, TimeAxis, TimeSpan};
 use crate::admin::page::html::{self, Escaped, Pill, icon, tone, write};
+use crate::admin::words;
 use crate::app::history::{RecordedMoment, moments};
 use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::model::health::HealthState;
@@ -23,15 +24,15 @@ pub(super) fn render(past: &Past, at_ms: u64, source: &Path) -> String {
     let moment = past.at(at_ms);
     let (date, time) = date_and_time(at_ms);
     let process = moment.process.as_ref();
-    let host = process.map_or("", |it| &it.host);
+    let place = process.map_or_else(String::new, |it| words::place(it.instance.as_deref(), &it.host));
     let mut frontends: Vec<&str> = moment.backends.iter().map(|it| &*it.frontend).collect();
     frontends.dedup();
     let unserved: Vec<_> = frontends.iter().filter_map(|name| shortfall(&moment, name)).collect();
     let said = unserved.first().map_or_else(String::new, |(_, what)| format!("{what}, "));
     let weight = worst(&moment);
-    let mut page = html::head(&format!("{said}{date} {time}Z: Baton on {host}"), &icon(weight), "");
+    let mut page = html::head(&format!("{said}{date} {time}Z: Baton on {place}"), &icon(weight), "");
     page.push_str("<main>\n<header>\n<h1>Baton</h1>");
-    write(&mut page, format_args!("<span class=\"host\">{}</span>", Escaped(host)));
+    write(&mut page, format_args!("<span class=\"host\">{}</span>", Escaped(&place)));
     write(&mut page, format_args!("{}", Pill("plain", &format!("as it was at {date} {time} UTC"))));
     unserved.iter().for_each(|(weight, what)| write(&mut page, format_args!("{}", Pill(tone(*weight), what))));
     let facts = match process {

@@ -7,6 +7,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Paragraph, Sparkline, SparklineBar};
 
 use super::player::{HELP, LINE, LowerList, Player};
+use crate::admin::words;
 use crate::cli::grid::{Align::*, Cell, Grid};
 use crate::cli::panes::{CutRows, draw_help, keys_line, lines, painted};
 use crate::cli::wrap::wrap;
@@ -82,7 +83,7 @@ fn head(moment: &ReplayMoment, width: u16) -> Vec<Line<'static>> {
         let nothing = "No process recorded at this time: none ran, or its disk took nothing.";
         return vec![Line::from(""), Line::from(painted(Weight::Bad, nothing).bold())];
     };
-    let name = process.instance.as_ref().unwrap_or(&process.host);
+    let name = words::place(process.instance.as_deref(), &process.host);
     let ended = moment.ended_in_words();
     let mut lines = vec![
         Line::from(vec![

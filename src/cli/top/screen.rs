@@ -116,7 +116,7 @@ fn head(board: &Board, now_ns: u64) -> Vec<Line<'static>> {
     let (weight, word) = words::headline(status);
     let mut lines = vec![Line::from(vec![
         format!("Baton {}", instance.version).bold(),
-        format!(" on {}: ", instance.host).into(),
+        format!(" on {}: ", words::place_of(status)).into(),
         painted(weight, word).bold(),
         format!(", up {}", duration_ms(instance.uptime_ms)).into(),
     ])];

@@ -29,8 +29,12 @@ fn ended(flow: u64) -> What {
     }
 }
 
-/// Ten backends, each of which has just changed its state, and twenty flows that end later.
 fn player() -> Player {
+    player_of(FileOwner::default())
+}
+
+/// Ten backends, each of which has just changed its state, and twenty flows that end later.
+fn player_of(owner: FileOwner) -> Player {
     let name = |number: u64| format!("cp{number}");
     let backend = |number| BackendSample {
         frontend: "api".to_owned(),
@@ -63,7 +67,7 @@ fn player() -> Player {
     let mut records: Vec<_> =
         all.into_iter().map(|what| TimedRecord { at_unix_ms: what.at_unix_ms().unwrap(), owner: 0, what }).collect();
     records.sort_by_key(|record| record.at_unix_ms);
-    let recording = Recording { records, owners: vec![FileOwner::default()], ..Recording::default() };
+    let recording = Recording { records, owners: vec![owner], ..Recording::default() };
     Player::new(Past::new(recording), AT_MS, AT_MS + 60_000)
 }
 
@@ -88,4 +92,21 @@ fn rows_that_a_low_terminal_has_no_room_for_are_counted() {
     player.press(KeyEvent::from(KeyCode::Down));
     let shown = text(80, 24, |frame| draw_body(frame, frame.area(), &mut player));
     assert!(shown.contains(&format!("ended since; 1 more above, {} below", 19 - flows)), "{shown}");
+}
+
+/// Regression: on a host with another name, the page called the instance by that of its host.
+#[test]
+fn the_head_names_the_instance_and_its_host_beside_it_if_that_has_another_name() {
+    let seen = |instance: Option<&str>| {
+        let instance = instance.map(str::to_owned);
+        let mut player = player_of(FileOwner { instance, host: "node-17".to_owned(), ..FileOwner::default() });
+        let page = super::super::page::render(&player.past, AT_MS + 1, std::path::Path::new("/var/lib/baton"));
+        (text(80, 24, |frame| draw_body(frame, frame.area(), &mut player)), page)
+    };
+    let (shown, page) = seen(Some("lb-a"));
+    assert!(shown.contains(" on lb-a (host node-17), pid "), "{shown}");
+    assert!(page.contains("<span class=\"host\">lb-a (host node-17)</span>"), "{page}");
+    assert!(page.contains("Baton on lb-a (host node-17)</title>"), "{page}");
+    let (shown, page) = seen(None);
+    assert!(shown.contains(" on node-17, pid ") && page.contains("<span class=\"host\">node-17</span>"), "{shown}");
 }

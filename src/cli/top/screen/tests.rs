@@ -373,3 +373,15 @@ fn rows_that_a_low_terminal_has_no_room_for_are_counted() {
     let shown = drawn(&mut board, 80, 24).backend().to_string();
     assert!(shown.contains("40 nodes by the cluster's list, 1 silent; 29 more below"), "{shown}");
 }
+
+/// Regression: on a host with another name, an instance was never called by its own.
+#[test]
+fn the_head_names_the_instance_and_its_host_beside_it_if_that_has_another_name() {
+    let mut board = board(true);
+    board.status.instance.host = "node-17".to_owned();
+    let shown = drawn(&mut board, 80, 24).backend().to_string();
+    assert!(shown.contains("Baton 0.1.0 on lb-a (host node-17): ready"), "{shown}");
+    board.status.fleet.name = None;
+    let shown = drawn(&mut board, 80, 24).backend().to_string();
+    assert!(shown.contains("Baton 0.1.0 on node-17: ready"), "{shown}");
+}

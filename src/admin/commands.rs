@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::Admin;
 use super::control::{OrderRefused, ReloadRefused};
-use super::protocol::{About, BackendName, Command, Ordered, Rebalance, Refusal, Reloaded, VERSION};
+use super::protocol::{About, BackendName, Command, Ordered, Rebalance, Refusal, VERSION};
 use super::session::Replies;
 use super::status::{backend_status, peers_report, vip_report};
 use crate::model::health::Order;
@@ -104,7 +104,7 @@ async fn rebalance(admin: &Admin, dry_run: bool, replies: &mut Replies) -> io::R
 
 async fn reload(admin: &Admin) -> Result<Value, Refusal> {
     match admin.control.reload().await {
-        Ok(changes) => Ok(json(&Reloaded { changes })),
+        Ok(reloaded) => Ok(json(&reloaded)),
         Err(ReloadRefused { errors, findings }) => Err(Refusal::Reload { errors, findings }),
     }
 }

@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use super::diff::Diffing;
 use super::evacuate::{Evacuating, EvacuationCheck, EvacuationFailed, EvacuationRequest};
+use super::protocol::Reloaded;
 use super::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
 use crate::config::{BudgetHost, Diagnostic};
 use crate::model::health::Order;
@@ -62,7 +63,7 @@ pub trait Control: Send + Sync + 'static {
 pub type Ordering = Pin<Box<dyn Future<Output = Result<(), OrderRefused>> + Send>>;
 
 /// A reload under way. It completes even if this is dropped.
-pub type Reloading = Pin<Box<dyn Future<Output = Result<Vec<String>, ReloadRefused>> + Send>>;
+pub type Reloading = Pin<Box<dyn Future<Output = Result<Reloaded, ReloadRefused>> + Send>>;
 
 /// A rebalance under way: what it came to at each frontend. It goes on even if this is dropped.
 pub type Rebalancing = Pin<Box<dyn Future<Output = Result<Vec<RebalanceDone>, OrderRefused>> + Send>>;

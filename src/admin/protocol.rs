@@ -237,6 +237,17 @@ pub struct KillCheck {
 pub struct Reloaded {
     /// Empty: the file equals the running configuration.
     pub changes: Vec<String>,
+    /// Without changes: Baton had seen that the file changed, and loaded it a moment before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loaded_before: Option<LoadedBefore>,
+}
+
+/// A change of the file that Baton saw and applied by itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadedBefore {
+    /// Milliseconds since 1970, UTC.
+    pub at_unix_ms: u64,
+    pub changes: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

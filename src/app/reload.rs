@@ -9,6 +9,7 @@ use super::{Core, changes};
 use crate::admin::control::{ConfigState, LastReload, ReloadRefused};
 use crate::admin::diff::ConfigChange;
 use crate::admin::doors::OpenDoorError;
+use crate::admin::protocol::{LoadedBefore, Reloaded};
 use crate::config::{self, Config, Diagnostic, FileFault, Log};
 use crate::drain::LifePhase;
 use crate::essential;
@@ -23,6 +24,9 @@ const FIRST_ROUND_MAX: Duration = Duration::from_secs(2);
 /// for ever.
 const FOLLOW_CHECK_EVERY: Duration = Duration::from_millis(1);
 const FOLLOW_CHECKS_MAX: u32 = 1000;
+
+/// Who orders a reload so long after Baton has loaded the file by itself may have just edited it.
+const A_MOMENT_MS: u64 = 60_000;
 
 /// Why a reload was refused. The running configuration stays as it is.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +82,8 @@ pub(crate) struct Reloader {
 
 struct Inner {
     last: LastReload,
+    /// What the last reload changed, if nobody ordered it.
+    by_itself: Option<LoadedBefore>,
     /// The content of the file when it was last read, valid or not.
     bytes: Option<Vec<u8>>,
     /// The running configuration as the file has it, without discovered backends.
@@ -94,7 +100,7 @@ impl Reloader {
     ) -> Arc<Self> {
         metrics.last_reload_successful.set(1);
         metrics.last_reload_success_time.set(unix_ms() as i64 / 1000);
-        let inner = Inner { last: LastReload::None, bytes: config::read_file(path).ok(), file };
+        let inner = Inner { last: LastReload::None, by_itself: None, bytes: config::read_file(path).ok(), file };
         Arc::new(Self {
             core,
             metrics,
@@ -125,13 +131,14 @@ impl Reloader {
         ConfigState { path: self.path.clone(), last_reload: self.inner().last.clone() }
     }
 
-    /// Reads the file and applies it. Returns the changes, or why nothing changed. Logs, records and counts the result,
+    /// Reads the file and applies it. Returns the changes, or why it was refused; without changes those that Baton applied by itself a moment
+    /// before. Logs, records and counts the result,
     /// except for a refusal because of an upgrade.
     ///
     /// # Errors
     /// [`ReloadError`]. During an upgrade it returns that at once: an answer after the upgrade would come from a
     /// process that is about to exit.
-    pub(crate) async fn reload(self: &Arc<Self>) -> Result<Vec<String>, ReloadError> {
+    pub(crate) async fn reload(self: &Arc<Self>) -> Result<Reloaded, ReloadError> {
         if self.core.is_upgrading() {
             return Err(ReloadError::Upgrading);
         }
@@ -140,7 +147,12 @@ impl Reloader {
         let reload = tokio::spawn(essential::task("reload", async move {
             let _turn = reloader.turn.lock().await;
             let read = reloader.read().await;
-            reloader.reload_in_turn(read).await
+            let outcome = reloader.reload_in_turn(read).await;
+            let before = reloader.inner().by_itself.take();
+            outcome.map(|changes| {
+                let is_new = |it: &LoadedBefore| changes.is_empty() && it.at_unix_ms + A_MOMENT_MS >= unix_ms();
+                Reloaded { loaded_before: before.filter(is_new), changes }
+            })
         }));
         match reload.await {
             Ok(outcome) => outcome,
@@ -161,7 +173,9 @@ impl Reloader {
             if reloader.differs(&read) {
                 tracing::info!(path = %reloader.path.display(), "the configuration file has changed; Baton reloads it");
                 // It logs and records the result.
-                let _ = reloader.reload_in_turn(read).await;
+                let changes = reloader.reload_in_turn(read).await.ok();
+                let changed = changes.filter(|changes| !changes.is_empty());
+                reloader.inner().by_itself = changed.map(|changes| LoadedBefore { at_unix_ms: unix_ms(), changes });
             }
         }));
         if let Err(panicked) = reload.await {

@@ -9,20 +9,31 @@ use super::output::{CliError, Output};
 use super::socket;
 use crate::admin::client::Client;
 use crate::admin::control::{PlannedMove, RebalancePlan, StayingFlows};
-use crate::admin::protocol::{About, Command, Rebalance, Reloaded};
-use crate::model::humane::{count, duration_ms, plural};
+use crate::admin::protocol::{About, Command, LoadedBefore, Rebalance, Reloaded};
+use crate::model::humane::{count, date_and_time, duration_ms, plural};
 
 pub(super) fn reload(client: &mut Client, output: &Output) -> Result<ExitCode, CliError> {
     let reloaded: Reloaded = client.ask(&Command::Reload {})?;
     if output.json {
         output.document(&reloaded)?;
-    } else if reloaded.changes.is_empty() {
-        output.line("reloaded: nothing changed")?;
     } else {
-        output.line("reloaded:")?;
-        reloaded.changes.iter().try_for_each(|change| output.line(format!("  {change}")))?;
+        output.text(&in_words(&reloaded))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A line of what happened, and one for each change.
+fn in_words(reloaded: &Reloaded) -> String {
+    let listed = |changes: &[String]| changes.iter().map(|change| format!("  {change}\n")).collect::<String>();
+    match &reloaded.loaded_before {
+        Some(LoadedBefore { at_unix_ms, changes }) => {
+            let (date, time) = date_and_time(*at_unix_ms);
+            let before = "reloaded: nothing changed since Baton saw that the file had changed, and loaded it";
+            format!("{before} at {date} {time}Z:\n{}", listed(changes))
+        }
+        None if reloaded.changes.is_empty() => "reloaded: nothing changed\n".to_owned(),
+        None => format!("reloaded:\n{}", listed(&reloaded.changes)),
+    }
 }
 
 pub(super) fn rebalance(client: &mut Client, dry_run: bool, output: &Output) -> Result<ExitCode, CliError> {
@@ -129,6 +140,21 @@ pub(super) fn version(socket: &Path, output: &Output) -> Result<ExitCode, CliErr
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Regression: directly after an edit, "nothing changed" was all that was said: Baton had loaded the file by itself.
+    #[test]
+    fn a_reload_without_changes_tells_those_that_baton_loaded_by_itself_a_moment_before() {
+        let changes = vec!["frontend apiserver: backend cp4 added".to_owned()];
+        let loaded_before = LoadedBefore { at_unix_ms: 1_795_576_327_412, changes: changes.clone() };
+        let said = |changes, loaded_before| in_words(&Reloaded { changes, loaded_before });
+        assert_eq!(
+            said(Vec::new(), Some(loaded_before)),
+            "reloaded: nothing changed since Baton saw that the file had changed, and loaded it at 2026-11-25 03:12:07Z:\n  \
+             frontend apiserver: backend cp4 added\n"
+        );
+        assert_eq!(said(changes, None), "reloaded:\n  frontend apiserver: backend cp4 added\n");
+        assert_eq!(said(Vec::new(), None), "reloaded: nothing changed\n");
+    }
 
     #[test]
     fn what_stays_after_a_rebalance_has_its_reason() {

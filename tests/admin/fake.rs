@@ -16,6 +16,7 @@ use baton::admin::control::{
 use baton::admin::diff::{Diffing, ReloadDiff};
 use baton::admin::doors::Doors;
 use baton::admin::evacuate::{Evacuating, EvacuationCheck, EvacuationFailed, EvacuationRequest};
+use baton::admin::protocol::Reloaded;
 use baton::admin::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
 use baton::admin::{Admin, AdminPorts};
 use baton::config::{self, BudgetHost, Config};
@@ -81,7 +82,8 @@ impl Control for FakeControl {
         let errors = self.reload_errors.lock().unwrap().clone();
         Box::pin(async move {
             if errors.is_empty() {
-                Ok(vec!["frontend apiserver: backend cp4 added".to_owned()])
+                let changes = vec!["frontend apiserver: backend cp4 added".to_owned()];
+                Ok(Reloaded { changes, loaded_before: None })
             } else {
                 Err(ReloadRefused { errors, findings: Vec::new() })
             }

@@ -24,6 +24,20 @@ fn the_doors_move_with_a_reload() {
     it.baton.rests();
 }
 
+/// Regression: directly after an edit `baton reload` said "nothing changed" and no more, as Baton had loaded the file by itself.
+#[test]
+fn a_reload_after_an_edit_names_what_baton_loaded_by_itself() {
+    let Some(it) = Running::start("reloaded by itself") else { return };
+    it.baton.write_config(&it.config.clone().admin("metrics", "127.0.0.1:9472"));
+    let answers = || it.lab.lb.enter(|| TcpStream::connect(("127.0.0.1", 9472))).is_ok();
+    eventually(LONG, "Baton has loaded the file", answers);
+    eventually(LONG, "the load is recorded", || it.baton.order(&["events"]).contains("admin.metrics"));
+    let said = it.baton.order(&["reload"]);
+    assert!(said.contains("nothing changed since Baton saw that the file had changed, and loaded it at "), "{said}");
+    assert!(said.contains("admin.metrics"), "{said}");
+    assert_eq!(it.baton.order(&["reload"]), "reloaded: nothing changed\n");
+}
+
 /// GET of `path` at 127.0.0.1:`port` of the balancer: the status, and the body.
 fn page(it: &Running, port: u16, path: &str) -> Option<(u16, String)> {
     let said = it.lab.lb.run(&format!("curl -s -w '\\n%{{http_code}}' http://127.0.0.1:{port}{path} || true"));

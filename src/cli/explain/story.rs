@@ -4,6 +4,7 @@ mod causes;
 mod effects;
 mod failovers;
 mod gaps;
+mod last;
 mod refusals;
 #[cfg(test)]
 pub(super) mod testing;
@@ -23,8 +24,8 @@ use crate::model::ids::FlowId;
 use crate::model::names::named;
 use crate::recorder::{FrontendSettings, Recorded, RecordedSample, Recording, TimedRecord};
 use crate::table::journal::{Event, What};
-use effects::former;
-use gaps::{OtherBackend, gap_of_absence, is_told_at_once, longest_gap, without_backend};
+use effects::share;
+use gaps::{OtherBackend, gap_of_absence, gap_of_order, is_told_at_once, longest_gap, without_backend};
 
 /// An order, or a reload, that came this long before an event may be its cause.
 const BEFORE_MS: u64 = 5_000;
@@ -88,7 +89,7 @@ impl<'r> Story<'r> {
             Subject::Event(number) => self.event(*number),
             Subject::Backend(name) => self.backend(name),
             Subject::Instance(name) => self.peer(name),
-            Subject::Last => self.of_event(self.last_fault()?),
+            Subject::Last => last::last(self),
         }
     }
 
@@ -205,6 +206,9 @@ impl<'r> Story<'r> {
                 if let Some((over, ms)) = over {
                     sentences.push(over);
                     lasted_ms = Some(ms);
+                } else if let Some(goes_on) = last::still_silent(self, at) {
+                    sentences.push(goes_on);
+                    return Some((sentences, Figures { at_unix_ms: event.at_unix_ms, ..Figures::default() }));
                 }
             }
             What::RebalancePlanned { .. } | What::Rebalanced { .. } => {
@@ -261,7 +265,7 @@ impl<'r> Story<'r> {
         let mut figures = Figures { at_unix_ms: event.at_unix_ms, ..Figures::default() };
         let mut sentences = vec![format!("At {} {}.", moment(event.at_unix_ms), event.what.sentence())];
         let settings = self.settings(owner, frontend);
-        let ordered = matches!(cause, Cause::OrderedDrain | Cause::OrderedEject | Cause::Removed | Cause::Readdressed);
+        let ordered = last::is_ordered(cause);
         let mut found_before_ms = None;
         // An order that ends one is obeyed at once.
         let undrained = match (from, to) {
@@ -282,11 +286,7 @@ impl<'r> Story<'r> {
             (Some(settings), false) => sentences.extend(decided_by(settings, *to, cause)),
             (None, false) => {}
         }
-        let over = self.events[at + 1..].iter().map(|(event, _)| *event).find(|next| match &next.what {
-            What::BackendChanged { frontend: f, backend: b, to: now, .. } => (f, b) == (frontend, backend) && now != to,
-            What::BackendRemoved { frontend: f, backend: b } => (f, b) == (frontend, backend),
-            _ => false,
-        });
+        let over = last::over_after(self, at);
         if *to == HealthState::Ready {
             return Some((sentences, figures));
         }
@@ -298,12 +298,17 @@ impl<'r> Story<'r> {
         if *to == HealthState::Draining && over.is_none() {
             sentences.extend(self.drain_left((frontend, backend), event.at_unix_ms));
         }
+        let has_reset = figures.flows_ordered > 0 || !figures.flows_ended.is_empty();
         let is_loss = *to == HealthState::Ejected && !ordered;
         if let Some(nobody) = if is_loss { self.serves_nobody(at, frontend) } else { None } {
             sentences.push(nobody);
+        } else if ordered && has_reset {
+            let without = without_backend(self, at, frontend);
+            let (sentence, gap_ms) = gap_of_order(frontend, self.recording.owners[owner].lease_renew_ms, without);
+            figures.longest_gap_ms = gap_ms;
+            sentences.push(sentence);
         } else if let (HealthState::Ejected, false, Some(settings)) = (*to, ordered, settings) {
             let without = without_backend(self, at, frontend);
-            let has_reset = figures.flows_ordered > 0 || !figures.flows_ended.is_empty();
             let was_told = is_told_at_once(cause, &figures);
             if has_reset || was_told || without != OtherBackend::Serves {
                 let silence_ms = if was_told { 0 } else { settings.reset_after_silence_ms };
@@ -316,6 +321,7 @@ impl<'r> Story<'r> {
             }
         }
         sentences.push(match over {
+            Some(Event { at_unix_ms, what: What::BackendAdded { .. }, .. }) => self.added_again(at, *at_unix_ms),
             Some(over) => {
                 let lasted = over.at_unix_ms.saturating_sub(found_before_ms.unwrap_or(event.at_unix_ms));
                 figures.lasted_ms = Some(lasted);
@@ -481,15 +487,6 @@ fn is_by_backend(reason: EndReason) -> bool {
 fn is_refusal(reason: EndReason) -> bool {
     use EndReason::{BackendsFull, BadProxyHeader, Denied, LimitFrontend, LimitSource, LimitTotal, NoBackend};
     matches!(reason, LimitTotal | LimitFrontend | LimitSource | BackendsFull | NoBackend | Denied | BadProxyHeader)
-}
-
-/// The flows of a backend, and of its frontend. One whose address has just changed had its name alone before.
-fn share(sample: &RecordedSample, (frontend, backend): (&str, &str)) -> (u64, u64) {
-    let of_frontend = sample.backends.iter().filter(|it| it.frontend == frontend);
-    let named = |name: &str| of_frontend.clone().find(|it| it.name == name).map(|it| u64::from(it.flows));
-    let its = named(backend).or_else(|| named(former(backend)?.0));
-    let all = sample.frontends.iter().find(|it| it.name == frontend).map(|it| u64::from(it.flows));
-    (its.unwrap_or(0), all.unwrap_or(0))
 }
 
 /// The settings that decided about a backend.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::gaps::takes_new;
-use super::{AFTER_MS, BEFORE_MS, LATELY_MS, Story, moment};
+use super::{AFTER_MS, BEFORE_MS, Story, moment};
 use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::model::fleet::Liveness;
 use crate::model::health::{Cause, HealthState};
@@ -13,16 +13,8 @@ use crate::model::weight::Weight;
 use crate::table::journal::{Event, What};
 
 impl Story<'_> {
-    /// The last bad event, unless it is much older than the last that may be a fault: what follows a fault is none of its own.
-    pub(super) fn last_fault(&self) -> Option<usize> {
-        let last = |is_fault: fn(Weight) -> bool| (0..self.events.len()).rfind(|at| is_fault(self.weight(*at)));
-        let any = last(|weight| matches!(weight, Weight::Bad | Weight::Notice))?;
-        let bad = last(|weight| weight == Weight::Bad);
-        bad.filter(|bad| self.events[*bad].0.at_unix_ms + LATELY_MS >= self.events[any].0.at_unix_ms).or(Some(any))
-    }
-
     /// As a fault.
-    fn weight(&self, at: usize) -> Weight {
+    pub(super) fn weight(&self, at: usize) -> Weight {
         let (event, _) = self.events[at];
         let is_applied = |(later, _): &(&Event, usize)| matches!(later.what, What::Reloaded { .. });
         match &event.what {
@@ -244,15 +236,27 @@ impl Story<'_> {
 
     /// That a reload had removed the backend of the event at `at` before: a sentence.
     pub(super) fn removed_before(&self, at: usize) -> Option<String> {
+        self.removed_ms(at).map(|at_ms| format!("A reload had removed it at {}.", moment(at_ms)))
+    }
+
+    /// That the backend of the event at `at`, which a reload had removed, was added again: a sentence.
+    pub(super) fn added_again(&self, at: usize, added_ms: u64) -> String {
+        let removed_ms = self.removed_ms(at).unwrap_or(self.events[at].0.at_unix_ms);
+        let (later, added) = (duration_ms(added_ms.saturating_sub(removed_ms)), moment(added_ms));
+        format!("A reload had removed it at {}, and one added it again at {added}, {later} later.", moment(removed_ms))
+    }
+
+    /// When a reload had removed the backend of the event at `at`, before that.
+    fn removed_ms(&self, at: usize) -> Option<u64> {
         let What::BackendChanged { frontend: of, backend: its, .. } = &self.events[at].0.what else { return None };
-        let removed_ms = self.events[..at].iter().rev().find_map(|(event, _)| match &event.what {
+        let removed = self.events[..at].iter().rev().find_map(|(event, _)| match &event.what {
             What::BackendRemoved { frontend, backend } if (frontend, backend) == (of, its) => {
                 Some(Some(event.at_unix_ms))
             }
             What::BackendAdded { frontend, backend } if (frontend, backend) == (of, its) => Some(None),
             _ => None,
         });
-        removed_ms?.map(|at_ms| format!("A reload had removed it at {}.", moment(at_ms)))
+        removed.flatten()
     }
 
     /// That events since the one at `at` are not in the record: a part of a sentence.

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 
-use super::{AFTER_MS, Figures, OtherBackend, Story, is_by_backend, moment, of_rebalance, share};
+use super::{AFTER_MS, Figures, OtherBackend, Story, is_by_backend, moment, of_rebalance};
 use crate::model::end_reason::{EndReason, EndedBy};
 use crate::model::health::HealthState;
 use crate::model::humane::{duration_ms, plural};
-use crate::recorder::{FrontendSettings, ends_counted};
+use crate::recorder::{FrontendSettings, RecordedSample, ends_counted};
 use crate::table::journal::What;
 
 /// What a backend ended itself.
@@ -285,6 +285,15 @@ fn is_of(named: &str, backend: Option<&str>, address: Option<SocketAddr>) -> boo
 /// Name and address of a backend at a former address, which events name `cp3 (10.0.0.13:6443)`.
 pub(super) fn former(named: &str) -> Option<(&str, &str)> {
     named.strip_suffix(')')?.split_once(" (")
+}
+
+/// The flows of a backend, and of its frontend. One whose address has just changed had its name alone before.
+pub(super) fn share(sample: &RecordedSample, (frontend, backend): (&str, &str)) -> (u64, u64) {
+    let of_frontend = sample.backends.iter().filter(|it| it.frontend == frontend);
+    let named = |name: &str| of_frontend.clone().find(|it| it.name == name).map(|it| u64::from(it.flows));
+    let its = named(backend).or_else(|| named(former(backend)?.0));
+    let all = sample.frontends.iter().find(|it| it.name == frontend).map(|it| u64::from(it.flows));
+    (its.unwrap_or(0), all.unwrap_or(0))
 }
 
 /// Whether flows do not end because of it: those that end at the same time have another cause.

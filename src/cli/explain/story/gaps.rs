@@ -59,6 +59,18 @@ pub(super) fn longest_gap(
     (sentence, Some(gap_ms))
 }
 
+/// The longest time that a client can have waited whose flow was reset by an order: its backend answered until then.
+pub(super) fn gap_of_order(frontend: &str, lease_renew_ms: u64, other: OtherBackend) -> (String, Option<u64>) {
+    if other != OtherBackend::Serves {
+        return longest_gap(frontend, 0, lease_renew_ms, other);
+    }
+    let gap = limit_ms(lease_renew_ms);
+    let sentence = format!(
+        "Their clients could connect to another backend at once, so the longest gap that a node can have seen is {gap}: a renewal's."
+    );
+    (sentence, Some(lease_renew_ms))
+}
+
 /// The longest time that a client can have waited for a process that had died: on the host with the VIP, without an offloaded flow.
 pub(super) fn gap_of_absence(away_ms: u64, lease_renew_ms: u64) -> (String, u64) {
     let gap_ms = away_ms + lease_renew_ms;

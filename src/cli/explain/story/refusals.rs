@@ -51,9 +51,9 @@ pub(super) fn refusals(story: &Story<'_>, at: usize) -> Option<Explained> {
             story.count_ends((Some(frontend), None), times, |it| it == *reason, &mut figures);
             let counted = match figures.flows_ended.is_empty() {
                 true => String::new(),
-                false => format!(", and has so many: {}", by_reason(&figures)),
+                false => format!("; it has so many: {}", by_reason(&figures)),
             };
-            sentences.push(format!("The record ends at {}, before they were over{counted}.", story.ends_at()));
+            sentences.push(format!("They were still going on at {}, where the record ends{counted}.", story.ends_at()));
         }
     }
     Some((sentences, figures))

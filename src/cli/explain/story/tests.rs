@@ -1,4 +1,5 @@
 mod gaps;
+mod ongoing;
 mod orders;
 mod refusals;
 mod without_vip;

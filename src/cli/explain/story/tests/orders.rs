@@ -10,10 +10,8 @@ fn an_operator_s_order_is_named_as_the_cause() {
     let sentences = told(&recording, Subject::Backend("cp2".to_owned())).unwrap();
     assert_eq!(sentences[1], "3 ms earlier, at 2026-11-25 03:12:07.412Z, uid 0 (process 42) orders: baton eject cp2.");
     assert!(sentences[3].contains("ejected_by_operator 1"), "{sentences:?}");
-    assert!(
-        sentences[4].starts_with("The record has no later change: apiserver/cp2 was still ejected"),
-        "{sentences:?}"
-    );
+    let last = sentences.last().unwrap();
+    assert!(last.starts_with("The record has no later change: apiserver/cp2 was still ejected"), "{sentences:?}");
     assert!(!sentences.iter().any(|sentence| sentence.contains("fall =")), "{sentences:?}");
 }
 
@@ -99,4 +97,39 @@ fn a_rebalancing_is_not_told_from_the_plan_of_an_earlier_process_on() {
     ]);
     let said = told(&recording, Subject::Event(5)).unwrap().join("\n");
     assert!(said.contains("From its plan on, 1.0 s before, 1 flow ended for it (rebalanced 1)."), "{said}");
+}
+
+/// Regression: the longest gap was told of faults, and of a drain or an ejection by order not, which resets flows as well.
+#[test]
+fn the_longest_gap_of_a_drain_and_of_an_ejection_by_order_is_told_if_they_reset_flows() {
+    use HealthState::{Draining, Ejected, Ready};
+    let eject = (changed(Ready, Ejected, Cause::OrderedEject), EndReason::EjectedByOperator);
+    let drain = (changed(Ready, Draining, Cause::OrderedDrain), EndReason::DrainDeadline);
+    for (order, reason) in [eject, drain] {
+        let reset = recording(vec![(0, order.clone()), (20, ended(1, reason))]);
+        let (said, figures) = Story::new(&reset).tell(&Subject::Backend("cp2".to_owned())).unwrap();
+        assert_eq!(figures.longest_gap_ms, Some(10_000), "{said:?}");
+        let gap = "so the longest gap that a node can have seen is 10 s: a renewal's.";
+        assert!(said.len() <= SENTENCES_MAX && said.iter().any(|it| it.ends_with(gap)), "{said:?}");
+        let alone = recording(vec![(0, order), (20, ended(1, EndReason::ClientClosed))]);
+        let (said, figures) = Story::new(&alone).tell(&Subject::Backend("cp2".to_owned())).unwrap();
+        assert_eq!((figures.longest_gap_ms, said.join(" ").contains("longest gap")), (None, false), "{said:?}");
+    }
+}
+
+/// Regression: a backend that a reload had removed, and another added again 48 s later, "lasted 48 s".
+#[test]
+fn a_backend_that_was_removed_and_added_again_is_told_so() {
+    use HealthState::{Draining, Ready};
+    let (frontend, backend) = ("apiserver".to_owned(), "cp2".to_owned());
+    let recording = recording(vec![
+        (0, What::BackendRemoved { frontend: frontend.clone(), backend: backend.clone() }),
+        (1, changed(Ready, Draining, Cause::Removed)),
+        (48_000, What::BackendAdded { frontend, backend }),
+        (48_200, changed(Ready, Ready, Cause::Passed)),
+    ]);
+    let (said, figures) = Story::new(&recording).tell(&Subject::Backend("cp2".to_owned())).unwrap();
+    let last = said.last().unwrap();
+    let expected = "A reload had removed it at 2026-11-25 03:12:07.412Z, and one added it again at 2026-11-25 03:12:55.412Z, 48 s later.";
+    assert_eq!((last.as_str(), figures.lasted_ms), (expected, None), "{said:?}");
 }

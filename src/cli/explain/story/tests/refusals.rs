@@ -27,7 +27,7 @@ fn a_limit_that_was_reached_is_told_with_its_value_and_how_many_it_cost() {
     let goes_on = recording(vec![(600, ended(1, reason)), (700, begun(reason)), (950, ended(2, reason)), (960, over)]);
     let goes_on = Recording { records: goes_on.records[..4].to_vec(), ..goes_on };
     let said = told(&goes_on, Subject::Last).unwrap();
-    let end = "The record ends at 2026-11-25 03:12:08.362Z, before they were over, and has so many: limit_frontend 2.";
+    let end = "They were still going on at 2026-11-25 03:12:08.362Z, where the record ends; it has so many: limit_frontend 2.";
     assert_eq!(said.last().unwrap(), end, "the first came before the event");
 }
 

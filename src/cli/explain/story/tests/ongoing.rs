@@ -1,0 +1,77 @@
+//! Faults that still go on when the record ends.
+
+use super::*;
+use crate::model::nodes::SilenceKind;
+
+fn silent(node: &str) -> What {
+    What::NodesSilent { nodes: vec![node.to_owned()], more: 0, why: SilenceKind::NoConnection, for_ms: 38_000 }
+}
+
+fn slow(from: HealthState, to: HealthState) -> What {
+    changed(from, to, if to == HealthState::Ready { Cause::Passed } else { Cause::Slow })
+}
+
+/// Regression: a backend that drained for 20 s, which cost nothing, hid a node that had been silent for four minutes and still was.
+#[test]
+fn a_fault_that_goes_on_and_costs_nodes_is_told_before_newer_ones_that_are_over_or_cost_nothing() {
+    use HealthState::{Draining, Ready};
+    let mut events = vec![(0, silent("worker-5")), (212_000, slow(Ready, Draining))];
+    let first = |events: &Vec<_>| told(&recording(events.clone()), Subject::Last).unwrap();
+    for _ in 0..2 {
+        let said = first(&events);
+        assert!(said[0].contains("worker-5"), "{said:?}");
+        let [.., goes_on, newer] = &said[..] else { panic!("{said:?}") };
+        assert!(goes_on.starts_with("This is still going on at 2026-11-25 03:1"), "{said:?}");
+        assert!(goes_on.contains("worker-5 is silent for 4 m"), "{said:?}");
+        assert_eq!(newer, "Event 1 is newer, and is over or cost nothing: baton explain event:1.");
+        assert!(said.len() <= SENTENCES_MAX, "{said:?}");
+        events.push((232_000, slow(Draining, Ready)));
+    }
+    // Another silence is as bad, and newer.
+    let mut both = events.clone();
+    both.push((240_000, silent("worker-6")));
+    let said = first(&both);
+    assert!(said[0].contains("worker-6") && !said.iter().any(|it| it.contains("is newer")), "{said:?}");
+    // Once it is over, the newest fault is told.
+    let back = What::NodesBack { nodes: vec!["worker-5".to_owned()], more: 0, for_ms: 271_000 };
+    events.push((233_000, back));
+    let said = first(&events);
+    assert!(said[0].contains("cp2: ready → draining") && !said.join(" ").contains("still going on"), "{said:?}");
+    // The next process tells anew of a node that is silent.
+    let restarted = vec![
+        (0, What::Started { version: "1".to_owned() }),
+        (5, silent("worker-5")),
+        (10_000, What::Stopping { flows: 0, timeout_ms: 1 }),
+        (20_000, What::Started { version: "1".to_owned() }),
+        (30_000, slow(Ready, Draining)),
+    ];
+    assert!(first(&restarted)[0].contains("cp2: ready → draining"), "{:?}", first(&restarted));
+}
+
+#[test]
+fn new_connections_that_are_still_refused_are_told_before_a_newer_fault() {
+    use HealthState::{Draining, Ready};
+    let refused = What::RefusalsBegun { frontend: "apiserver".to_owned(), reason: EndReason::LimitFrontend };
+    let said = told(&recording(vec![(0, refused), (60_000, slow(Ready, Draining))]), Subject::Last).unwrap();
+    assert!(said[0].contains("began to reset new connections"), "{said:?}");
+    assert!(said.iter().any(|it| it.contains("still going on at 2026-11-25 03:13:07.412Z")), "{said:?}");
+}
+
+/// A loss that reset flows and is not over comes before one that cost nothing, unless it was long ago.
+#[test]
+fn a_loss_that_goes_on_and_cost_flows_is_told_before_a_newer_one_that_cost_none() {
+    use HealthState::{Draining, Ejected, Ready};
+    let lost = || {
+        vec![(0, changed(Ready, Ejected, Cause::TimedOut { after_ms: 500 })), (9, ended(1, EndReason::BackendEjected))]
+    };
+    let at = |later| {
+        let What::BackendChanged { frontend, from, to, cause, .. } = slow(Ready, Draining) else { unreachable!() };
+        let newer = What::BackendChanged { frontend, backend: "cp1".to_owned(), from, to, cause };
+        let recording = recording(lost().into_iter().chain([(later, newer)]).collect());
+        Story::new(&recording).tell(&Subject::Last).unwrap()
+    };
+    let (said, figures) = at(300_000);
+    assert_eq!(figures.at_unix_ms, AT_MS);
+    assert!(said.iter().any(|it| it.contains("was still ejected")), "{said:?}");
+    assert_eq!(at(700_000).1.at_unix_ms, AT_MS + 700_000);
+}

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::story::failovers::vip_at_death;
 use super::story::{Explained, Figures, Story, is_of_link, moment};
 use crate::admin::protocol::Command;
 use crate::admin::status::PeersReport;
@@ -72,7 +73,7 @@ impl KnownPeer {
             sentences.push(since + ".");
         }
         sentences.push(self.flows());
-        sentences.push(format!("{} {}.", peer.name, words::vips(&peer.vips)));
+        sentences.extend(self.place(story));
         let failover = story.of_peer(&peer.name.0).find(is_failover);
         let told = |event: &Event| format!("at {} {}.", moment(event.at_unix_ms), event.what.sentence());
         if matches!(peer.liveness, Liveness::Dead | Liveness::Left(_)) {
@@ -97,6 +98,16 @@ impl KnownPeer {
             None => {}
         }
         state + "."
+    }
+
+    /// What it has of the VIP, or had when it was heard last: a dead one has nothing. `None`: that was not recorded.
+    fn place(&self, story: &Story<'_>) -> Option<String> {
+        let MemberView { name, vips, liveness, .. } = &self.peer;
+        match (liveness, &vips[..]) {
+            (Liveness::Dead, []) => vip_at_death(story, &name.0),
+            (Liveness::Dead, vips) => Some(format!("It {} then.", words::vips(vips).replacen("has", "had", 1))),
+            _ => Some(format!("{name} {}.", words::vips(vips))),
+        }
     }
 
     /// What either knows of the other's flows, and how late it learns of a change.
@@ -266,5 +277,29 @@ mod tests {
         assert_eq!(said[2], "When lb-b was heard last, this instance did not know all its flows, only 1,204 flows.");
         assert!(said.last().unwrap().contains("carries on 1,092 flows of it and resets 112 others"), "{said:?}");
         assert!(!said.iter().any(|it| it.contains("If it dies")), "{said:?}");
+    }
+
+    /// Regression: of a peer that was dead "lb-b has no VIP" was told, as if it could have one.
+    #[test]
+    fn what_a_dead_peer_had_is_told_as_of_then() {
+        let dead = What::PeerLiveness { peer: PEER.to_owned(), liveness: Liveness::Dead };
+        let held = |by: &str| What::VipHeld { vip: "10.0.0.100".to_owned(), by: by.to_owned() };
+        let said = |liveness, vips: &[&str], by: &str| {
+            let recording = recording(vec![(0, held(by)), (5_000, dead.clone()), (5_300, held("lb-c"))]);
+            let vips = vips.iter().map(|vip| vip.parse().unwrap()).collect();
+            let peer = MemberView { vips, ..view(liveness) };
+            KnownPeer { peer, dies: None }.tell(&Story::new(&recording), AT_MS + 9_000).0
+        };
+        let of_dead = said(Liveness::Dead, &[], PEER);
+        assert!(
+            of_dead.contains(&"It had the VIP 10.0.0.100 then, since 2026-11-25 03:12:07.412Z.".to_owned()),
+            "{of_dead:?}"
+        );
+        let of_dead = said(Liveness::Dead, &[], "lb-c");
+        assert!(of_dead.contains(&"It had no VIP then.".to_owned()), "{of_dead:?}");
+        let of_dead = said(Liveness::Dead, &["10.0.0.100"], "lb-c");
+        assert!(of_dead.contains(&"It had 10.0.0.100 then.".to_owned()), "{of_dead:?}");
+        assert!(!of_dead.iter().any(|it| it.contains("lb-b has")), "{of_dead:?}");
+        assert!(said(Liveness::Alive, &[], PEER).contains(&"lb-b has no VIP.".to_owned()));
     }
 }

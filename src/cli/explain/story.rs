@@ -2,7 +2,7 @@
 
 mod causes;
 mod effects;
-mod failovers;
+pub(super) mod failovers;
 mod gaps;
 mod last;
 mod refusals;

@@ -106,6 +106,26 @@ pub(super) fn owner_near(story: &Story<'_>, at: usize) -> Option<String> {
     Some(format!("About then, at {}, {}.", moment(nearest.at_unix_ms), nearest.what.sentence()))
 }
 
+/// Whether the peer had the VIP when it died last: a sentence. `None`: that was not recorded.
+pub(in crate::cli::explain) fn vip_at_death(story: &Story<'_>, peer: &str) -> Option<String> {
+    let ended = |it: &Event| peer_of(it) == Some(peer) && (is_death(it) || is_failover(it));
+    let last = story.events.iter().rposition(|(event, _)| ended(event))?;
+    // This instance may have its flows, and the VIP, a moment before it counts it as dead.
+    let death_ms = story.events[last].0.at_unix_ms;
+    let near = |it: &Event| it.at_unix_ms + WITHIN_MS >= death_ms;
+    let first =
+        (0..=last).rev().take_while(|at| near(story.events[*at].0)).filter(|at| ended(story.events[*at].0)).last()?;
+    let moved = story.events[..first].iter().rev().map(|(event, _)| *event).find_map(|event| match &event.what {
+        What::VipHeld { vip, by } => Some((event.at_unix_ms, vip, by == peer)),
+        What::VipGained { vip, .. } => Some((event.at_unix_ms, vip, false)),
+        _ => None,
+    });
+    moved.map(|(since_ms, vip, is_its)| match is_its {
+        true => format!("It had the VIP {vip} then, since {}.", moment(since_ms)),
+        false => "It had no VIP then.".to_owned(),
+    })
+}
+
 /// When the link to the peer ended, before the event at `at`, if none has come up since; ms since 1970.
 fn unlinked_ms(story: &Story<'_>, peer: &str, at: usize) -> Option<u64> {
     let of_peer = story.events[..=at].iter().rev().map(|(event, _)| *event).filter(|it| peer_of(it) == Some(peer));

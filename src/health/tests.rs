@@ -269,6 +269,23 @@ async fn the_flows_of_a_backend_that_refuses_are_reset_also_those_that_come_late
     assert_eq!(bench.until_order("cp1").await.reason, EndReason::BackendEjected);
 }
 
+/// Regression: "Baton ends 3 flows" was told where one ended: connects that go to another backend counted, and flows that end anyway.
+#[tokio::test]
+async fn the_flows_of_a_reset_are_counted_without_those_that_end_anyway_or_go_to_another_backend() {
+    let stub = Stub::start(Mode::Answers(200)).await;
+    let mut bench = Bench::start(&config(vec![one(&stub, quick())]));
+    bench.checker.first_round().await;
+    let id = bench.entry("cp1").id;
+    let [_, connects, ends] = [(); 3].map(|()| bench.flow("cp1"));
+    bench.set(connects, Field::Place, FlowPlace::new(FlowState::Connecting, Some(id)).pack());
+    bench.set(ends, Field::Place, FlowPlace { ending: true, ..FlowPlace::new(FlowState::Proxied, Some(id)) }.pack());
+    stub.becomes(Mode::Refuses);
+    assert_eq!(bench.until_order("cp1").await.reason, EndReason::BackendEjected);
+    let ordered = |what| if let What::FlowsOrdered { flows, .. } = what { Some(flows) } else { None };
+    bench.until("the journal's line", || bench.events().into_iter().any(|what| ordered(what).is_some())).await;
+    assert_eq!(bench.events().into_iter().find_map(ordered), Some(1));
+}
+
 /// A backend that answers its probes, which wait for 60 ms, and has a flow.
 async fn with_a_flow() -> (Stub, Bench) {
     let stub = Stub::start(Mode::Answers(200)).await;

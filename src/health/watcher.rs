@@ -20,17 +20,17 @@ use super::{Ordered, SharedHealth};
 use crate::addr::BackendAddr;
 use crate::config::{self, Backend, Config, Frontend, Health, Target};
 use crate::metrics::ProbeLabels;
-use crate::model::end_reason::EndReason;
 use crate::model::health::Cause;
 use crate::model::health::doubt::Silence;
 use crate::model::health::machine::{Arrival, DampingPolicy, Machine, Policy, ProbeOutcome};
 use crate::model::health::{Dismissal, Order, SavedBackend};
 use crate::model::ids::BackendId;
-use crate::ports::orders::{Pace, Selector};
+use crate::ports::orders::Pace;
 use crate::sys::clock::now_ns;
 use crate::table::Part;
 use crate::table::backend::{BackendEntry, Registry};
 use crate::table::journal::What;
+use publish::UncountedReset;
 
 /// How often the watcher of a removed backend looks for flows. It forgets the backend at the second look without flows,
 /// because a worker may have been about to use it at the first.
@@ -100,8 +100,8 @@ pub(super) struct Watcher {
     lookup: NameLookup,
     succession: NameSuccession,
     retiring: Option<Retiring>,
-    /// An order to end flows that waits until its flows are counted.
-    uncounted: Option<(Selector, EndReason)>,
+    /// Orders to end flows that wait until their flows are counted.
+    uncounted: Vec<UncountedReset>,
 }
 
 /// A future that runs beside the watcher, which waits for its output.
@@ -206,7 +206,7 @@ impl Watcher {
             lookup: NameLookup::default(),
             succession: NameSuccession::default(),
             retiring: None,
-            uncounted: None,
+            uncounted: Vec::new(),
             shared,
             entry,
             spec,

@@ -71,30 +71,42 @@ impl Watcher {
             (EndReason::BackendEjected, true) => return,
             _ => Selector::Backend(self.entry.id),
         };
-        if again || matches!(selector, Selector::SocketsOf(_)) {
-            self.uncounted = Some((selector, reason));
-        } else {
-            self.order_end(selector, reason, active);
-        }
+        let only_new = again || matches!(selector, Selector::SocketsOf(_));
+        self.uncounted.push(UncountedReset { selector, reason, only_new });
     }
 
     fn order_end(&self, selector: Selector, reason: EndReason, flows: usize) {
         self.shared.table.orders.end(EndOrder { selector, reason, pace: self.spec.reset_pace, only_idle_for: None });
-        let (frontend, backend) = self.entry.full_name();
-        self.shared.table.journal.record(What::FlowsOrdered { frontend, backend, flows, reason });
-    }
-
-    /// Carries out a reset for which the table must be walked: only flows that the order before did not include count.
-    pub(super) async fn reset_uncounted(&mut self) {
-        let Some((selector, reason)) = self.uncounted.take() else { return };
-        let (flows, id) = (self.shared.table.flows.clone(), self.entry.id);
-        let with_sockets = matches!(selector, Selector::SocketsOf(_));
-        let count = move || {
-            let mine = flows.iter().filter(|flow| flow.backend == Some(id));
-            mine.filter(|flow| !(flow.ending || with_sockets && flow.state == FlowState::Offloaded)).count()
-        };
-        if let Some(ordered @ 1..) = essential::aside(count).await {
-            self.order_end(selector, reason, ordered);
+        if flows > 0 {
+            let (frontend, backend) = self.entry.full_name();
+            self.shared.table.journal.record(What::FlowsOrdered { frontend, backend, flows, reason });
         }
     }
+
+    /// Carries out resets, once the table has been walked for the flows that they end: not those that another order ends already, nor those
+    /// that are being connected, which go to another backend. What counts the backend's flows for the balance counts these, too.
+    pub(super) async fn reset_uncounted(&mut self) {
+        for UncountedReset { selector, reason, only_new } in std::mem::take(&mut self.uncounted) {
+            let (flows, id) = (self.shared.table.flows.clone(), self.entry.id);
+            let with_sockets = matches!(selector, Selector::SocketsOf(_));
+            let count = move || {
+                let mine = flows.iter().filter(|flow| flow.backend == Some(id) && !flow.ending);
+                let mut mine = mine.filter(|flow| !(with_sockets && flow.state == FlowState::Offloaded)).peekable();
+                (mine.peek().is_some(), mine.filter(|flow| flow.state.is_served()).count())
+            };
+            match essential::aside(count).await {
+                Some((is_needed, ordered)) if is_needed || !only_new => self.order_end(selector, reason, ordered),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// A reset that has been decided, and not been ordered yet.
+#[derive(Debug)]
+pub(super) struct UncountedReset {
+    selector: Selector,
+    reason: EndReason,
+    /// Nothing is ordered unless a flow has come since the order before.
+    only_new: bool,
 }

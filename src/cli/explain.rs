@@ -28,7 +28,7 @@ use story::{Explained, Figures, Story};
 #[derive(Debug, Args)]
 pub(super) struct ExplainArguments {
     /// The number of a flow or of an event (flow:7 and event:7 say which), a backend (NAME or FRONTEND/NAME), a peer (its name or its
-    /// address; instance:NAME if a backend has its name), or "last": the last event that may be a fault.
+    /// address; instance:NAME if a backend has its name), or "last": a fault that still goes on, or else the last event that may be one.
     #[arg(add = shell::backend_and_peer_names())]
     subject: Subject,
     /// Leaves out what was recorded after this time: 03:12, 2026-11-25T03:12Z, 10m (ago).

@@ -105,6 +105,10 @@ impl KnownPeer {
         let MemberView { name, vips, liveness, .. } = &self.peer;
         match (liveness, &vips[..]) {
             (Liveness::Dead, []) => vip_at_death(story, &name.0),
+            // It tells them by the link alone.
+            (Liveness::Unlinked, vips) => {
+                Some(format!("When it was linked last, {name} {}.", words::vips(vips).replacen("has", "had", 1)))
+            }
             (Liveness::Dead, vips) => Some(format!("It {} then.", words::vips(vips).replacen("has", "had", 1))),
             _ => Some(format!("{name} {}.", words::vips(vips))),
         }
@@ -301,5 +305,8 @@ mod tests {
         assert!(of_dead.contains(&"It had 10.0.0.100 then.".to_owned()), "{of_dead:?}");
         assert!(!of_dead.iter().any(|it| it.contains("lb-b has")), "{of_dead:?}");
         assert!(said(Liveness::Alive, &[], PEER).contains(&"lb-b has no VIP.".to_owned()));
+        // Regression: without a link it was told as if it were known now.
+        let unlinked = said(Liveness::Unlinked, &["10.0.0.100"], PEER);
+        assert!(unlinked.contains(&"When it was linked last, lb-b had 10.0.0.100.".to_owned()), "{unlinked:?}");
     }
 }

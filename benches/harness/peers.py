@@ -231,8 +231,11 @@ class Default(Baton):
 
     def start(self, stage):
         config = stage.directory / "baton.toml"
-        config.write_text(baton_config(stage, path=f'mode = "{self.mode}"\npins = "{self.pins(stage)}"'))
+        config.write_text(self.config(stage))
         return stage.start(stage.proxy, self.binary, "run", "-c", config, aside=True)
+
+    def config(self, stage):
+        return baton_config(stage, path=f'mode = "{self.mode}"\npins = "{self.pins(stage)}"')
 
     def pins(self, stage):
         return f"/sys/fs/bpf/{stage.directory.name}"

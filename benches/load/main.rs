@@ -7,6 +7,7 @@ mod connect;
 mod death;
 mod entries;
 mod idle;
+mod malformed;
 mod net;
 mod pattern;
 mod promise;
@@ -97,9 +98,8 @@ enum Mode {
         common: Common,
         #[arg(long)]
         connections: usize,
-        /// At most so many a second, of all together.
-        #[arg(long)]
-        rate: Option<f64>,
+        #[command(flatten)]
+        manner: connect::Manner,
     },
     /// As many bytes as go, one way.
     Bulk {
@@ -159,7 +159,7 @@ fn main() -> std::io::Result<()> {
     let report = match Arguments::parse().mode {
         Mode::Serve { listen, threads } => return serve::run(&listen, threads),
         Mode::Requests { common, connections, bytes, rate } => requests::run(&common, connections, bytes, rate)?,
-        Mode::Connect { common, connections, rate } => connect::run(&common, connections, rate)?,
+        Mode::Connect { common, connections, manner } => connect::run(&common, connections, &manner)?,
         Mode::Bulk { common, flows, direction, rate, settle } => bulk::run(&common, flows, direction, rate, settle)?,
         Mode::Idle { common, flows } => idle::run(&common, flows)?,
         Mode::Stall { common, witness } => stall::run(&common, witness)?,

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use thiserror::Error;
 
 use super::protocol::{Command, Line, Refusal};
+use crate::model::duration::display;
 
 /// Longer than an instance lets any command take.
 const REPLY_LIMIT: Duration = Duration::from_secs(60);
@@ -20,7 +21,9 @@ pub enum ClientError {
     #[error("this command reaches no instance at {path}: {source}", path = .path.display())]
     Unreachable { path: PathBuf, source: io::Error },
     #[error("the connection to the instance broke: {0}")]
-    Broken(#[from] io::Error),
+    Broken(io::Error),
+    #[error("the instance did not answer within {}; it may be stuck, or stopped", display(*.0))]
+    Silent(Duration),
     #[error("the instance closed the connection before it answered; is it stopping?")]
     Cut,
     #[error("the instance answered in a way that this version does not understand: {0}")]
@@ -33,15 +36,15 @@ pub enum ClientError {
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<UnixStream>,
+    /// `None`: it waits for ever.
+    limit: Option<Duration>,
 }
 
 impl Client {
     pub fn connect(path: &Path) -> Result<Self, ClientError> {
         let stream =
             UnixStream::connect(path).map_err(|source| ClientError::Unreachable { path: path.to_owned(), source })?;
-        stream.set_read_timeout(Some(REPLY_LIMIT))?;
-        stream.set_write_timeout(Some(REPLY_LIMIT))?;
-        Ok(Self { stream: BufReader::new(stream) })
+        Self { stream: BufReader::new(stream), limit: None }.with_limit(REPLY_LIMIT)
     }
 
     /// One command, one result.
@@ -72,31 +75,55 @@ impl Client {
 
     /// Limits the wait for each line.
     pub(crate) fn with_limit(self, limit: Duration) -> Result<Self, ClientError> {
-        self.stream.get_ref().set_read_timeout(Some(limit))?;
-        self.stream.get_ref().set_write_timeout(Some(limit))?;
-        Ok(self)
+        let stream = self.stream.get_ref();
+        stream.set_read_timeout(Some(limit)).map_err(ClientError::Broken)?;
+        stream.set_write_timeout(Some(limit)).map_err(ClientError::Broken)?;
+        Ok(Self { limit: Some(limit), ..self })
     }
 
     /// Removes the limit, for a listing that follows events.
     pub(crate) fn without_limit(self) -> Result<Self, ClientError> {
-        self.stream.get_ref().set_read_timeout(None)?;
-        Ok(self)
+        self.stream.get_ref().set_read_timeout(None).map_err(ClientError::Broken)?;
+        Ok(Self { limit: None, ..self })
     }
 
     fn send(&mut self, command: &Command) -> Result<(), ClientError> {
         match self.stream.get_mut().write_all(&command.to_line()) {
             // An instance that refuses us answers before it has read anything, and closes: read its answer.
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(self.lost(error)),
             _ => Ok(()),
+        }
+    }
+
+    fn lost(&self, error: io::Error) -> ClientError {
+        match (error.kind(), self.limit) {
+            (io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut, Some(limit)) => ClientError::Silent(limit),
+            _ => ClientError::Broken(error),
         }
     }
 
     fn line(&mut self) -> Result<Line, ClientError> {
         let mut line = String::new();
-        self.stream.read_line(&mut line)?;
+        self.stream.read_line(&mut line).map_err(|error| self.lost(error))?;
         if !line.ends_with('\n') {
             return Err(ClientError::Cut);
         }
         Ok(serde_json::from_str(&line)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: a stuck instance takes connections, and commands ended with "Resource temporarily unavailable (os error 11)".
+    #[test]
+    fn an_instance_that_takes_the_connection_and_never_answers_is_said_to_be_silent() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("admin.sock");
+        let _stuck = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let client = Client::connect(&path).and_then(|client| client.with_limit(Duration::from_millis(50)));
+        let silent = client.unwrap().ask::<serde_json::Value>(&Command::Status {}).unwrap_err();
+        assert!(silent.to_string().starts_with("the instance did not answer within 50ms"), "{silent}");
     }
 }

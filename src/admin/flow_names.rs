@@ -40,6 +40,7 @@ impl FlowNames {
             client: flow.origin.client.socket_addr(),
             node: self.clients.get(&flow.origin.client.ip().to_canonical()).map(|name| name.to_string()),
             vip: flow.origin.vip.socket_addr(),
+            source: flow.leg.address(),
             state: flow.state,
             ending: flow.ending,
             age_ms: since_ms(flow.origin.accepted_at_ns),

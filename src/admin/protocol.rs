@@ -176,6 +176,9 @@ pub struct FlowRow {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
     pub vip: SocketAddr,
+    /// Its end at Baton of the connection to the backend. `None`: not known yet, or of IPv6.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<SocketAddr>,
     pub state: FlowState,
     /// Whether it has an order to end, and waits for its time.
     #[serde(default)]

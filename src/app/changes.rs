@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::addr::VipAddr;
 use crate::admin::diff::ConfigChange;
 use crate::config::{Backend, Config, Discover, Frontend, OffloadMode, Peers, SharePort, VipSettings};
+use crate::model::secrets::shown_value;
 use spell::{Spell, spelled};
 
 const ANEW: &str = "it needs a restart: `baton evacuate`, then `systemctl restart baton`";
@@ -217,6 +218,7 @@ impl ChangePlace<'_> {
     fn settings(self, changed: bool, settings: Vec<(&'static str, String, String)>, changes: &mut Vec<ConfigChange>) {
         let before = changes.len();
         for (key, old, new) in settings.into_iter().filter(|(_, old, new)| old != new) {
+            let [old, new] = [old, new].map(|value| shown_value(key, &value).into_owned());
             let words = format!("{key} {old} becomes {new}{}", self.note(key, &old));
             let key = match self {
                 Self::Table(table) => format!("{table}.{key}"),
@@ -286,6 +288,29 @@ mod tests {
 
     fn words(old: &Config, new: &Config) -> Vec<String> {
         between(old, new).into_iter().map(|change| change.words).collect()
+    }
+
+    /// Regression: a token that was renewed by a reload stood in the event of the reload, and so on the page, in the recorder and in each bundle.
+    #[test]
+    fn what_may_be_a_secret_is_not_told_and_its_change_is() {
+        let vip = |token: &str| VipSettings {
+            addresses: vec!["127.0.0.1".parse().unwrap()],
+            interface: "lo".into(),
+            priority: 0,
+            on_gain: vec!["/bin/true".to_owned(), format!("--token={token}")],
+            on_loss: Vec::new(),
+        };
+        let [old, new] = ["one", "two"].map(|token| {
+            let health = format!("[frontend.health]\nkind = \"http\"\npath = \"/readyz?token={token}\"");
+            Config { vip: Some(vip(token)), ..config(&health, "") }
+        });
+        assert_eq!(
+            words(&old, &new),
+            [
+                "[vip] on_gain [/bin/true, (removed)] becomes [/bin/true, (removed)]",
+                "frontend f: health.path /readyz?(removed) becomes /readyz?(removed)"
+            ]
+        );
     }
 
     #[test]

@@ -1,26 +1,33 @@
 //! `baton bundle`: one file for a ticket, from which `baton explain --from` and `baton events --from` can tell what happened.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use super::new_file::NewFile;
 use super::output::{CliError, Output};
 use super::recording::{self, RECORDS, RecordingFrom};
 use super::{check, socket};
-use crate::admin::protocol::Command;
+use crate::admin::client::{Client, ClientError};
+use crate::admin::protocol::{Command, FlowFilter, FlowRow, Listed};
 use crate::config;
 use crate::model::humane::{bytes, date_and_time};
-use crate::model::secrets::is_key;
+use crate::model::secrets::{REMOVED, is_key, shown_value};
 use crate::sys::clock::unix_ms;
 
 /// The answers of `baton nodes` and `baton peers`.
 pub(super) const NODES: &str = "nodes.json";
 pub(super) const PEERS: &str = "peers.json";
+/// [`LivingFlows`].
+pub(super) const FLOWS: &str = "flows.json";
+
+/// What a ticket has room for: some 20 MB.
+const FLOWS_MAX: u64 = 50_000;
 
 /// What there is of any host.
 const OF_HOST: &str = "check-host.txt";
@@ -30,6 +37,28 @@ pub(super) struct BundleArguments {
     /// The file to write; it must not exist [default: baton-bundle-HOST-TIME.tar in the present directory].
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
+}
+
+/// The flows of the moment at which a bundle was made: the recorder has each at its end.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct LivingFlows {
+    pub flows: Vec<FlowRow>,
+    /// Further ones, which are not listed.
+    pub more: u64,
+}
+
+impl LivingFlows {
+    fn ask(client: &mut Client) -> Result<Self, ClientError> {
+        let mut living = Self::default();
+        let take = |row| {
+            living.flows.push(row);
+            ControlFlow::Continue(())
+        };
+        let filter = FlowFilter { limit: Some(FLOWS_MAX), ..FlowFilter::default() };
+        let listed: Option<Listed> = client.list(&Command::Flows(filter), take)?;
+        living.more = listed.ok_or(ClientError::Cut)?.more;
+        Ok(living)
+    }
 }
 
 /// What became of it, as `--json` prints it.
@@ -102,7 +131,7 @@ impl BundleWriter {
         // Whatever the file says by now: the instance knows where it records.
         let named = socket.as_ref().ok().cloned();
         let running = socket.and_then(|socket| {
-            let mut client = socket::connect(&socket)?;
+            let mut client = socket::connect_briefly(&socket)?;
             let status: serde_json::Value = client.ask(&Command::Status {})?;
             Ok((client, status))
         });
@@ -120,6 +149,10 @@ impl BundleWriter {
                         Ok(answer) => self.add(name, &serde_json::to_vec_pretty(&answer)?)?,
                         Err(error) => self.left_out.push(format!("{name}, because {error}")),
                     }
+                }
+                match LivingFlows::ask(&mut client) {
+                    Ok(flows) => self.add(FLOWS, &serde_json::to_vec(&flows)?)?,
+                    Err(error) => self.left_out.push(format!("{FLOWS}, because {error}")),
                 }
             }
             Err(error) => self.left_out.push(format!("status.json, because {error}")),
@@ -143,7 +176,7 @@ impl BundleWriter {
         }
         let (date, time) = date_and_time(self.at_s * 1000);
         let about = format!(
-            "A bundle of host {host}, by Baton {}, {date} {time}Z.\nIt has {}.\n{}\nbaton explain --from FILE last\nbaton events --from FILE\nbaton nodes --from FILE\n",
+            "A bundle of host {host}, by Baton {}, {date} {time}Z.\nIt has {}.\n{}\nbaton explain --from FILE last\nbaton events --from FILE\nbaton nodes --from FILE\nbaton replay --from FILE\nbaton who --from FILE ADDRESS:PORT\n",
             env!("CARGO_PKG_VERSION"),
             self.has.join(", "),
             self.left_out.iter().map(|why| format!("Left out: {why}\n")).collect::<String>(),
@@ -187,18 +220,11 @@ fn remove_secrets(table: &mut Table) {
             Value::Array(items) => items.iter_mut().filter_map(Value::as_table_mut).for_each(remove_secrets),
             // Somebody has written a key where the name of its file belongs.
             Value::String(text) if is_secret || (key.ends_with("_file") && is_key(text)) => *text = REMOVED.to_owned(),
-            // An apiserver takes a token there, too.
-            Value::String(text) if key == "path" => {
-                if let Some((path, _)) = text.split_once('?') {
-                    *text = format!("{path}?{REMOVED}");
-                }
-            }
+            Value::String(text) if key == "path" => *text = shown_value(key, text).into_owned(),
             _ => {}
         }
     }
 }
-
-const REMOVED: &str = "(removed)";
 
 #[cfg(test)]
 mod tests {

@@ -165,7 +165,7 @@ fn living(arguments: &ExplainArguments, socket: Option<&Path>, config: Option<&P
         }
         if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    socket::connect(&path).ok()?.list::<FlowRow, Listed>(&Command::Flows(FlowFilter::default()), take).ok()?;
+    socket::connect_briefly(&path).ok()?.list::<FlowRow, Listed>(&Command::Flows(FlowFilter::default()), take).ok()?;
     let FlowRow { id, frontend, backend, client, node, state, ending, age_ms, idle_ms, stays, .. } = found?;
     let backend = backend.as_deref().unwrap_or("no backend yet");
     let (age, idle) = (duration_ms(age_ms), duration_ms(idle_ms));

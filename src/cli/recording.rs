@@ -81,7 +81,7 @@ pub(super) fn find(
     };
     let status = socket
         .ok()
-        .and_then(|socket| socket::connect(&socket).ok()?.ask::<StatusWithRecorder>(&Command::Status {}).ok());
+        .and_then(|socket| socket::connect_briefly(&socket).ok()?.ask::<StatusWithRecorder>(&Command::Status {}).ok());
     if let Some(status) = status {
         let directory = status.recorder.directory.ok_or(CliError::NotRecorded)?;
         return Ok(RecordingSource { place: directory });

@@ -12,6 +12,9 @@ use crate::sys::clock::now_ns;
 
 /// An upgrade is over by then, and a restart of an instance without many flows.
 const AGAIN_MAX: Duration = Duration::from_secs(10);
+/// An instance that lives needs milliseconds.
+const BRIEFLY: Duration = Duration::from_secs(3);
+
 const AGAIN_EVERY: Duration = Duration::from_millis(100);
 
 /// The path in the configuration file at `config`, or $BATON_SOCKET, or the default. It reads only this one key, so
@@ -41,16 +44,18 @@ pub(super) fn connect(path: &Path) -> Result<Client, ClientError> {
     }
 }
 
+/// Connects as [`connect`], for a command that has something to say without the instance as well: one that is stuck takes the connection,
+/// and never answers.
+pub(super) fn connect_briefly(path: &Path) -> Result<Client, ClientError> {
+    connect(path)?.with_limit(BRIEFLY)
+}
+
 /// Connects anew, for a command that goes on for ever, and tells which process answers: after an upgrade it is another one.
 ///
 /// # Errors
 /// `lost`, why the connection before was lost, if that is no end of the process, or none answers for ten seconds.
 pub(super) fn connect_again(path: &Path, lost: ClientError) -> Result<(Client, About), ClientError> {
-    let has_ended = match &lost {
-        ClientError::Cut => true,
-        ClientError::Broken(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut),
-        _ => false,
-    };
+    let has_ended = matches!(lost, ClientError::Cut | ClientError::Broken(_));
     let deadline_ns = now_ns() + AGAIN_MAX.as_nanos() as u64;
     while has_ended && now_ns() < deadline_ns {
         // At first, too: the process that ends may answer yet.

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde::Serialize;
 
+use super::bundle::{FLOWS, LivingFlows};
 use super::output::{CliError, Output};
 use super::recording::{self, RecordingFrom};
 use super::socket;
@@ -65,12 +66,19 @@ pub(super) fn run(
         return Err(CliError::Usage(format!("--at {} has not come yet", recording::shown(at))));
     }
     let lives = match arguments.from.is_named() {
-        true => None,
+        true => {
+            arguments.from.part::<LivingFlows>(FLOWS)?.map(|(part, at_ms)| behind(part.flows, arguments.address, at_ms))
+        }
         false => living(arguments.address, named.as_deref(), config),
     };
     let (answers, mut found) = (lives.is_some(), lives.unwrap_or_default());
     let recorded = ended(arguments, named, config);
     let covers = match recorded {
+        // Kubelets' connections live for days.
+        Ok((ended, covers)) if arguments.from.is_named() && !answers => {
+            found.extend(ended);
+            format!("{covers}, without the flows that lived on")
+        }
         Ok((ended, covers)) => {
             found.extend(ended);
             covers
@@ -93,27 +101,33 @@ pub(super) fn run(
 
 /// Flows that go on; `None`: no instance answers.
 fn living(address: SocketAddr, socket: Option<&Path>, config: Option<&Path>) -> Option<Vec<ClientBehind>> {
-    let now_ms = unix_ms();
-    let mut found = Vec::new();
+    let mut rows = Vec::new();
     let path = socket.map_or_else(|| socket::find(config), |path| Ok(path.to_owned()));
-    let mut client = socket::connect(&path.ok()?).ok()?;
+    let mut client = socket::connect_briefly(&path.ok()?).ok()?;
     let filter = FlowFilter { source: Some(address), ..FlowFilter::default() };
     let take = |row: FlowRow| {
-        found.push(ClientBehind {
-            client: row.client,
-            node: row.node,
-            flow: row.id,
-            frontend: row.frontend,
-            backend: row.backend,
-            from_unix_ms: now_ms.saturating_sub(row.age_ms),
-            until_unix_ms: None,
-            moved: false,
-        });
+        rows.push(FlowRow { source: Some(address), ..row });
         ControlFlow::Continue(())
     };
     // Without an answer the record is what there is.
     client.list::<FlowRow, Listed>(&Command::Flows(filter), take).ok()?;
-    Some(found)
+    Some(behind(rows, address, unix_ms()))
+}
+
+/// Those of the flows that were behind `address` at `at_ms`.
+fn behind(rows: Vec<FlowRow>, address: SocketAddr, at_ms: u64) -> Vec<ClientBehind> {
+    let its = rows.into_iter().filter(|row| row.source == Some(address));
+    let behind = its.map(|row| ClientBehind {
+        client: row.client,
+        node: row.node,
+        flow: row.id,
+        frontend: row.frontend,
+        backend: row.backend,
+        from_unix_ms: at_ms.saturating_sub(row.age_ms),
+        until_unix_ms: None,
+        moved: false,
+    });
+    behind.collect()
 }
 
 /// Flows of the recorder's files, and the time that these cover.

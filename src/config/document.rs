@@ -11,7 +11,7 @@ use toml::de::DeTable;
 use super::diagnostic::{Diagnostic, Quote, Severity, shown};
 use super::foreign::{self, ForeignConfig};
 use super::kind::quote;
-use crate::model::secrets::hide_keys;
+use crate::model::secrets::{hide_keys, shown_message};
 
 /// A place in the file.
 #[derive(Clone, Debug)]
@@ -141,7 +141,7 @@ impl<'t> Document<'t> {
             None => (1, 1, None),
         };
         let (file, key) = (shown(self.path), place.key.clone());
-        let [message, help] = [message, help].map(|text| hide_keys(&text));
+        let [message, help] = [message, help].map(|text| shown_message(&key, &hide_keys(&text)));
         self.findings.borrow_mut().push(Diagnostic { severity, file, line, column, key, message, help, quote });
     }
 

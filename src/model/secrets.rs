@@ -1,4 +1,7 @@
-//! Keys that stand where the name of their file belongs: in text that is logged, and copied into tickets.
+//! What may be a secret in text that is logged, recorded, and copied into tickets: keys that stand where the name of their file belongs,
+//! tokens in the path of a probe, and arguments of programs.
+
+use std::borrow::Cow;
 
 /// Fewer digits are no key, but may be a number or a checksum's beginning.
 const DIGITS_MIN: usize = 32;
@@ -22,9 +25,61 @@ pub(crate) fn hide_keys(text: &str) -> String {
     hidden
 }
 
+/// In the place of what may be a secret.
+pub(crate) const REMOVED: &str = "(removed)";
+
+/// The value of a key of the file, such as `frontend[0].health.path`, without what may be a secret: an apiserver takes a token behind the `?` of a path, and
+/// a program one among the arguments of `on_gain` and `on_loss`.
+pub(crate) fn shown_value<'v>(key: &str, value: &'v str) -> Cow<'v, str> {
+    let last = key.rsplit('.').next().unwrap_or(key);
+    let (name, place) = last.split_once('[').unwrap_or((last, "0]"));
+    let end = match name {
+        "path" => value.find('?').map(|at| at + 1),
+        "on_gain" | "on_loss" if place != "0]" => Some(0),
+        // The program may be there with its arguments, in one string or in a list.
+        "on_gain" | "on_loss" => value.find(' ').map(|at| at + 1),
+        _ => None,
+    };
+    match end.filter(|end| *end < value.len()) {
+        // It may be a list.
+        Some(end) => format!("{}{REMOVED}{}", &value[..end], if value.starts_with('[') { "]" } else { "" }).into(),
+        None => value.into(),
+    }
+}
+
+/// A message about a key, whose value it may end with, as in `found "/readyz?token=..."`: [`shown_value`] of that.
+pub(crate) fn shown_message(key: &str, message: &str) -> String {
+    const FOUND: &str = "found \"";
+    let Some((before, found)) = message.rsplit_once(FOUND) else { return message.to_owned() };
+    let (value, after) = found.rsplit_once('"').unwrap_or((found, ""));
+    format!("{before}{FOUND}{}\"{after}", shown_value(key, value))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_token_in_a_path_and_the_arguments_of_a_program_are_not_shown() {
+        for (key, value, shown) in [
+            ("frontend[0].health.path", "/readyz?token=x", "/readyz?(removed)"),
+            ("health.path", "/readyz?verbose", "/readyz?(removed)"),
+            ("health.path", "/readyz", "/readyz"),
+            ("health.path", "/readyz?", "/readyz?"),
+            ("path", "?x", "?(removed)"),
+            ("vip.on_gain", "[/bin/tell, --token=x, y]", "[/bin/tell, (removed)]"),
+            ("on_loss", "[/bin/tell]", "[/bin/tell]"),
+            ("vip.on_gain[0]", "tell --token x", "tell (removed)"),
+            ("vip.on_loss[1]", "--token=x", "(removed)"),
+            ("frontend[0].name", "what?now", "what?now"),
+        ] {
+            assert_eq!(shown_value(key, value), shown, "{key}");
+        }
+        let message = |key, value| shown_message(key, &format!("expected a path, \"/x\"; found \"{value}\" ..."));
+        assert_eq!(message("health.path", "x?token=y"), "expected a path, \"/x\"; found \"x?(removed)\" ...");
+        assert_eq!(message("balance", "x?y"), "expected a path, \"/x\"; found \"x?y\" ...");
+        assert_eq!(shown_message("health.path", "did you mean \"rise\"?"), "did you mean \"rise\"?");
+    }
 
     #[test]
     fn a_key_is_hidden_in_its_place_and_nothing_else_is() {

@@ -247,6 +247,20 @@ fn unwise_settings_are_warned_of_and_taken() {
     }
 }
 
+/// Regression: the line for the log, the page and the recorder had a token that the file has in the place of a path.
+#[test]
+fn the_line_of_a_refusal_has_no_token_of_a_path_and_no_argument_of_a_program() {
+    let text = "[vip]\naddresses = [\"10.0.0.100/32\"]\ninterface = \"eth0\"\non_gain = [\"tell --token=swordfish\"]\n\
+                [[frontend]]\nname = \"f\"\nlisten = [\"10.0.0.100:1\"]\n[frontend.health]\nkind = \"http\"\n\
+                path = \"readyz?token=swordfish\"\n";
+    let rejected = config::parse(text, Path::new("baton.toml")).unwrap_err();
+    let Rejected { errors, .. } = rejected;
+    let lines: Vec<_> = errors.iter().map(|error| format!("{} {error}", error.help)).collect();
+    assert!(lines.iter().any(|line| line.contains("readyz?(removed)")), "{lines:?}");
+    assert!(lines.iter().any(|line| line.contains("tell (removed)")), "{lines:?}");
+    assert!(!lines.concat().contains("swordfish"), "{lines:?}");
+}
+
 #[test]
 fn a_fleet_whose_vip_no_file_names_is_warned_of() {
     let directory = tempfile::tempdir().unwrap();

@@ -227,7 +227,9 @@ fn from_a_bundle_alone_a_hung_apiserver_is_explained_with_the_figures_of_the_sta
     let bundle = it.lab.directory().join("ticket.tar");
     let said = it.baton.order(&["bundle", "--output", bundle.to_str().expect("UTF-8")]);
     assert!(
-        said.contains("status.json, nodes.json, peers.json, vip.json, baton.toml, check-host.txt, recorder with"),
+        said.contains(
+            "status.json, nodes.json, peers.json, vip.json, flows.json, baton.toml, check-host.txt, recorder with"
+        ),
         "{said}"
     );
     assert!(

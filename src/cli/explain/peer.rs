@@ -25,7 +25,7 @@ pub(super) struct KnownPeer {
 impl KnownPeer {
     /// The peer with this name or address, as the instance at `socket` knows it. `None`: it has none, or no instance answers.
     pub(super) fn find(asked: &str, socket: &Path) -> Option<Self> {
-        let mut client = socket::connect(socket).ok()?;
+        let mut client = socket::connect_briefly(socket).ok()?;
         let report: PeersReport = client.ask(&Command::Peers {}).ok()?;
         let peer = Self::among(report, asked)?;
         // A backend may have its name.

@@ -283,6 +283,7 @@ pub(super) mod tests {
             client: format!("10.0.{}.{}:40000", number / 200, 1 + number % 200).parse().unwrap(),
             node: None,
             vip: "10.0.0.100:6443".parse().unwrap(),
+            source: None,
             state: FlowState::Offloaded,
             ending: false,
             age_ms: 1000 * number,

@@ -11,6 +11,7 @@ use tokio::time::timeout;
 
 use crate::essential;
 use crate::model::duration::display;
+use crate::model::secrets::REMOVED;
 use crate::ports::vip::VipPort;
 use crate::table::Part;
 use crate::table::journal::{Journal, What};
@@ -25,6 +26,8 @@ pub(super) struct Hooks {
 #[derive(Clone, Debug, Default)]
 struct NextHook {
     words: Vec<String>,
+    /// What of them is told.
+    shown: String,
     /// It ends a program that still runs.
     is_urgent: bool,
 }
@@ -36,14 +39,14 @@ impl Hooks {
         let port = vip.clone();
         let run = async move {
             while commands.changed().await.is_ok() {
-                let words = commands.borrow_and_update().words.clone();
+                let NextHook { words, shown, .. } = commands.borrow_and_update().clone();
                 let mut more = commands.clone();
                 let ended = tokio::select! {
                     ended = run(&words, limit) => ended,
                     () = urgent(&mut more) => Err("Baton stopped it, because it stops itself".to_owned()),
                 };
                 if let Err(error) = ended {
-                    journal.record(What::VipHookFailed { command: words.join(" "), error });
+                    journal.record(What::VipHookFailed { command: shown, error });
                 }
                 port.set_hooks_run(commands.has_changed().unwrap_or(false));
             }
@@ -60,10 +63,12 @@ impl Hooks {
 
     /// As [`Hooks::run`]; an urgent one also ends a program that runs.
     pub(super) fn run_next(&self, command: &[String], happened: &str, addresses: &[IpAddr], is_urgent: bool) {
-        let more = [happened.to_owned()].into_iter().chain(addresses.iter().map(ToString::to_string));
-        let words = if command.is_empty() { Vec::new() } else { command.iter().cloned().chain(more).collect() };
+        let more = || [happened.to_owned()].into_iter().chain(addresses.iter().map(ToString::to_string));
+        let words = if command.is_empty() { Vec::new() } else { command.iter().cloned().chain(more()).collect() };
+        let own = [command.first().map(String::as_str), (command.len() > 1).then_some(REMOVED)];
+        let shown: Vec<_> = own.into_iter().flatten().map(str::to_owned).chain(more()).collect();
         self.vip.set_hooks_run(true);
-        self.next.send_replace(NextHook { words, is_urgent });
+        self.next.send_replace(NextHook { words, shown: shown.join(" "), is_urgent });
     }
 }
 
@@ -126,7 +131,8 @@ mod tests {
         }
         assert_eq!(lines()[1], "loss 10.0.0.100");
         let told = table.journal.since(0, false).into_iter().map(|event| match event.what {
-            What::VipHookFailed { error, .. } => error,
+            // An argument of the program may be a secret.
+            What::VipHookFailed { command, error } if !command.contains("sleep") => error,
             other => panic!("{other:?}"),
         });
         let told: Vec<_> = told.collect();

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use super::doors::OpenDoors;
 use super::{Core, changes};
@@ -15,6 +15,7 @@ use crate::drain::LifePhase;
 use crate::essential;
 use crate::metrics::{Metrics, ReloadLabels};
 use crate::proxy::{Bindings, ProxyError};
+use crate::sys::clock::unix_ms;
 use crate::table::journal::What;
 
 /// How long new backends may take for their first probe before flows go there.
@@ -82,12 +83,26 @@ pub(crate) struct Reloader {
 
 struct Inner {
     last: LastReload,
-    /// What the last reload changed, if nobody ordered it.
-    by_itself: Option<LoadedBefore>,
+    /// Nobody ordered the last reload.
+    is_by_itself: bool,
     /// The content of the file when it was last read, valid or not.
     bytes: Option<Vec<u8>>,
     /// The running configuration as the file has it, without discovered backends.
     file: Config,
+}
+
+impl Inner {
+    /// What the last reload changed, if it is a moment ago and nobody ordered it.
+    fn loaded_lately(&self) -> Option<LoadedBefore> {
+        match &self.last {
+            LastReload::Taken { at_unix_ms, changes }
+                if self.is_by_itself && !changes.is_empty() && at_unix_ms + A_MOMENT_MS >= unix_ms() =>
+            {
+                Some(LoadedBefore { at_unix_ms: *at_unix_ms, changes: changes.clone() })
+            }
+            _ => None,
+        }
+    }
 }
 
 impl Reloader {
@@ -100,7 +115,7 @@ impl Reloader {
     ) -> Arc<Self> {
         metrics.last_reload_successful.set(1);
         metrics.last_reload_success_time.set(unix_ms() as i64 / 1000);
-        let inner = Inner { last: LastReload::None, by_itself: None, bytes: config::read_file(path).ok(), file };
+        let inner = Inner { last: LastReload::None, is_by_itself: false, bytes: config::read_file(path).ok(), file };
         Arc::new(Self {
             core,
             metrics,
@@ -132,8 +147,7 @@ impl Reloader {
     }
 
     /// Reads the file and applies it. Returns the changes, or why it was refused; without changes those that Baton applied by itself a moment
-    /// before. Logs, records and counts the result,
-    /// except for a refusal because of an upgrade.
+    /// before. Logs, records and counts the result, except for a refusal because of an upgrade.
     ///
     /// # Errors
     /// [`ReloadError`]. During an upgrade it returns that at once: an answer after the upgrade would come from a
@@ -147,12 +161,10 @@ impl Reloader {
         let reload = tokio::spawn(essential::task("reload", async move {
             let _turn = reloader.turn.lock().await;
             let read = reloader.read().await;
+            let before = reloader.inner().loaded_lately();
             let outcome = reloader.reload_in_turn(read).await;
-            let before = reloader.inner().by_itself.take();
-            outcome.map(|changes| {
-                let is_new = |it: &LoadedBefore| changes.is_empty() && it.at_unix_ms + A_MOMENT_MS >= unix_ms();
-                Reloaded { loaded_before: before.filter(is_new), changes }
-            })
+            reloader.inner().is_by_itself = false;
+            outcome.map(|changes| Reloaded { loaded_before: before.filter(|_| changes.is_empty()), changes })
         }));
         match reload.await {
             Ok(outcome) => outcome,
@@ -173,9 +185,8 @@ impl Reloader {
             if reloader.differs(&read) {
                 tracing::info!(path = %reloader.path.display(), "the configuration file has changed; Baton reloads it");
                 // It logs and records the result.
-                let changes = reloader.reload_in_turn(read).await.ok();
-                let changed = changes.filter(|changes| !changes.is_empty());
-                reloader.inner().by_itself = changed.map(|changes| LoadedBefore { at_unix_ms: unix_ms(), changes });
+                let is_taken = reloader.reload_in_turn(read).await.is_ok();
+                reloader.inner().is_by_itself = is_taken;
             }
         }));
         if let Err(panicked) = reload.await {
@@ -316,8 +327,4 @@ pub(super) fn compared(core: &Core, old: &Config, new: &Config) -> Compared {
     let mut refused = changes::refused(old, new, core.offload.is_there());
     refused.extend(changes::refused_ports(&core.proxy.contradicts(new)));
     Compared { changes: changes::between(old, new), refused }
-}
-
-fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }

@@ -210,19 +210,20 @@ fn without_secrets(file: &[u8]) -> Result<String, String> {
 }
 
 fn remove_secrets(table: &mut Table) {
-    for (key, value) in table.iter_mut() {
-        let is_secret = ["key", "token", "secret", "password"].iter().any(|word| key.ends_with(word));
-        match value {
-            Value::Table(inner) => remove_secrets(inner),
-            Value::Array(items) if ["on_gain", "on_loss"].contains(&key.as_str()) => {
-                items.iter_mut().skip(1).for_each(|item| *item = REMOVED.into());
-            }
-            Value::Array(items) => items.iter_mut().filter_map(Value::as_table_mut).for_each(remove_secrets),
-            // Somebody has written a key where the name of its file belongs.
-            Value::String(text) if is_secret || (key.ends_with("_file") && is_key(text)) => *text = REMOVED.to_owned(),
-            Value::String(text) if key == "path" => *text = shown_value(key, text).into_owned(),
-            _ => {}
+    table.iter_mut().for_each(|(key, value)| remove_secret(key, value));
+}
+
+fn remove_secret(key: &str, value: &mut Value) {
+    let is_secret = ["key", "token", "secret", "password"].iter().any(|word| key.ends_with(word));
+    match value {
+        Value::Table(inner) => remove_secrets(inner),
+        Value::Array(items) => {
+            (0..).zip(items).for_each(|(place, item): (usize, _)| remove_secret(&format!("{key}[{place}]"), item));
         }
+        // Somebody has written a key where the name of its file belongs.
+        Value::String(text) if is_secret || (key.ends_with("_file") && is_key(text)) => *text = REMOVED.to_owned(),
+        Value::String(text) => *text = shown_value(key, text).into_owned(),
+        _ => {}
     }
 }
 

@@ -12,10 +12,10 @@ use crate::sys::clock::now_ns;
 
 /// An upgrade is over by then, and a restart of an instance without many flows.
 const AGAIN_MAX: Duration = Duration::from_secs(10);
+const AGAIN_EVERY: Duration = Duration::from_millis(100);
+
 /// An instance that lives needs milliseconds.
 const BRIEFLY: Duration = Duration::from_secs(3);
-
-const AGAIN_EVERY: Duration = Duration::from_millis(100);
 
 /// The path in the configuration file at `config`, or $BATON_SOCKET, or the default. It reads only this one key, so
 /// that commands work while the file has errors.

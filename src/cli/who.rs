@@ -66,22 +66,20 @@ pub(super) fn run(
         return Err(CliError::Usage(format!("--at {} has not come yet", recording::shown(at))));
     }
     let lives = match arguments.from.is_named() {
-        true => {
-            arguments.from.part::<LivingFlows>(FLOWS)?.map(|(part, at_ms)| behind(part.flows, arguments.address, at_ms))
-        }
+        true => arguments.from.part::<LivingFlows>(FLOWS)?.map(|(part, at_ms)| {
+            let its = part.flows.into_iter().filter(|row| row.source == Some(arguments.address));
+            its.map(|row| ClientBehind::of(row, at_ms)).collect()
+        }),
         false => living(arguments.address, named.as_deref(), config),
     };
     let (answers, mut found) = (lives.is_some(), lives.unwrap_or_default());
     let recorded = ended(arguments, named, config);
     let covers = match recorded {
-        // Kubelets' connections live for days.
-        Ok((ended, covers)) if arguments.from.is_named() && !answers => {
-            found.extend(ended);
-            format!("{covers}, without the flows that lived on")
-        }
         Ok((ended, covers)) => {
             found.extend(ended);
-            covers
+            // Kubelets' connections live for days.
+            let lacks_living = arguments.from.is_named() && !answers;
+            covers + if lacks_living { ", without the flows that lived on" } else { "" }
         }
         // What lives answers the question as well.
         Err(error) if answers => format!(" among the flows that live, and {error}"),
@@ -101,33 +99,18 @@ pub(super) fn run(
 
 /// Flows that go on; `None`: no instance answers.
 fn living(address: SocketAddr, socket: Option<&Path>, config: Option<&Path>) -> Option<Vec<ClientBehind>> {
-    let mut rows = Vec::new();
+    let now_ms = unix_ms();
+    let mut found = Vec::new();
     let path = socket.map_or_else(|| socket::find(config), |path| Ok(path.to_owned()));
     let mut client = socket::connect_briefly(&path.ok()?).ok()?;
     let filter = FlowFilter { source: Some(address), ..FlowFilter::default() };
     let take = |row: FlowRow| {
-        rows.push(FlowRow { source: Some(address), ..row });
+        found.push(ClientBehind::of(row, now_ms));
         ControlFlow::Continue(())
     };
     // Without an answer the record is what there is.
     client.list::<FlowRow, Listed>(&Command::Flows(filter), take).ok()?;
-    Some(behind(rows, address, unix_ms()))
-}
-
-/// Those of the flows that were behind `address` at `at_ms`.
-fn behind(rows: Vec<FlowRow>, address: SocketAddr, at_ms: u64) -> Vec<ClientBehind> {
-    let its = rows.into_iter().filter(|row| row.source == Some(address));
-    let behind = its.map(|row| ClientBehind {
-        client: row.client,
-        node: row.node,
-        flow: row.id,
-        frontend: row.frontend,
-        backend: row.backend,
-        from_unix_ms: at_ms.saturating_sub(row.age_ms),
-        until_unix_ms: None,
-        moved: false,
-    });
-    behind.collect()
+    Some(found)
 }
 
 /// Flows of the recorder's files, and the time that these cover.
@@ -180,6 +163,20 @@ fn of_event(what: &What, at_unix_ms: u64, address: SocketAddr) -> Option<ClientB
 }
 
 impl ClientBehind {
+    /// Of a flow that lived at `at_ms`.
+    fn of(row: FlowRow, at_ms: u64) -> Self {
+        Self {
+            client: row.client,
+            node: row.node,
+            flow: row.id,
+            frontend: row.frontend,
+            backend: row.backend,
+            from_unix_ms: at_ms.saturating_sub(row.age_ms),
+            until_unix_ms: None,
+            moved: false,
+        }
+    }
+
     fn covers(&self, at_ms: u64) -> bool {
         at_ms + SLACK_MS >= self.from_unix_ms && self.until_unix_ms.is_none_or(|until| at_ms <= until + SLACK_MS)
     }

@@ -441,7 +441,7 @@ impl SampledTotals {
 mod tests {
     use super::*;
     use crate::model::recorder_file::{RecordsIn, header};
-    use crate::recorder::tests::ended as ended_flow;
+    use crate::table::journal::testing::ended as ended_flow;
 
     /// Regression: a host that was upgraded, and one that went back, read the other version's files.
     #[test]

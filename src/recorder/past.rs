@@ -287,8 +287,8 @@ mod tests {
     use super::*;
     use crate::model::health::Cause;
     use crate::recorder::entry::FrontendSample;
-    use crate::recorder::tests::ended;
     use crate::recorder::{BackendSample, TimedRecord};
+    use crate::table::journal::testing::ended;
 
     fn sample(at_s: u64, state: &str, flows: u32, connected: u64) -> Recorded {
         let backend = |name: &str, state: &str, flows, connected_total| BackendSample {

@@ -11,8 +11,8 @@ use super::*;
 use crate::addr::BackendAddr;
 use crate::config::tests::minimal;
 use crate::model::end_reason::EndReason;
-use crate::model::ids::FlowId;
 use crate::table::Table;
+use crate::table::journal::testing::ended;
 
 fn read(directory: &Path, times: std::ops::RangeInclusive<u64>) -> Result<Recording, ReadFault> {
     read_files(contents(directory)?, |what| what.at_unix_ms().is_some_and(|at| times.contains(&at)))
@@ -35,24 +35,6 @@ fn recorder(directory: &Path) -> (Recorder, RecorderParts, watch::Sender<Arc<Con
     let sender = watch::Sender::new(config(directory, 1));
     let parts = parts();
     (Recorder::new(parts.clone(), sender.subscribe()), parts, sender)
-}
-
-pub(super) fn ended(flow: u64) -> What {
-    What::FlowEnded {
-        flow: FlowId(flow),
-        frontend: "apiserver".to_owned(),
-        backend: Some("cp1".to_owned()),
-        backend_address: Some("10.0.0.11:6443".parse().unwrap()),
-        source: Some("10.0.0.100:51234".parse().unwrap()),
-        client: "[2001:db8::7]:1234".parse().unwrap(),
-        node: Some("worker-7".to_owned()),
-        reason: EndReason::BackendEjected,
-        duration_ms: 5,
-        connect_us: 300,
-        bytes_to_backend: 10,
-        bytes_to_client: u64::MAX,
-        error: Some("reset".to_owned()),
-    }
 }
 
 /// The sentences of all events, in the order in which the files have them.

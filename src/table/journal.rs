@@ -8,7 +8,6 @@ pub(crate) mod testing;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +19,7 @@ use crate::model::ids::{FlowId, flow_as_text};
 use crate::model::nodes::SilenceKind;
 use crate::ports::news::News;
 use crate::ports::unrecorded::Unrecorded;
+use crate::sys::clock::unix_ms;
 pub(crate) use severity::EventSeverity;
 
 /// Limit for each kind of event: ended flows are too many to share a ring with the others.
@@ -482,9 +482,9 @@ impl Journal {
         if !what.is_end() {
             what.log();
         }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now_ms = unix_ms();
         let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
-        let at_unix_ms = (now.as_millis() as u64).saturating_sub(ago_ms);
+        let at_unix_ms = now_ms.saturating_sub(ago_ms);
         let event = Event { number: rings.next, at_unix_ms, what };
         rings.next += 1;
         let is_urgent = !event.what.is_end();

@@ -1,5 +1,7 @@
 //! Which event is told first to somebody who asks for the last fault: one that goes on, or else the newest.
 
+use std::ops::Range;
+
 use super::{Explained, LATELY_MS, SENTENCES_MAX, Story, moment};
 use crate::model::end_reason::EndReason;
 use crate::model::health::{Cause, HealthState};
@@ -37,10 +39,9 @@ fn newest_fault(story: &Story<'_>) -> Option<usize> {
 /// The newest of those that go on and cost something.
 fn worst_ongoing(story: &Story<'_>, newest: usize) -> Option<usize> {
     let newest_ms = story.events[newest].0.at_unix_ms;
-    (0..story.events.len()).rfind(|at| {
+    seen_still(story).rfind(|at| {
         let event = story.events[*at].0;
         story.weight(*at) == Weight::Bad
-            && is_seen_still(story, *at)
             && match &event.what {
                 What::NodesSilent { .. } => !silent_still(story, *at).is_empty(),
                 // The loss says more of it.
@@ -62,11 +63,12 @@ fn worst_ongoing(story: &Story<'_>, newest: usize) -> Option<usize> {
     })
 }
 
-/// Whether this instance would know the end of what began with the event at `at`: the next process tells anew of what goes on, and a host
-/// without the VIP does not see its clients.
-fn is_seen_still(story: &Story<'_>, at: usize) -> bool {
-    let is_start = |(event, _): &(&Event, usize)| matches!(event.what, What::Started { .. });
-    story.lacks_vip(story.events.len()).is_none() && !story.events[at + 1..].iter().any(is_start)
+/// The events of which this instance would know the end: the next process tells anew of what goes on, and a host without the VIP does not see
+/// its clients.
+fn seen_still(story: &Story<'_>) -> Range<usize> {
+    let start = story.events.iter().rposition(|(event, _)| matches!(event.what, What::Started { .. }));
+    let end = if story.lacks_vip(story.events.len()).is_none() { story.events.len() } else { 0 };
+    start.unwrap_or(0)..end
 }
 
 /// Those nodes of a silence that have not been heard since.
@@ -85,7 +87,7 @@ fn silent_still<'r>(story: &Story<'r>, at: usize) -> Vec<&'r str> {
 /// That nodes are silent when the record ends: a sentence.
 pub(super) fn still_silent(story: &Story<'_>, at: usize) -> Option<String> {
     let event = story.events[at].0;
-    if !is_seen_still(story, at) {
+    if !seen_still(story).contains(&at) {
         return None;
     }
     let What::NodesSilent { for_ms, .. } = &event.what else { return None };

@@ -2,32 +2,13 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent};
 
 use super::*;
 use crate::cli::panes::text;
-use crate::model::end_reason::EndReason;
 use crate::model::health::{Cause, HealthState};
-use crate::model::ids::FlowId;
 use crate::recorder::past::Past;
 use crate::recorder::{BackendSample, FileOwner, FrontendSample, Recorded, RecordedSample, Recording, TimedRecord};
 use crate::table::journal::Event;
+use crate::table::journal::testing::ended;
 
 const AT_MS: u64 = 1_760_000_000_000;
-
-fn ended(flow: u64) -> What {
-    What::FlowEnded {
-        flow: FlowId(flow),
-        frontend: "api".to_owned(),
-        backend: Some("cp1".to_owned()),
-        backend_address: None,
-        source: None,
-        client: "10.0.0.31:51234".parse().unwrap(),
-        node: None,
-        reason: EndReason::ClientClosed,
-        duration_ms: 5,
-        connect_us: 300,
-        bytes_to_backend: 1000,
-        bytes_to_client: 2000,
-        error: None,
-    }
-}
 
 fn player() -> Player {
     player_of(FileOwner::default())

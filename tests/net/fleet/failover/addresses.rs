@@ -216,6 +216,8 @@ fn an_address_that_has_come_is_announced_again_for_neighbours_that_lost_the_firs
     client.nft("table arp heard {\n chain input {\n type filter hook input priority 0;\n }\n}\n");
     client.nft(&format!("add rule arp heard input arp saddr ip {VIP} arp daddr ip {VIP} counter\n"));
     fleet.remove_vip(fleet.owner());
+    // If both hosts seem to have it, it is announced anew once the other has left.
+    fleet.heir().wait_sees("lb-a", "vips", serde_json::json!([]));
     fleet.take(fleet.heir());
     let heard = || {
         let said = client.run("nft list table arp heard");

@@ -257,6 +257,7 @@ fn assemble(
     let (table, ports) = (Table::new(workers), AllPorts::new(workers).map_err(StartError::Ports)?);
     // From the first event on: parts of Baton have some to tell before it serves.
     table.journal.unrecorded.turn(config.recorder.size_mb > 0);
+    table.journal.record(What::Started { version: env!("CARGO_PKG_VERSION").to_owned() });
     table.flows.begin_ids_at(state.next_flow_id);
     if config.peers.is_some() {
         // Peers hold flows that this host may have forgotten. If the clock is wrong, the peers' records show which ids
@@ -312,7 +313,6 @@ fn assemble(
     let admin_ports = AdminPorts { orders: ports.part(), fleet: ports.part() };
     let admin =
         Admin::new(table.clone(), admin_ports, core.config.clone(), metrics.clone(), wiring, core.drain.watch());
-    table.journal.record(What::Started { version: env!("CARGO_PKG_VERSION").to_owned() });
     Ok((Parts { config, rebalance_orders, core, metrics, reloader, doors, upgrader, admin }, bindings))
 }
 

@@ -89,6 +89,23 @@ fn events_and_ended_flows_outlive_a_killed_process_an_upgrade_and_the_next_proce
     assert_eq!((&status["recorder"]["dropped_total"], &status["recorder"]["fault"]), (&0.into(), &Value::Null));
 }
 
+/// Regression: a probe that was faster than the rest of a start was told before it, and counted as the former process's: of the loss after it
+/// was said that the first probe had decided it.
+#[test]
+fn the_first_event_of_a_process_is_its_start() {
+    let Some(lab) = Lab::new("first event") else { return };
+    let _servers = lab.echo_everywhere();
+    let mut it = Recorded::start(lab, |config| config);
+    for starts in 1..=6 {
+        eventually(LONG, "the start is on disk", || it.recorded("started").len() == starts);
+        it.baton.process.kill();
+        it.baton = Baton::start_with(&it.lab.lb, it.lab.directory());
+        it.baton.wait_until_ready();
+    }
+    let numbers: Vec<_> = it.recorded("started").iter().map(|start| start["number"].clone()).collect();
+    assert!(numbers.iter().all(|number| *number == 0), "{numbers:?}");
+}
+
 /// Regression: whoever recorded nothing could not ask for what lives either.
 #[test]
 fn a_flow_that_lives_is_explained_where_nothing_is_recorded() {

@@ -64,7 +64,8 @@ impl KnownPeer {
         });
         if let Some(last) = last {
             figures.at_unix_ms = last.at_unix_ms;
-            let (ago, before) = (duration_ms(now_ms.saturating_sub(last.at_unix_ms)), changes.next());
+            let ago = duration_ms(now_ms.saturating_sub(last.at_unix_ms));
+            let before = changes.find(|it| it.at_unix_ms <= last.at_unix_ms);
             let mut since =
                 format!("That is so since {}, {ago} ago: {}", moment(last.at_unix_ms), last.what.sentence());
             if let Some(before) = before {
@@ -262,9 +263,17 @@ mod tests {
     fn a_peer_is_dead_since_its_flows_were_carried_on() {
         let dead = What::PeerLiveness { peer: PEER.to_owned(), liveness: Liveness::Dead };
         let failed_over = What::FailedOver { instance: InstanceName(PEER.into()), inherited: 30, reset: 0 };
-        let recording = recording(vec![(0, lost()), (300, failed_over), (900, dead)]);
-        let (said, _) =
-            KnownPeer { peer: view(Liveness::Dead), dies: None }.tell(&Story::new(&recording), AT_MS + 1_000);
+        let said = |events| {
+            let recording = recording(events);
+            KnownPeer { peer: view(Liveness::Dead), dies: None }.tell(&Story::new(&recording), AT_MS + 1_000).0
+        };
+        // Regression: what came after it was told as of before it.
+        let late = said(vec![(300, failed_over.clone()), (600, lost()), (900, dead.clone())]);
+        assert!(
+            late[1].starts_with("That is so since 2026-11-25 03:12:07.712Z") && !late[1].contains("before"),
+            "{late:?}"
+        );
+        let said = said(vec![(0, lost()), (300, failed_over), (900, dead)]);
         assert!(said[1].starts_with("That is so since 2026-11-25 03:12:07.712Z, 700 ms ago: lb-b is dead"), "{said:?}");
         assert_eq!(said.iter().filter(|it| it.contains("carries on 30 flows")).count(), 1, "{said:?}");
     }

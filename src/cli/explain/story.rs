@@ -195,9 +195,10 @@ impl<'r> Story<'r> {
             // No order to the process before it begins another one.
             What::Started { .. } => {
                 if let Some((died, away_ms)) = self.death_before(at) {
-                    let (gap, gap_ms) = gap_of_absence(away_ms, self.recording.owners[owner].lease_renew_ms);
+                    let lease_renew_ms = self.recording.owners[owner].lease_renew_ms;
+                    let (gap, gap_ms) = gap_of_absence(away_ms, lease_renew_ms, failovers::holder_found(self, at));
                     sentences.extend([died, gap]);
-                    absence_ms = Some(gap_ms);
+                    absence_ms = gap_ms;
                 }
             }
             What::NodesSilent { nodes, more, for_ms, why } => {
@@ -216,15 +217,15 @@ impl<'r> Story<'r> {
                 sentences.extend(ordered.or_else(|| self.settings(owner, of_rebalance(event)?).and_then(rebalances)));
             }
             What::VipGivenUp { late_ms: Some(late_ms), .. } => {
-                let (gap, gap_ms) = gap_of_absence(*late_ms, self.recording.owners[owner].lease_renew_ms);
+                let (gap, gap_ms) = gap_of_absence(*late_ms, self.recording.owners[owner].lease_renew_ms, None);
                 sentences.push(gap);
-                sentences.extend(self.holder_after(at));
-                absence_ms = Some(gap_ms);
+                sentences.extend(failovers::holder_after(self, at));
+                absence_ms = gap_ms;
             }
             What::VipGivenUp { late_ms: None, cut_off, .. } => {
                 sentences.extend(self.order_before(at));
                 sentences.extend(if *cut_off { self.had_flows(event.at_unix_ms) } else { None });
-                sentences.extend(self.holder_after(at));
+                sentences.extend(failovers::holder_after(self, at));
             }
             // What follows from it comes later.
             What::OrderReceived { .. } => {}
@@ -246,16 +247,6 @@ impl<'r> Story<'r> {
             sentences.push(format!("The next event came {later} later: {}.", next.what.sentence()));
         }
         Some((sentences, figures))
-    }
-
-    /// Which host had the VIP after this one had given it up: a sentence.
-    fn holder_after(&self, at: usize) -> Option<String> {
-        let given_up_ms = self.events[at].0.at_unix_ms;
-        let later = self.events[at + 1..].iter().map(|(event, _)| *event);
-        let mut near = later.take_while(|it| it.at_unix_ms <= given_up_ms + AFTER_MS);
-        let held = near.find(|it| matches!(it.what, What::VipHeld { .. } | What::VipGained { .. }))?;
-        let after = duration_ms(held.at_unix_ms.saturating_sub(given_up_ms));
-        Some(format!("{after} later {}.", held.what.sentence()))
     }
 
     /// A change of a backend's health state.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::gaps::takes_new;
-use super::{AFTER_MS, BEFORE_MS, Story, moment};
+use super::{AFTER_MS, BEFORE_MS, Story, is_death, moment};
 use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::model::fleet::Liveness;
 use crate::model::health::{Cause, HealthState};
@@ -36,9 +36,19 @@ impl Story<'_> {
             What::VipGained { silent: Some(_), .. } => Weight::Notice,
             // Its death is an event of its own.
             What::PeerLiveness { liveness: Liveness::Silent, .. } => Weight::Notice,
+            // What called it off says more.
+            What::EvacuationCancelled { .. } if self.has_lost_peer_before(at) => Weight::Plain,
             What::ReloadRefused { .. } if self.events[at..].iter().any(is_applied) => Weight::Plain,
             _ => event.what.weight(),
         }
+    }
+
+    /// Whether a peer died a moment before the event at `at`.
+    fn has_lost_peer_before(&self, at: usize) -> bool {
+        let at_ms = self.events[at].0.at_unix_ms;
+        let before = self.events[..at].iter().rev().map(|(event, _)| *event);
+        let mut near = before.take_while(|it| it.at_unix_ms + BEFORE_MS >= at_ms);
+        near.any(|it| is_death(it) || matches!(it.what, What::FailedOver { .. }))
     }
 
     /// Whether this host had given the VIP up since it was cut off. `None`: it had the VIP, or Baton does not move it.

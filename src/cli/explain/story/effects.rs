@@ -50,6 +50,7 @@ impl Story<'_> {
         let until = times.end().saturating_add(later).min(again.map_or(u64::MAX, |event| event.at_unix_ms - 1));
         self.count_ends((Some(frontend), Some(backend)), *times.start()..=until, is_by_backend, figures);
         let settings = self.settings(owner, frontend);
+        let not_taken = self.dropped_in(&(*times.start()..=until));
         let (mut gone, mut first_ms) = (self.lost(figures), None);
         if let Some(settings) = settings {
             // What it ends once it is back is of another loss.
@@ -58,8 +59,14 @@ impl Story<'_> {
             figures.flows_ended_by_backend = its.by_reason;
             first_ms = its.first_ms;
         }
+        if not_taken > 0 {
+            gone +=
+                &format!(" The record lacks {} of that time, which the disk did not take.", plural(not_taken, "event"));
+        }
         let sentence = match (figures.flows_ended.is_empty(), figures.flows_ordered) {
-            (true, 0) if figures.ends_not_recorded > 0 => format!("The record has no end of its flows.{gone}"),
+            (true, 0) if figures.ends_not_recorded > 0 || not_taken > 0 => {
+                format!("The record has no end of its flows.{gone}")
+            }
             (true, 0) => format!("Baton reset none of its flows.{gone}"),
             (true, flows) => {
                 format!("Baton ordered {} to end; the record has none of these ends.{gone}", plural(flows, "flow"))
@@ -258,6 +265,21 @@ impl Story<'_> {
         let counted = ends_counted(samples, &(*times.start()..=self.recording.ends_lost_until_ms().min(*times.end())));
         let of_kind = EndReason::ALL.iter().filter(|reason| is_reason(**reason));
         of_kind.filter_map(|reason| counted.get(reason.label())).sum()
+    }
+
+    /// The number of events that the disk did not take while it failed, for a part of `times`.
+    fn dropped_in(&self, times: &RangeInclusive<u64>) -> u64 {
+        let dropped = self.events.iter().enumerate().filter_map(|(at, (event, _))| match event.what {
+            What::RecordsDropped { records } => Some((at, event.at_unix_ms, records)),
+            _ => None,
+        });
+        let is_of_these = |(at, until_ms, _): &(usize, u64, u64)| {
+            let event = at.checked_sub(1).map_or(0, |before| self.events[before].0.at_unix_ms);
+            // It takes one each second that it can.
+            let sample = self.samples_before(until_ms - 1).next().map_or(0, |(_, sample)| sample.at_unix_ms);
+            event.max(sample) <= *times.end() && until_ms >= times.start()
+        };
+        dropped.filter(is_of_these).map(|(.., records)| records).sum()
     }
 
     /// What the record lacks: a sentence, or nothing.

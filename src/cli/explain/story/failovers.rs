@@ -1,6 +1,6 @@
 //! The death of a peer, and what this instance did about it.
 
-use super::{Explained, Figures, SENTENCES_MAX, Story, is_death, is_of_link, moment, peer_of};
+use super::{AFTER_MS, Explained, Figures, SENTENCES_MAX, Story, is_death, is_of_link, moment, peer_of};
 use crate::model::fleet::Liveness;
 use crate::model::fleet::vip::SILENT_NS;
 use crate::model::humane::{duration_ms, limit_ms};
@@ -95,6 +95,29 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
     }
     sentences.truncate(SENTENCES_MAX);
     Some((sentences, figures))
+}
+
+/// Which host had the VIP after this one had given it up by the event at `at`: a sentence.
+pub(super) fn holder_after(story: &Story<'_>, at: usize) -> Option<String> {
+    let given_up_ms = story.events[at].0.at_unix_ms;
+    let held = soon_after(story, at).find(|it| matches!(it.what, What::VipHeld { .. } | What::VipGained { .. }))?;
+    let after = duration_ms(held.at_unix_ms.saturating_sub(given_up_ms));
+    Some(format!("{after} later {}.", held.what.sentence()))
+}
+
+/// The peer that had the VIP when this host's process, which starts by the event at `at`, heard of it.
+pub(super) fn holder_found<'r>(story: &Story<'r>, at: usize) -> Option<&'r str> {
+    soon_after(story, at).find_map(|it| match &it.what {
+        What::VipHeld { by, .. } => Some(Some(by.as_str())),
+        What::VipGained { .. } | What::Started { .. } => Some(None),
+        _ => None,
+    })?
+}
+
+fn soon_after<'r>(story: &Story<'r>, at: usize) -> impl Iterator<Item = &'r Event> {
+    let at_ms = story.events[at].0.at_unix_ms;
+    let later = story.events[at + 1..].iter().map(|(event, _)| *event);
+    later.take_while(move |it| it.at_unix_ms <= at_ms + AFTER_MS)
 }
 
 /// Which peer had got the VIP about the time of the event at `at`: a sentence.

@@ -72,13 +72,22 @@ pub(super) fn gap_of_order(frontend: &str, lease_renew_ms: u64, other: OtherBack
 }
 
 /// The longest time that a client can have waited for a process that had died: on the host with the VIP, without an offloaded flow.
-pub(super) fn gap_of_absence(away_ms: u64, lease_renew_ms: u64) -> (String, u64) {
+/// `holder`: the peer that had the VIP once this host had a process again.
+pub(super) fn gap_of_absence(away_ms: u64, lease_renew_ms: u64, holder: Option<&str>) -> (String, Option<u64>) {
+    if let Some(holder) = holder {
+        let away = limit_ms(away_ms);
+        let sentence = format!(
+            "No process ran for at most {away}, and within that time {holder} took the VIP: when, and so how long clients waited, is in the record \
+             of {holder} (baton explain last, there)."
+        );
+        return (sentence, None);
+    }
     let gap_ms = away_ms + lease_renew_ms;
     let [gap, away, renewal] = [gap_ms, away_ms, lease_renew_ms].map(limit_ms);
     let sentence = format!(
         "The longest gap that a node can have seen by this is {gap}: at most {away} without a running process, unless another host had the VIP, and a renewal's {renewal}."
     );
-    (sentence, gap_ms)
+    (sentence, Some(gap_ms))
 }
 
 /// Whether the clients of a backend that is lost by the event at `at` had another one, also when they connected again.

@@ -12,20 +12,51 @@ use crate::table::journal::{Event, What};
 /// The sentence of a loss that says least of it: the share of the flows.
 const SHARE: usize = 2;
 
-/// The last fault; before it one that still goes on and costs nodes, connections or flows.
+/// The last fault; before it one that still goes on and costs nodes, connections or flows. Beside it, or if there is none, a backend that is
+/// away now, though no client of this host felt it.
 pub(super) fn last(story: &Story<'_>) -> Option<Explained> {
-    let newest = newest_fault(story)?;
+    let unfelt = unfelt_still(story);
+    let Some(newest) = newest_fault(story) else { return story.of_event(unfelt?) };
     let ongoing = worst_ongoing(story, newest);
-    let (mut sentences, figures) = story.of_event(ongoing.unwrap_or(newest))?;
+    let told = ongoing.unwrap_or(newest);
+    let (mut sentences, figures) = story.of_event(told)?;
     let (newer, _) = story.events[newest];
     if ongoing.is_some_and(|at| at < newest) && !matches!(newer.what, What::FlowsOrdered { .. }) {
-        if sentences.len() >= SENTENCES_MAX {
-            sentences.remove(SHARE);
-        }
         let number = newer.number;
-        sentences.push(format!("Event {number} is newer, and is over or cost nothing: baton explain event:{number}."));
+        beside(
+            &mut sentences,
+            format!("Event {number} is newer, and is over or cost nothing: baton explain event:{number}."),
+        );
+    }
+    if let Some(unfelt) = unfelt.filter(|at| *at > told) {
+        let Event { at_unix_ms, number, what } = story.events[unfelt].0;
+        let (since, what) = (moment(*at_unix_ms), what.sentence());
+        let still =
+            format!("Still so since {since}, and felt by no client here: {what} (baton explain event:{number}).");
+        beside(&mut sentences, still);
     }
     Some((sentences, figures))
+}
+
+/// Adds a sentence, in place of one that says less if there is no room.
+fn beside(sentences: &mut Vec<String>, sentence: String) {
+    if sentences.len() >= SENTENCES_MAX {
+        sentences.remove(SHARE);
+    }
+    sentences.push(sentence);
+}
+
+/// The newest loss of a backend that still is away, which no client felt, as another host had the VIP.
+fn unfelt_still(story: &Story<'_>) -> Option<usize> {
+    let is_felt_by_nobody =
+        |at: usize, frontend: &str| story.lacks_vip(at) == Some(false) && story.serves_nobody(at, frontend).is_some();
+    if story.lacks_vip(story.events.len()) != Some(false) {
+        return None;
+    }
+    (last_start(story)..story.events.len()).rfind(|at| match &story.events[*at].0.what {
+        What::BackendChanged { frontend, .. } => is_lost_still(story, *at) && is_felt_by_nobody(*at, frontend),
+        _ => false,
+    })
 }
 
 /// The last bad event, unless it is much older than the last that may be a fault: what follows a fault is none of its own.
@@ -66,9 +97,13 @@ fn worst_ongoing(story: &Story<'_>, newest: usize) -> Option<usize> {
 /// The events of which this instance would know the end: the next process tells anew of what goes on, and a host without the VIP does not see
 /// its clients.
 fn seen_still(story: &Story<'_>) -> Range<usize> {
-    let start = story.events.iter().rposition(|(event, _)| matches!(event.what, What::Started { .. }));
     let end = if story.lacks_vip(story.events.len()).is_none() { story.events.len() } else { 0 };
-    start.unwrap_or(0)..end
+    last_start(story)..end
+}
+
+/// Where the events of the last process begin.
+fn last_start(story: &Story<'_>) -> usize {
+    story.events.iter().rposition(|(event, _)| matches!(event.what, What::Started { .. })).unwrap_or(0)
 }
 
 /// Those nodes of a silence that have not been heard since.

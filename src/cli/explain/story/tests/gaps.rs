@@ -140,3 +140,40 @@ fn a_backend_whose_kernel_ended_its_flows_costs_a_renewal_and_no_more() {
     let (silent, gap_ms) = said(Cause::TimedOut { after_ms: 500 }, vec![]);
     assert!(!silent.contains("Its kernel") && gap_ms.is_none(), "{silent}");
 }
+
+/// Regression: the killed holder of a VIP told a gap of 24 s, though its own record shows that its peer had the VIP by then.
+#[test]
+fn a_host_whose_vip_a_peer_took_while_it_had_no_process_tells_no_gap_of_its_own() {
+    let started = || What::Started { version: "1".to_owned() };
+    let held = What::VipHeld { vip: "10.0.0.100".to_owned(), by: "lb-b".to_owned() };
+    let kept = What::VipGained { vip: "10.0.0.100".to_owned(), why: "it was here".to_owned(), silent: None };
+    let of = |found: What| {
+        let recording = recording(vec![(0, started()), (14_600, started()), (15_000, found)]);
+        Story::new(&recording).tell(&Subject::Event(1)).unwrap()
+    };
+    let (said, figures) = of(held);
+    assert!(
+        said[2].starts_with("No process ran for at most 14.6 s, and within that time lb-b took the VIP"),
+        "{said:?}"
+    );
+    assert!(!said.iter().any(|it| it.contains("longest gap")) && figures.longest_gap_ms.is_none(), "{said:?}");
+    let (said, figures) = of(kept);
+    assert!(said[2].contains("longest gap") && figures.longest_gap_ms == Some(24_600), "{said:?}");
+}
+
+/// Regression: "Baton reset none of its flows" of a loss whose ends a full disk had not taken.
+#[test]
+fn ends_that_the_disk_did_not_take_are_not_told_as_none() {
+    use HealthState::{Ejected, Ready};
+    let lost = changed(Ready, Ejected, Cause::TimedOut { after_ms: 500 });
+    let dropped = (4_000, What::RecordsDropped { records: 31 });
+    let said = |events| told(&recording(events), Subject::Backend("cp2".to_owned())).unwrap().join(" ");
+    let none = "Baton reset none of its flows.";
+    assert!(said(vec![(0, lost.clone())]).contains(none));
+    let hedged = said(vec![(0, lost.clone()), dropped.clone()]);
+    assert!(!hedged.contains(none), "{hedged}");
+    assert!(hedged.contains("The record has no end of its flows. The record lacks 31 events of that time"), "{hedged}");
+    // It was over before.
+    let before = said(vec![(0, dropped.1), (5_000, lost)]);
+    assert!(before.contains(none), "{before}");
+}

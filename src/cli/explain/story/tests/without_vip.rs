@@ -95,7 +95,11 @@ fn a_standby_without_a_flow_tells_no_gap_of_its_backends() {
     let said = told(&idle, Subject::Backend("cp2".to_owned())).unwrap();
     assert!(said.iter().any(|it| it.starts_with("Another host had the VIP, and this one no flow")), "{said:?}");
     assert!(!said.iter().any(|it| it.contains("longest gap")), "{said:?}");
-    assert_eq!(told(&idle, Subject::Last), None, "it is no fault of this host");
+    assert_eq!(told(&idle, Subject::Last), Some(said), "it is no fault of this host, but there is none beside it");
+    let back = changed(HealthState::Ejected, HealthState::Ready, Cause::Passed);
+    let event = Event { number: 2, at_unix_ms: AT_MS + 9_000, what: back };
+    idle.records.push(TimedRecord { at_unix_ms: event.at_unix_ms, owner: 0, what: Recorded::Event(event) });
+    assert_eq!(told(&idle, Subject::Last), None, "it is over");
     // One that has flows still loses them.
     let busy = recording(vec![(0, held()), (1_500, of_cp2())]);
     assert!(told(&busy, Subject::Last).unwrap()[0].contains("cp2: ready → ejected"));
@@ -179,4 +183,35 @@ fn a_peer_is_explained_by_its_death_though_it_was_silent_for_a_moment_since() {
     let said = told(&recording, Subject::Instance("lb-b".to_owned())).unwrap();
     assert!(said.iter().any(|it| it.contains("carries on 40 flows")), "{said:?}");
     assert!(said.last().unwrap().contains("this instance is linked with lb-b"), "{said:?}");
+}
+
+/// Regression: a standby told a fault of an hour ago, and nothing of a backend that was away now.
+#[test]
+fn a_standby_tells_of_a_backend_that_is_away_now_beside_an_older_fault_of_its_own() {
+    let held = What::VipHeld { vip: vip(), by: "lb-b".to_owned() };
+    let refused = What::ReloadRefused { errors: vec!["line 3".to_owned()] };
+    let mut events = vec![(0, held), (10, refused), (3_600_000, of_cp2())];
+    let idle = |events: &Vec<_>| {
+        let mut idle = recording(events.clone());
+        let Recorded::Sample(sample) = &mut idle.records[0].what else { unreachable!() };
+        sample.frontends[0].flows = 0;
+        told(&idle, Subject::Last).unwrap()
+    };
+    let said = idle(&events);
+    assert!(said[0].contains("line 3"), "{said:?}");
+    let still = "Still so since 2026-11-25 04:12:07.412Z, and felt by no client here: apiserver/cp2: ready → ejected";
+    assert!(said.last().unwrap().starts_with(still), "{said:?}");
+    events.push((3_700_000, changed(HealthState::Ejected, HealthState::Ready, Cause::Passed)));
+    assert!(!idle(&events).iter().any(|it| it.contains("Still so")), "{:?}", idle(&events));
+}
+
+/// Regression: the evacuation of this host, which the death of its only peer called off, was told as the fault, and not that death.
+#[test]
+fn a_death_that_calls_an_evacuation_off_is_the_fault() {
+    let called_off = What::EvacuationCancelled { why: Some("lb-b is dead".to_owned()) };
+    let events = vec![(0, liveness(Liveness::Dead)), (40, called_off.clone())];
+    let said = told(&recording(events), Subject::Last).unwrap();
+    assert!(said[0].contains("lb-b is considered dead"), "{said:?}");
+    let alone = told(&recording(vec![(0, liveness(Liveness::Dead)), (60_000, called_off)]), Subject::Last).unwrap();
+    assert!(alone[0].contains("the evacuation failed"), "{alone:?}");
 }

@@ -280,7 +280,12 @@ fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &O
     if let Verb::Nodes(arguments) = &command {
         return nodes::nodes(&socket, arguments, output);
     }
-    let mut client = socket::connect(&socket)?;
+    let mut client = match command {
+        Verb::Status | Verb::Flows(_) | Verb::Backends { .. } | Verb::Peers(_) | Verb::Vip(_) => {
+            socket::connect_to_read(&socket)?
+        }
+        _ => socket::connect(&socket)?,
+    };
     match command {
         Verb::Status => status::status(&mut client, output),
         Verb::Flows(arguments) => flows::list(&mut client, arguments, output),

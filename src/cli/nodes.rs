@@ -89,7 +89,7 @@ pub(super) fn of_bundle(arguments: &NodesArguments, output: &Output) -> Result<E
 }
 
 pub(super) fn nodes(socket: &Path, arguments: &NodesArguments, output: &Output) -> Result<ExitCode, CliError> {
-    let mut client = socket::connect(socket)?;
+    let mut client = socket::connect_to_read(socket)?;
     loop {
         let report: NodesReport = match client.ask(&Command::Nodes {}) {
             Err(lost) if arguments.watch => {

@@ -16,6 +16,8 @@ const AGAIN_EVERY: Duration = Duration::from_millis(100);
 
 /// An instance that lives needs milliseconds.
 const BRIEFLY: Duration = Duration::from_secs(3);
+/// For each line of the answer: long enough for an instance that is busy beyond measure.
+const TO_READ: Duration = Duration::from_secs(10);
 
 /// The path in the configuration file at `config`, or $BATON_SOCKET, or the default. It reads only this one key, so
 /// that commands work while the file has errors.
@@ -48,6 +50,11 @@ pub(super) fn connect(path: &Path) -> Result<Client, ClientError> {
 /// and never answers.
 pub(super) fn connect_briefly(path: &Path) -> Result<Client, ClientError> {
     connect(path)?.with_limit(BRIEFLY)
+}
+
+/// Connects as [`connect`], for a command that only reads: whoever is paged does not wait a minute for an instance that is stuck.
+pub(super) fn connect_to_read(path: &Path) -> Result<Client, ClientError> {
+    connect(path)?.with_limit(TO_READ)
 }
 
 /// Connects anew, for a command that goes on for ever, and tells which process answers: after an upgrade it is another one.

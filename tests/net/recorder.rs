@@ -119,6 +119,35 @@ fn a_flow_that_lives_is_explained_where_nothing_is_recorded() {
     assert!(said.starts_with(&format!("Flow {id} of ")), "{said}");
 }
 
+/// Regression: commands waited a minute, and `bundle` several, for an instance that hung: it takes connections, and never answers.
+#[test]
+fn an_instance_that_hangs_is_soon_given_up_and_its_record_explained() {
+    let Some(lab) = Lab::new("hung instance") else { return };
+    let _servers = lab.echo_everywhere();
+    let it = Recorded::start(lab, |config| config);
+    it.baton.order(&["drain", "b1"]);
+    eventually(LONG, "the drain is on disk", || !it.recorded("backend_changed").iter().all(|it| it["to"] == "ready"));
+    it.baton.process.stop();
+    let bundle = it.lab.directory().join("ticket.tar");
+    let bundle = ["bundle", "--output", bundle.to_str().expect("UTF-8")];
+    let config = it.baton.paths.config.to_str().expect("UTF-8");
+    let commands: [(&[&str], &str); 4] = [
+        (&["explain", "b1"], "draining"),
+        (&["events", "--since", "1h"], "draining"),
+        (&bundle, "recorder with"),
+        (&["status"], "it may be stuck, or stopped"),
+    ];
+    for (command, expected) in commands {
+        let watch = Stopwatch::start();
+        let output = std::process::Command::new(BINARY).args(command).args(["-c", config]).output();
+        let Output { stdout, stderr, .. } = output.expect("the binary runs");
+        let said = [stdout, stderr].map(|it| String::from_utf8(it).expect("UTF-8")).concat();
+        assert!(said.contains(expected), "{command:?}: {said}");
+        assert!(watch.elapsed() < secs(30), "{command:?} took {:?}", watch.elapsed());
+    }
+    it.baton.process.go_on();
+}
+
 /// A file system of its own, which is soon full.
 struct SmallDisk(PathBuf);
 
@@ -241,6 +270,8 @@ fn from_a_bundle_alone_a_hung_apiserver_is_explained_with_the_figures_of_the_sta
     let ejected = changes.iter().find(|event| event["to"] == "ejected").expect("it was");
     let after = changes.iter().find(|event| event["number"].as_u64() > ejected["number"].as_u64()).expect("it ended");
     let live = it.baton.order(&["explain", "b1"]);
+    let living = it.baton.flows().into_iter().find(|flow| flow["source"].is_string()).expect("the drill's clients");
+    let source = living["source"].as_str().expect("an address");
     let bundle = it.lab.directory().join("ticket.tar");
     let said = it.baton.order(&["bundle", "--output", bundle.to_str().expect("UTF-8")]);
     assert!(
@@ -272,6 +303,8 @@ fn from_a_bundle_alone_a_hung_apiserver_is_explained_with_the_figures_of_the_sta
     assert!(live.contains("b1: ready → ejected: no answer within"), "{live}");
     assert!(live.contains("fall = 2 decided it") && live.contains("reset_within = 200 ms"), "{live}");
     assert!(live.lines().count() <= 6, "{live}");
+    let who = read(&["who", source]);
+    assert!(who.starts_with(living["client"].as_str().expect("an address")), "{who}: {living}");
     println!("explain, from a bundle alone:\n{live}");
     let explained: Value = serde_json::from_str(&read(&["--json", "explain", "b1"])).expect("JSON");
     assert_eq!(explained["at_unix_ms"], ejected["at_unix_ms"]);

@@ -11,7 +11,8 @@ from .report import DIRECTORY
 from .stage import BATON, Failed, Stage
 
 MALFORMED = 10
-CONNECTIONS = 64
+# A malformed one in seven waits for the whole of `proxy_header_timeout`; the others must not wait for them.
+CONNECTIONS = 1024
 # The first storm grows buffers and tables to what a storm needs.
 WARM_S = 10
 # For what a malformed connection may hold: the header's time, and the reset after it.

@@ -70,17 +70,18 @@ impl Manner {
         self.segment_max.load(Relaxed)
     }
 
-    /// Probes `to` once. The timeout covers everything from the SYN to the answer.
-    pub(super) async fn probe(self: Arc<Self>, to: BackendAddr) -> ProbeOutcome {
+    /// Probes `to` once. The timeout covers everything from the SYN to the answer. Each connection is told to `heard`: the backend's
+    /// host is there, whatever its process does.
+    pub(super) async fn probe(self: Arc<Self>, to: BackendAddr, heard: impl Heard) -> ProbeOutcome {
         let timeout = self.timeout;
         tokio::select! {
             biased;
-            outcome = self.first_of_several(to) => outcome,
+            outcome = self.first_of_several(to, heard) => outcome,
             () = run_out(timeout) => ProbeOutcome::Failed(Cause::TimedOut { after_ms: timeout.as_millis() as u64 }),
         }
     }
 
-    async fn first_of_several(self: Arc<Self>, to: BackendAddr) -> ProbeOutcome {
+    async fn first_of_several(self: Arc<Self>, to: BackendAddr, heard: impl Heard) -> ProbeOutcome {
         let mut begin = interval((self.timeout / (ATTEMPTS + 1)).max(Duration::from_millis(1)));
         begin.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut attempts = JoinSet::new();
@@ -92,18 +93,19 @@ impl Manner {
                 }
                 _ = begin.tick(), if left > 0 => {
                     left -= 1;
-                    let manner = self.clone();
-                    attempts.spawn(async move { manner.attempt(to).await });
+                    let (manner, heard) = (self.clone(), heard.clone());
+                    attempts.spawn(async move { manner.attempt(to, heard).await });
                 }
             }
         }
     }
 
-    async fn attempt(&self, to: BackendAddr) -> ProbeOutcome {
+    async fn attempt(&self, to: BackendAddr, heard: impl Heard) -> ProbeOutcome {
         let stream = match connect::connect(to).await {
             Ok(stream) => stream,
             Err(error) => return fault::of_connect(&error),
         };
+        heard();
         self.segment_max.store(socket::segment_max(&stream).unwrap_or(0), Relaxed);
         match &self.kind {
             ProbeBy::Tcp => ProbeOutcome::Passed,
@@ -119,6 +121,11 @@ impl Manner {
         }
     }
 }
+
+/// Is told that the backend's kernel has answered.
+pub(super) trait Heard: Fn() + Clone + Send + 'static {}
+
+impl<F: Fn() + Clone + Send + 'static> Heard for F {}
 
 /// Returns after `timeout`, but counts only the time in which this process ran.
 async fn run_out(timeout: Duration) {

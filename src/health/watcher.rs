@@ -497,7 +497,15 @@ async fn probe(
     id: BackendId,
     started_ns: u64,
 ) -> ProbeReport {
-    let outcome = manner.clone().probe(to).await;
+    let heard = {
+        let registry = registry.clone();
+        move || {
+            if let Some(entry) = registry.find_backend(id) {
+                entry.heard_ns.fetch_max(now_ns(), Relaxed);
+            }
+        }
+    };
+    let outcome = manner.clone().probe(to, heard).await;
     let took = Duration::from_nanos(now_ns().saturating_sub(started_ns));
     let entry = registry.find_backend(id);
     if let Some(entry) = &entry {

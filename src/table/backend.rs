@@ -96,7 +96,7 @@ pub struct BackendEntry {
     /// Present number of flows, connecting ones included.
     pub active: AtomicU32,
     pub other_process: OtherProcess,
-    /// Monotonic ns of the last packet from it for an offloaded flow; 0: none.
+    /// Monotonic ns of the last packet from it for an offloaded flow, or of the last connection of a probe; 0: none.
     pub heard_ns: AtomicU64,
     /// Monotonic ns of its last packet with bytes for any flow, which its process sent, not only its kernel; 0: none.
     pub spoke_ns: AtomicU64,

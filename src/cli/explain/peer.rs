@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::story::failovers::vip_at_death;
+use super::story::last::last_start_ms;
 use super::story::{Explained, Figures, Story, is_of_link, moment};
 use crate::admin::protocol::Command;
 use crate::admin::status::PeersReport;
@@ -65,7 +66,9 @@ impl KnownPeer {
         if let Some(last) = last {
             figures.at_unix_ms = last.at_unix_ms;
             let ago = duration_ms(now_ms.saturating_sub(last.at_unix_ms));
-            let before = changes.find(|it| it.at_unix_ms <= last.at_unix_ms);
+            // What a process before this one saw is another matter.
+            let since_ms = last_start_ms(story);
+            let before = changes.find(|it| it.at_unix_ms <= last.at_unix_ms).filter(|it| it.at_unix_ms >= since_ms);
             let mut since =
                 format!("That is so since {}, {ago} ago: {}", moment(last.at_unix_ms), last.what.sentence());
             if let Some(before) = before {

@@ -4,7 +4,7 @@ mod causes;
 mod effects;
 pub(super) mod failovers;
 mod gaps;
-mod last;
+pub(super) mod last;
 mod refusals;
 #[cfg(test)]
 pub(super) mod testing;
@@ -126,6 +126,7 @@ impl<'r> Story<'r> {
                 refusals::refusals(self, at).or_else(|| self.plain(at))
             }
             What::FlowEnded { .. } => self.end(at),
+            What::OrderReceived { .. } => self.of_order(at).or_else(|| self.plain(at)),
             What::NodesBack { .. } => self.plain(self.silence_before(at).unwrap_or(at)),
             // The start that it is told after says more of it.
             What::ProcessDied { .. } => {
@@ -195,19 +196,27 @@ impl<'r> Story<'r> {
             // No order to the process before it begins another one.
             What::Started { .. } => {
                 if let Some((died, away_ms)) = self.death_before(at) {
-                    let lease_renew_ms = self.recording.owners[owner].lease_renew_ms;
-                    let (gap, gap_ms) = gap_of_absence(away_ms, lease_renew_ms, failovers::holder_found(self, at));
-                    sentences.extend([died, gap]);
-                    absence_ms = gap_ms;
+                    sentences.push(died);
+                    sentences.extend(self.stuck_before(at));
+                    if failovers::had_given_up(self, at) {
+                        sentences.push("It had given the VIP up before it ended.".to_owned());
+                    } else {
+                        let lease_renew_ms = self.recording.owners[owner].lease_renew_ms;
+                        let (gap, gap_ms) = gap_of_absence(away_ms, lease_renew_ms, failovers::holder_found(self, at));
+                        sentences.push(gap);
+                        absence_ms = gap_ms;
+                    }
                 }
             }
             What::NodesSilent { nodes, more, for_ms, why } => {
                 sentences.extend(self.silence(at, nodes, nodes.len() + more == 1, *for_ms, *why));
-                let over = nodes.first().and_then(|node| self.silence_over(at, node, *for_ms));
+                let over = nodes.iter().find_map(|node| self.silence_over(at, node, *for_ms));
+                let goes_on = last::still_silent(self, at);
                 if let Some((over, ms)) = over {
                     sentences.push(over);
-                    lasted_ms = Some(ms);
-                } else if let Some(goes_on) = last::still_silent(self, at) {
+                    lasted_ms = Some(ms).filter(|_| goes_on.is_none());
+                }
+                if let Some(goes_on) = goes_on {
                     sentences.push(goes_on);
                     return Some((sentences, Figures { at_unix_ms: event.at_unix_ms, ..Figures::default() }));
                 }
@@ -274,7 +283,10 @@ impl<'r> Story<'r> {
                 let before = before.unwrap_or_default();
                 sentences.push(format!("This was its first probe, which decides alone.{before}"));
             }
-            (Some(settings), false) => sentences.extend(decided_by(settings, *to, cause)),
+            (Some(settings), false) => {
+                sentences.extend(decided_by(settings, *to, cause));
+                sentences.extend(if *to == HealthState::Ready { None } else { self.reload_before(at) });
+            }
             (None, false) => {}
         }
         let over = last::over_after(self, at);
@@ -287,7 +299,7 @@ impl<'r> Story<'r> {
         let begun_ms = first_end_ms.unwrap_or(event.at_unix_ms).min(event.at_unix_ms);
         sentences.extend([self.share_before((frontend, backend), begun_ms, event.at_unix_ms, owner), effect]);
         if *to == HealthState::Draining && over.is_none() {
-            sentences.extend(self.drain_left((frontend, backend), event.at_unix_ms));
+            sentences.extend(self.drain_left((frontend, backend), event.at_unix_ms, cause));
         }
         let has_reset = figures.flows_ordered > 0 || !figures.flows_ended.is_empty();
         let is_loss = *to == HealthState::Ejected && !ordered;

@@ -83,7 +83,7 @@ fn tls_health(kind: ProbeKind, certificate: &Certificate, name: &str) -> Health 
 }
 
 async fn probe(health: &Health, to: BackendAddr) -> ProbeOutcome {
-    Arc::new(Manner::new(health, &testing::backend("cp1", to))).probe(to).await
+    Arc::new(Manner::new(health, &testing::backend("cp1", to))).probe(to, || ()).await
 }
 
 fn tls_fault(outcome: ProbeOutcome) -> String {
@@ -308,10 +308,10 @@ async fn an_expired_certificate_is_seen_in_spite_of_an_earlier_session() {
     .await;
     let manner = Arc::new(Manner::new(&health, &testing::backend("cp1", server.addr)));
     for _ in 0..3 {
-        assert_eq!(manner.clone().probe(server.addr).await, ProbeOutcome::Passed);
+        assert_eq!(manner.clone().probe(server.addr, || ()).await, ProbeOutcome::Passed);
     }
     *current.lock().unwrap() = TlsAcceptor::from(expired.server_sharing_tickets_of(&good));
-    assert!(tls_fault(manner.clone().probe(server.addr).await).starts_with("certificate expired"));
+    assert!(tls_fault(manner.clone().probe(server.addr, || ()).await).starts_with("certificate expired"));
 }
 
 #[tokio::test]

@@ -223,7 +223,7 @@ fn see_backends(outside: &Outside, now_ns: u64) {
         let takes_nothing = given_ns > taken_ns && is_older(given_ns, SENT_AGAIN);
         for entry in outside.table.registry.backends() {
             if entry.address().is_some_and(|its: BackendAddr| its == address) {
-                entry.heard_ns.store(answered_ns, Relaxed);
+                entry.heard_ns.fetch_max(answered_ns, Relaxed);
                 entry.spoke_ns.fetch_max(spoke_ns, Relaxed);
                 entry.taken_ns.fetch_max(taken_ns, Relaxed);
                 if takes_nothing {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::built_in::{fleet, has_vip, owner, places, served_after};
+use super::built_in::{self, fleet, has_vip, owner, places, served_after};
 use super::*;
 use crate::fleet::{Instance, Scene};
 
@@ -76,4 +76,22 @@ fn an_instance_whose_operator_ejects_all_backends_gives_the_built_in_vip_up_and_
     let says = format!("no backend can be used here or at {}", all[had].name);
     eventually(LONG, "people see why", || why(&all[gets]).contains(&says));
     wait::throughout(secs(3), "it stays", || has_vip(&all[gets]) && !has_vip(&all[had]));
+}
+
+/// Regression: where no router and no client is heard, a host whose apiservers all hung took itself for cut off, though their kernels answered.
+/// Nobody took a VIP that was free, and clients waited instead of being reset.
+#[test]
+fn a_built_in_vip_is_taken_while_every_apiserver_hangs_and_clients_are_reset() {
+    let Some(scene) = Scene::new("built-in vip, all hang", 2) else { return };
+    let _silent = [&scene.lab.b1, &scene.lab.b2].map(|host| host.serve(Behaviour::Silent));
+    let all = [0, 1].map(|number| {
+        let http = built_in::config(&scene, number).health("kind", "http").health("path", "/readyz");
+        scene.launch(number, &http.health("timeout", "500ms"))
+    });
+    let owner = &all[owner(&all)];
+    ["b1", "b2"].iter().for_each(|name| _ = owner.baton.wait_health(name, "ejected", LONG));
+    match scene.lab.client.try_connect(places()[0], LONG) {
+        Ok(mut conn) => assert_eq!(conn.end(LONG), End::Rst),
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
+    }
 }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::gaps::takes_new;
-use super::{AFTER_MS, BEFORE_MS, Story, is_death, moment};
+use super::last::is_ordered;
+use super::{AFTER_MS, BEFORE_MS, Explained, SENTENCES_MAX, Story, is_death, moment};
 use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::model::fleet::Liveness;
 use crate::model::health::{Cause, HealthState};
@@ -29,9 +30,7 @@ impl Story<'_> {
             What::NodesSilent { .. } => Weight::Bad,
             // Its clients are reset, or will be at the end of drain_timeout.
             What::FlowsOrdered { reason, .. } if reason.client_saw() == ClientSaw::Rst => Weight::Bad,
-            What::BackendChanged { to: HealthState::Draining, cause: Cause::NotReady { .. } | Cause::Slow, .. } => {
-                Weight::Bad
-            }
+            What::BackendChanged { to: HealthState::Draining, cause, .. } if !is_ordered(cause) => Weight::Bad,
             // It had clients, who waited.
             What::VipGained { silent: Some(_), .. } => Weight::Notice,
             // Its death is an event of its own.
@@ -115,11 +114,28 @@ impl Story<'_> {
         Some((said, event.at_unix_ms.saturating_sub(last.at_unix_ms)))
     }
 
+    /// That workers of the process before the one that starts at `at` were stuck, and did not go on: a sentence.
+    pub(super) fn stuck_before(&self, at: usize) -> Option<String> {
+        let before = self.events[..at].iter().rev().map(|(event, _)| *event);
+        let mut last = before
+            .filter(|it| matches!(it.what, What::WorkerStuck { .. } | What::WorkerMoves { .. } | What::Started { .. }));
+        let Event { at_unix_ms, what: What::WorkerStuck { worker, .. }, .. } = last.next()? else { return None };
+        Some(format!(
+            "Before that, at {}, worker {worker} was stuck: a process whose worker does not go on aborts itself.",
+            moment(*at_unix_ms)
+        ))
+    }
+
     /// The order or the reload shortly before an event.
     pub(super) fn order_before(&self, at: usize) -> Option<String> {
         self.told_before(at, BEFORE_MS, |before| {
             matches!(self.events[before].0.what, What::OrderReceived { .. } | What::Reloaded { .. })
         })
+    }
+
+    /// The reload shortly before a backend was lost: it may have changed how it is probed.
+    pub(super) fn reload_before(&self, at: usize) -> Option<String> {
+        self.told_before(at, BEFORE_MS, |before| matches!(self.events[before].0.what, What::Reloaded { .. }))
     }
 
     /// Why nodes are silent, as far as something tells of it: up to three sentences.
@@ -157,7 +173,9 @@ impl Story<'_> {
                 && !matches!(cause.what, What::NodesSilent { .. })
         };
         sentences.extend(self.told_before(at, for_ms + AFTER_MS, is_cause));
-        let ended = ended.filter(|_| why == SilenceKind::NoConnection);
+        // An end of another time is not the one after which it had none: that one was at another host, or was refused.
+        let ended =
+            ended.filter(|(at_ms, ..)| why == SilenceKind::NoConnection && at_ms.abs_diff(begun_ms) <= NOTICED_MS);
         if let (Some((ended_ms, frontend, backend, reason)), Some(node)) = (ended, nodes.first()) {
             let earlier = duration_ms(event.at_unix_ms.saturating_sub(ended_ms));
             sentences.push(format!(
@@ -301,12 +319,36 @@ impl Story<'_> {
 
     /// The order `word`, for a backend or for any, which came a moment before the event that it caused.
     pub(super) fn order_of(&self, at: usize, word: &str, backend: Option<&str>) -> Option<String> {
-        self.told_before(at, AT_ONCE_MS, |before| match &self.events[before].0.what {
-            What::OrderReceived { order, .. } => {
-                let mut words = order.split_whitespace();
-                let is_it = |it: &str, backend: &str| it == backend || it.ends_with(&format!("/{backend}"));
-                words.next() == Some(word) && backend.is_none_or(|backend| words.any(|it| is_it(it, backend)))
-            }
+        self.told_before(at, AT_ONCE_MS, |before| self.is_order(before, word, backend))
+    }
+
+    fn is_order(&self, at: usize, word: &str, backend: Option<&str>) -> bool {
+        let What::OrderReceived { order, .. } = &self.events[at].0.what else { return false };
+        let mut words = order.split_whitespace();
+        let is_it = |it: &str, backend: &str| it == backend || it.ends_with(&format!("/{backend}"));
+        words.next() == Some(word) && backend.is_none_or(|backend| words.any(|it| is_it(it, backend)))
+    }
+
+    /// An order about a backend, with what it did.
+    pub(super) fn of_order(&self, at: usize) -> Option<Explained> {
+        let event = self.events[at].0;
+        let (did, figures) = self.change(self.caused_by(at)?)?;
+        let ordered = format!("At {} {}.", moment(event.at_unix_ms), event.what.sentence());
+        // The change tells of its order, too.
+        let did = did.into_iter().filter(|it| !it.contains(&event.what.sentence()));
+        Some((std::iter::once(ordered).chain(did).take(SENTENCES_MAX).collect(), figures))
+    }
+
+    /// The change of a backend that the order at `at` caused.
+    fn caused_by(&self, at: usize) -> Option<usize> {
+        let until_ms = self.events[at].0.at_unix_ms + AT_ONCE_MS;
+        let near = (at + 1..self.events.len()).take_while(|later| self.events[*later].0.at_unix_ms <= until_ms);
+        near.into_iter().find(|later| match &self.events[*later].0.what {
+            What::BackendChanged { backend, to, cause, .. } => match cause {
+                Cause::OrderedDrain => self.is_order(at, "drain", Some(backend)),
+                Cause::OrderedEject => self.is_order(at, "eject", Some(backend)),
+                _ => *to == HealthState::Ready && self.is_order(at, "undrain", Some(backend)),
+            },
             _ => false,
         })
     }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 
-use super::{AFTER_MS, Figures, OtherBackend, Story, is_by_backend, moment, of_rebalance};
+use super::{AFTER_MS, Figures, OtherBackend, Story, is_by_backend, last, moment, of_rebalance};
 use crate::model::end_reason::{EndReason, EndedBy};
-use crate::model::health::HealthState;
+use crate::model::health::{Cause, HealthState};
 use crate::model::humane::{duration_ms, plural};
 use crate::recorder::{FrontendSettings, RecordedSample, ends_counted};
 use crate::table::journal::What;
@@ -83,20 +83,36 @@ impl Story<'_> {
     }
 
     /// What is left of a backend that drains since `since_ms`, and until when: a sentence. `None`: nothing is, or the time is over.
-    pub(super) fn drain_left(&self, of: (&str, &str), since_ms: u64) -> Option<String> {
+    pub(super) fn drain_left(&self, of: (&str, &str), since_ms: u64, cause: &Cause) -> Option<String> {
         let last = self.recording.records.last()?;
-        // A reload changes the time of drains that run.
-        let drain_timeout_ms = self.settings(last.owner, of.0)?.drain_timeout_ms;
-        let (left, _) = share(self.sample_before(last.at_unix_ms)?, of);
-        let until_ms = since_ms + drain_timeout_ms;
-        (left > 0 && last.at_unix_ms < until_ms).then(|| {
-            format!(
-                "It still has {}; drain_timeout = {} decides that those left at {} are reset.",
-                plural(left, "flow"),
-                duration_ms(drain_timeout_ms),
-                moment(until_ms)
-            )
-        })
+        let sample = self.sample_before(last.at_unix_ms)?;
+        let (left, _) = share(sample, of);
+        if left == 0 {
+            return None;
+        }
+        let left = plural(left, "flow");
+        let mut others = sample.backends.iter().filter(|it| it.frontend == of.0 && it.name != of.1);
+        let another_is_ready = others.any(|it| it.state == HealthState::Ready.label());
+        match cause {
+            Cause::NotReady { .. } if !another_is_ready => {
+                Some(format!("It still has {left}, which no time limit ends while no other backend is ready."))
+            }
+            _ if last::is_ordered(cause) || matches!(cause, Cause::NotReady { .. }) => {
+                // A reload changes the time of drains that run.
+                let drain_timeout_ms = self.settings(last.owner, of.0)?.drain_timeout_ms;
+                let until_ms = since_ms + drain_timeout_ms;
+                (last.at_unix_ms < until_ms).then(|| {
+                    format!(
+                        "It still has {left}; drain_timeout = {} decides that those left at {} are reset.",
+                        duration_ms(drain_timeout_ms),
+                        moment(until_ms)
+                    )
+                })
+            }
+            _ => Some(format!(
+                "It still has {left}, which no time limit ends: a backend that drains for this reason serves them."
+            )),
+        }
     }
 
     /// The settings that decided when the flows of a backend were reset.

@@ -105,6 +105,16 @@ pub(super) fn holder_after(story: &Story<'_>, at: usize) -> Option<String> {
     Some(format!("{after} later {}.", held.what.sentence()))
 }
 
+/// Whether the process before the one that starts by the event at `at` had given the VIP up before it ended.
+pub(super) fn had_given_up(story: &Story<'_>, at: usize) -> bool {
+    let moved = story.events[..at].iter().rev().find_map(|(event, _)| match &event.what {
+        What::VipGained { .. } => Some(false),
+        What::VipGivenUp { .. } | What::VipHeld { .. } => Some(true),
+        _ => None,
+    });
+    moved.unwrap_or(false)
+}
+
 /// The peer that had the VIP when this host's process, which starts by the event at `at`, heard of it.
 pub(super) fn holder_found<'r>(story: &Story<'r>, at: usize) -> Option<&'r str> {
     soon_after(story, at).find_map(|it| match &it.what {

@@ -43,8 +43,10 @@ pub(super) fn longest_gap(
         }
     };
     let gap_ms = silence_ms + away_ms + lease_renew_ms;
+    let is_whole = until.is_empty();
     let [gap, silence, away, renewal] = [gap_ms, silence_ms, away_ms, lease_renew_ms].map(limit_ms);
-    let seen = format!("longest gap that a node can have seen is {gap}");
+    let least = if is_whole { "" } else { "at least " };
+    let seen = format!("longest gap that a node can have seen is {least}{gap}");
     let sentence = match (away_ms, silence_ms) {
         (0, 0) => format!("Its kernel ended its flows at once, so the {seen}: a renewal's."),
         (0, _) => format!("The {seen}: {silence} from the silence to the last reset, and a renewal's {renewal}."),
@@ -56,6 +58,9 @@ pub(super) fn longest_gap(
              renewal's {renewal}."
         ),
     };
+    if !is_whole {
+        return (sentence + " What they waited after that, the host that has the VIP since can tell.", None);
+    }
     (sentence, Some(gap_ms))
 }
 

@@ -20,13 +20,16 @@ pub(super) fn last(story: &Story<'_>) -> Option<Explained> {
     let ongoing = worst_ongoing(story, newest);
     let told = ongoing.unwrap_or(newest);
     let (mut sentences, figures) = story.of_event(told)?;
-    let (newer, _) = story.events[newest];
-    if ongoing.is_some_and(|at| at < newest) && !matches!(newer.what, What::FlowsOrdered { .. }) {
-        let number = newer.number;
-        beside(
-            &mut sentences,
-            format!("Event {number} is newer, and is over or cost nothing: baton explain event:{number}."),
-        );
+    if ongoing.is_some_and(|at| at < newest && !is_order_after(story, newest, at)) {
+        let Event { number, what, .. } = story.events[newest].0;
+        let newer = format!("Event {number} is newer, and is over or cost nothing: {}", what.sentence());
+        beside(&mut sentences, format!("{newer} (baton explain event:{number})."));
+    }
+    if let Some(silence) = silence_still(story).filter(|at| *at < told) {
+        let Event { number, at_unix_ms, .. } = story.events[silence].0;
+        let who = silent_until_the_end(story, silence);
+        let since = moment(*at_unix_ms);
+        beside(&mut sentences, format!("Told at {since}, and still so: {who} (baton explain event:{number})."));
     }
     if let Some(unfelt) = unfelt.filter(|at| *at > told) {
         let Event { at_unix_ms, number, what } = story.events[unfelt].0;
@@ -67,14 +70,32 @@ fn newest_fault(story: &Story<'_>) -> Option<usize> {
     bad.filter(|bad| story.events[*bad].0.at_unix_ms + LATELY_MS >= story.events[any].0.at_unix_ms).or(Some(any))
 }
 
+/// Whether the event at `order` ends the flows of the backend that was lost by the event at `lost`.
+fn is_order_after(story: &Story<'_>, order: usize, lost: usize) -> bool {
+    match (&story.events[order].0.what, &story.events[lost].0.what) {
+        (
+            What::FlowsOrdered { frontend, backend, .. },
+            What::BackendChanged { frontend: of_lost, backend: lost, .. },
+        ) => (frontend, backend) == (of_lost, lost),
+        _ => false,
+    }
+}
+
+/// The newest silence of nodes that goes on.
+fn silence_still(story: &Story<'_>) -> Option<usize> {
+    seen_still(story).rfind(|at| !silent_still(story, *at).is_empty())
+}
+
 /// The newest of those that go on and cost something.
 fn worst_ongoing(story: &Story<'_>, newest: usize) -> Option<usize> {
     let newest_ms = story.events[newest].0.at_unix_ms;
     seen_still(story).rfind(|at| {
         let event = story.events[*at].0;
+        let is_lately = event.at_unix_ms + LATELY_MS >= newest_ms;
         story.weight(*at) == Weight::Bad
             && match &event.what {
-                What::NodesSilent { .. } => !silent_still(story, *at).is_empty(),
+                // One that is away for good does not hide what happens since.
+                What::NodesSilent { .. } => is_lately && !silent_still(story, *at).is_empty(),
                 // The loss says more of it.
                 What::RefusalsBegun { frontend, reason: EndReason::NoBackend } => {
                     let is_its = |lost: usize| {
@@ -85,7 +106,6 @@ fn worst_ongoing(story: &Story<'_>, newest: usize) -> Option<usize> {
                 }
                 What::RefusalsBegun { frontend, reason } => refuses_since(story, *at, frontend, *reason),
                 What::BackendChanged { frontend, .. } => {
-                    let is_lately = event.at_unix_ms + LATELY_MS >= newest_ms;
                     is_lost_still(story, *at)
                         && (has_no_backend(story, frontend) || is_lately && has_cost_flows(story, *at))
                 }
@@ -103,7 +123,16 @@ fn seen_still(story: &Story<'_>) -> Range<usize> {
 
 /// Where the events of the last process begin.
 fn last_start(story: &Story<'_>) -> usize {
-    story.events.iter().rposition(|(event, _)| matches!(event.what, What::Started { .. })).unwrap_or(0)
+    story.events.iter().rposition(|(event, _)| is_start(event)).unwrap_or(0)
+}
+
+/// When the last process began; ms since 1970, 0 if that was not recorded.
+pub(in crate::cli::explain) fn last_start_ms(story: &Story<'_>) -> u64 {
+    story.events.iter().rfind(|(event, _)| is_start(event)).map_or(0, |(event, _)| event.at_unix_ms)
+}
+
+fn is_start(event: &Event) -> bool {
+    matches!(event.what, What::Started { .. })
 }
 
 /// Those nodes of a silence that have not been heard since.
@@ -121,20 +150,26 @@ fn silent_still<'r>(story: &Story<'r>, at: usize) -> Vec<&'r str> {
 
 /// That nodes are silent when the record ends: a sentence.
 pub(super) fn still_silent(story: &Story<'_>, at: usize) -> Option<String> {
-    let event = story.events[at].0;
-    if !seen_still(story).contains(&at) {
+    if !seen_still(story).contains(&at) || silent_still(story, at).is_empty() {
         return None;
     }
-    let What::NodesSilent { for_ms, .. } = &event.what else { return None };
-    let nodes = silent_still(story, at);
-    let end_ms = story.recording.records.last()?.at_unix_ms;
+    let who = silent_until_the_end(story, at);
+    Some(format!("This is still going on at {}: {who}{}.", story.ends_at(), story.dropped_since(at)))
+}
+
+/// Which nodes of the silence at `at` are silent when the record ends, and for how long then: a part of a sentence.
+fn silent_until_the_end(story: &Story<'_>, at: usize) -> String {
+    let event = story.events[at].0;
+    let What::NodesSilent { for_ms, .. } = &event.what else { return String::new() };
+    let end_ms = story.recording.records.last().map_or(event.at_unix_ms, |record| record.at_unix_ms);
     let lasts = duration_ms(for_ms + end_ms.saturating_sub(event.at_unix_ms));
-    let who = match &nodes[..] {
+    match &silent_still(story, at)[..] {
+        [] => String::new(),
         [node] => format!("{node} is silent for {lasts}"),
-        [first, ..] => format!("{first} and {} are silent, for {lasts}", plural(nodes.len() as u64 - 1, "other node")),
-        [] => return None,
-    };
-    Some(format!("This is still going on at {}: {who}{}.", moment(end_ms), story.dropped_since(at)))
+        [first, others @ ..] => {
+            format!("{first} and {} are silent, for {lasts}", plural(others.len() as u64, "other node"))
+        }
+    }
 }
 
 /// Whether connections are refused for this reason since the event at `at`, until the record ends.

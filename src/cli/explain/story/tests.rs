@@ -123,7 +123,7 @@ fn a_backend_that_is_not_ready_and_a_reset_of_its_clients_are_faults() {
 fn the_last_fault_is_the_last_bad_event_unless_that_was_long_ago() {
     use HealthState::{Draining, Ejected, Ready};
     let lost = (0, changed(Ready, Ejected, Cause::Refused));
-    let trifle = |at| (at, other(Ready, Draining));
+    let trifle = |at| (at, changed(Ready, Draining, Cause::OrderedDrain));
     let at = |events| Story::new(&recording(events)).tell(&Subject::Last).unwrap().1.at_unix_ms - AT_MS;
     assert_eq!(at(vec![lost.clone(), trifle(300_000)]), 0);
     assert_eq!(at(vec![lost, trifle(700_000)]), 700_000);

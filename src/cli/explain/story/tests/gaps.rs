@@ -110,6 +110,11 @@ fn an_outage_goes_on_though_a_former_backend_has_flows_and_ends_as_the_vip_goes_
     };
     let moved = said(vec![(3000, left), (16_000, other(Ejected, Ready))]);
     assert!(moved.contains("served for 2.0 s, until this host gave the VIP up, so the longest gap"), "{moved}");
+    // Regression: it was told as if nobody waited after that.
+    assert!(
+        moved.contains("is at least 14.3 s") && moved.contains("the host that has the VIP since can tell"),
+        "{moved}"
+    );
 }
 
 /// Regression: of a backend whose process was killed, the gap was that of one that hangs, or none was told.
@@ -176,4 +181,20 @@ fn ends_that_the_disk_did_not_take_are_not_told_as_none() {
     // It was over before.
     let before = said(vec![(0, dropped.1), (5_000, lost)]);
     assert!(before.contains(none), "{before}");
+}
+
+/// Regression: a process whose workers hung, and which had given the VIP up before it ended itself, was told as killed while it had the VIP.
+#[test]
+fn a_process_that_hung_and_had_given_the_vip_up_is_told_so() {
+    let started = || What::Started { version: "1".to_owned() };
+    let vip = || "10.0.0.100".to_owned();
+    let gained = What::VipGained { vip: vip(), why: "it was free".to_owned(), silent: None };
+    let given_up =
+        What::VipGivenUp { vip: vip(), why: "this instance is not ready".to_owned(), late_ms: None, cut_off: false };
+    let stuck = What::WorkerStuck { worker: 0, for_ms: 1_200 };
+    let events = vec![(0, started()), (10, gained), (9_000, given_up), (9_200, stuck), (40_000, started())];
+    let recording = recording(events);
+    let (said, figures) = Story::new(&recording).tell(&Subject::Last).unwrap();
+    assert!(said[0].contains("starts") && said[2].contains("worker 0 was stuck: a process"), "{said:?}");
+    assert!(said[3].starts_with("It had given the VIP up") && figures.longest_gap_ms.is_none(), "{said:?}");
 }

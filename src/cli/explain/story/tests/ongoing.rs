@@ -23,7 +23,11 @@ fn a_fault_that_goes_on_and_costs_nodes_is_told_before_newer_ones_that_are_over_
         let [.., goes_on, newer] = &said[..] else { panic!("{said:?}") };
         assert!(goes_on.starts_with("This is still going on at 2026-11-25 03:1"), "{said:?}");
         assert!(goes_on.contains("worker-5 is silent for 4 m"), "{said:?}");
-        assert_eq!(newer, "Event 1 is newer, and is over or cost nothing: baton explain event:1.");
+        assert!(
+            newer.starts_with("Event 1 is newer, and is over or cost nothing: apiserver/cp2: ready → draining"),
+            "{said:?}"
+        );
+        assert!(newer.ends_with("(baton explain event:1)."), "{said:?}");
         assert!(said.len() <= SENTENCES_MAX, "{said:?}");
         events.push((232_000, slow(Draining, Ready)));
     }
@@ -74,4 +78,56 @@ fn a_loss_that_goes_on_and_cost_flows_is_told_before_a_newer_one_that_cost_none(
     assert_eq!(figures.at_unix_ms, AT_MS);
     assert!(said.iter().any(|it| it.contains("was still ejected")), "{said:?}");
     assert_eq!(at(700_000).1.at_unix_ms, AT_MS + 700_000);
+}
+
+/// Regression: of two silent nodes one came back, and the other, which was still away, was not named any more.
+#[test]
+fn a_node_that_is_silent_still_is_named_beside_the_one_that_came_back() {
+    let both = What::NodesSilent {
+        nodes: vec!["worker-3".to_owned(), "worker-7".to_owned()],
+        more: 0,
+        why: SilenceKind::NoConnection,
+        for_ms: 10_000,
+    };
+    let back = |node: &str| What::NodesBack { nodes: vec![node.to_owned()], more: 0, for_ms: 23_000 };
+    let said = |events| Story::new(&recording(events)).tell(&Subject::Last).unwrap();
+    let (told, figures) = said(vec![(0, both.clone()), (13_000, back("worker-3")), (18_000, back("worker-9"))]);
+    assert!(told.iter().any(|it| it.starts_with("worker-3 was heard again at")), "{told:?}");
+    assert!(told.last().unwrap().contains("worker-7 is silent for 28 s"), "{told:?}");
+    assert_eq!(figures.lasted_ms, None);
+    let (told, figures) = said(vec![(0, both.clone()), (13_000, back("worker-3")), (18_000, back("worker-7"))]);
+    assert!(!told.iter().any(|it| it.contains("silent for")) && figures.lasted_ms.is_some(), "{told:?}");
+    // The one that is named first stays away.
+    let (told, _) = said(vec![(0, both), (13_000, back("worker-7"))]);
+    assert!(told.iter().any(|it| it.starts_with("worker-7 was heard again at")), "{told:?}");
+    assert!(told.last().unwrap().contains("worker-3 is silent for 23 s"), "{told:?}");
+}
+
+/// Regression: a node that was switched off hid each fault after it, whatever that cost.
+#[test]
+fn a_node_that_is_away_for_good_does_not_hide_a_newer_fault() {
+    use HealthState::{Ejected, Ready};
+    let hang = |at_ms| {
+        let (frontend, backend) = ("apiserver".to_owned(), "cp2".to_owned());
+        vec![
+            (at_ms, changed(Ready, Ejected, Cause::TimedOut { after_ms: 500 })),
+            (at_ms, What::FlowsOrdered { frontend, backend, flows: 24, reason: EndReason::BackendEjected }),
+            (at_ms + 20, ended(1, EndReason::BackendEjected)),
+            (at_ms + 9_000, changed(Ejected, Ready, Cause::Passed)),
+        ]
+    };
+    let said = |at_ms| {
+        let events = [vec![(0, silent("worker-7"))], hang(at_ms)].concat();
+        told(&recording(events), Subject::Last).unwrap()
+    };
+    let lately = said(60_000);
+    assert!(lately[0].contains("worker-7"), "{lately:?}");
+    assert!(
+        lately.last().unwrap().contains("is over or cost nothing: apiserver/cp2: Baton ends 24 flows"),
+        "{lately:?}"
+    );
+    let long_ago = said(3_600_000);
+    assert!(long_ago[0].contains("cp2: ready → ejected"), "{long_ago:?}");
+    let beside = "Told at 2026-11-25 03:12:07.412Z, and still so: worker-7 is silent for 1 h";
+    assert!(long_ago.last().unwrap().starts_with(beside), "{long_ago:?}");
 }

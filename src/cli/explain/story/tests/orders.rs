@@ -133,3 +133,58 @@ fn a_backend_that_was_removed_and_added_again_is_told_so() {
     let expected = "A reload had removed it at 2026-11-25 03:12:07.412Z, and one added it again at 2026-11-25 03:12:55.412Z, 48 s later.";
     assert_eq!((last.as_str(), figures.lasted_ms), (expected, None), "{said:?}");
 }
+
+/// Regression: of an order to drain only what else ended within ten seconds was told, and not what it did.
+#[test]
+fn an_order_is_told_with_what_it_did() {
+    use HealthState::{Draining, Ready};
+    let recording = recording(vec![
+        (0, What::OrderReceived { uid: 0, pid: 42, order: "drain apiserver/cp2".to_owned() }),
+        (3, changed(Ready, Draining, Cause::OrderedDrain)),
+        (5_000, ended(9, EndReason::Rebalanced)),
+        (150_003, ended(1, EndReason::DrainDeadline)),
+    ]);
+    let said = told(&recording, Subject::Event(0)).unwrap();
+    assert!(said[0].contains("orders: baton drain apiserver/cp2") && said[1].contains("ready → draining"), "{said:?}");
+    assert!(
+        said.iter().any(|it| it.contains("drain_deadline 1") && it.contains("drain_timeout = 2 m 30 s")),
+        "{said:?}"
+    );
+    assert!(
+        !said.iter().any(|it| it.contains("rebalanced")) && !said[1..].iter().any(|it| it.contains("orders:")),
+        "{said:?}"
+    );
+}
+
+/// Regression: a reload with which all backends were lost was not named, nor that loss before an older fault that was over.
+#[test]
+fn a_loss_by_a_reload_is_the_last_fault_and_names_the_reload() {
+    use HealthState::{Draining, Ejected, Ready};
+    let wrong = || Cause::Protocol { error: "TLS: certificate is for kubernetes".to_owned() };
+    let recording = recording(vec![
+        (0, other(Ready, Ejected)),
+        (7_500, other(Ejected, Ready)),
+        (60_000, What::Reloaded { changes: vec!["frontend apiserver: probes by other TLS settings".to_owned()] }),
+        (60_440, changed(Ready, Draining, wrong())),
+    ]);
+    let said = told(&recording, Subject::Last).unwrap();
+    assert!(said[0].contains("cp2: ready → draining: "), "{said:?}");
+    assert!(said[2].starts_with("440 ms earlier") && said[2].contains("probes by other TLS settings"), "{said:?}");
+    // Such a drain has no end of its own.
+    assert!(said.iter().any(|it| it.contains("It still has 30 flows, which no time limit ends")), "{said:?}");
+    assert!(!said.iter().any(|it| it.contains("drain_timeout")), "{said:?}");
+}
+
+/// Regression: a drain because of /readyz forecast a reset at the end of drain_timeout, which does not come while no other backend is ready.
+#[test]
+fn a_drain_without_another_ready_backend_forecasts_no_reset() {
+    use HealthState::{Draining, Ready};
+    let said = |state: &str| {
+        let mut recording = recording(vec![(0, changed(Ready, Draining, Cause::NotReady { status: 500 }))]);
+        let Recorded::Sample(sample) = &mut recording.records[0].what else { unreachable!() };
+        sample.backends[0].state = state.to_owned();
+        told(&recording, Subject::Backend("cp2".to_owned())).unwrap().join(" ")
+    };
+    assert!(said("ready").contains("drain_timeout = 2 m 30 s decides that those left"), "{}", said("ready"));
+    assert!(said("draining").contains("no time limit ends while no other backend is ready"), "{}", said("draining"));
+}

@@ -215,3 +215,23 @@ fn a_death_that_calls_an_evacuation_off_is_the_fault() {
     let alone = told(&recording(vec![(0, liveness(Liveness::Dead)), (60_000, called_off)]), Subject::Last).unwrap();
     assert!(alone[0].contains("the evacuation failed"), "{alone:?}");
 }
+
+/// Regression: "the last flow of worker-7 ended 5 m 54 s before" of a node without a connection for 10 s: its flows were at another host by then.
+#[test]
+fn a_flow_that_ended_long_before_a_silence_is_not_its_last_one() {
+    let silent = |for_ms| What::NodesSilent {
+        nodes: vec!["worker-7".to_owned()],
+        more: 0,
+        why: SilenceKind::NoConnection,
+        for_ms,
+    };
+    let mut end = ended(1, EndReason::ClientClosed);
+    let What::FlowEnded { node, .. } = &mut end else { unreachable!() };
+    *node = Some("worker-7".into());
+    let said = |at_ms, for_ms| {
+        let recording = recording(vec![(0, end.clone()), (at_ms, silent(for_ms))]);
+        told(&recording, Subject::Last).unwrap().join(" ")
+    };
+    assert!(said(10_000, 10_000).contains("The last flow of worker-7 ended 10 s before"), "{}", said(10_000, 10_000));
+    assert!(!said(354_000, 10_000).contains("The last flow"), "{}", said(354_000, 10_000));
+}

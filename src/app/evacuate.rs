@@ -21,7 +21,7 @@ use crate::drain::LifePhase;
 use crate::essential;
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::Liveness;
-use crate::model::fleet::evacuate::{EvacuateOrder, EvacuateStep, Evacuation, Failure, Situation, Wish};
+use crate::model::fleet::evacuate::{EvacuateOrder, EvacuateStep, Evacuation, Failure, Situation, VIP_GIVEN, Wish};
 use crate::model::ids::BackendId;
 use crate::ports::orders::{EndOrder, Pace, Selector};
 use crate::preflight::mover;
@@ -61,7 +61,7 @@ impl EvacuationState {
 
     /// Why this host should not have the VIP.
     pub(super) fn not_ready(&self) -> Option<String> {
-        self.vip_given.load(Relaxed).then(|| "an evacuation has given its VIP to another instance".to_owned())
+        self.vip_given.load(Relaxed).then(|| VIP_GIVEN.to_owned())
     }
 
     fn running(&self) -> MutexGuard<'_, Option<RunningEvacuation>> {

@@ -157,6 +157,7 @@ mod tests {
                 "lb-b takes it when this host, its network or this process stops, and on `baton evacuate`".to_owned(),
                 "it goes to lb-b when this instance is not ready and lb-b is".to_owned(),
             ],
+            next: None,
         };
         let what = What::VipGained {
             vip: "10.0.0.100, fd00::100".to_owned(),

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use baton::admin::client::{Client, ClientError};
@@ -13,6 +14,7 @@ use baton::admin::session::{SessionLimits, SocketAccess, serve};
 use baton::admin::status::{BackendStatus, Status};
 use baton::admin::unix;
 use baton::admin::what_if::{ExpectedGap, WhatIfReport, WhatIfRequest};
+use baton::model::fleet::{InstanceSummary, Liveness, MemberView, PeerSummary};
 use baton::model::health::Order;
 use baton::model::ids::FlowId;
 use baton::model::what_if::{FlowFates, Happening};
@@ -256,6 +258,60 @@ async fn the_effects_of_a_death_are_told_with_the_settings_that_decide_and_nothi
     assert!(both.ends_with(&format!("say one of instance:{host}, backend:{host}")), "{both}");
     assert_eq!(ask_of(&format!("backend:{host}"), Happening::Dies).await.unwrap().of_subject, 0);
     assert_eq!(instance.table.flows.len(), 10);
+}
+
+/// Regression: it was said that the only peer would carry the flows on, though its host was evacuated and takes no VIP.
+#[tokio::test]
+async fn a_death_leaves_the_clients_waiting_if_no_peer_would_take_the_vip() {
+    let instance = FakeInstance::start();
+    let dies = async |subject: &str| {
+        let asked = WhatIfRequest { subject: subject.to_owned(), happens: Happening::Dies };
+        ask::<WhatIfReport>(&instance, Command::WhatIf(asked)).await.unwrap()
+    };
+    let show = |not_ready: &[&str], liveness| {
+        let not_ready = not_ready.iter().map(|&why| why.to_owned()).collect();
+        let summary = Arc::new(InstanceSummary { not_ready, ..InstanceSummary::default() });
+        let summary = Some(PeerSummary { age_ms: 0, is_present: true, summary });
+        instance.table.fleet.show_members(vec![MemberView { summary, liveness, ..a_peer() }], now_ns());
+    };
+    let host_gone = |said: &WhatIfReport| said.cases.iter().find(|it| it.fault == "Baton's host gone").unwrap().clone();
+
+    show(&[], Liveness::Alive);
+    let taken = host_gone(&dies("this").await);
+    assert_eq!((taken.fates.reset, taken.fates.waiting), (10, 0));
+    assert!(matches!(taken.gap, ExpectedGap::Decided(_)), "{taken:?}");
+
+    let evacuated = "an evacuation has given its VIP to another instance";
+    let stopping = "this instance is stopping: draining";
+    for (not_ready, liveness, why) in [
+        (&[evacuated][..], Liveness::Alive, "`baton evacuate --cancel` there lets it have the VIP again"),
+        (&[stopping], Liveness::Alive, stopping),
+        (&[], Liveness::Dead, "it is dead until Baton runs there"),
+    ] {
+        show(not_ready, liveness);
+        let said = dies("this").await;
+        let case = host_gone(&said);
+        assert_eq!((case.fates.moved, case.fates.reset, case.fates.waiting), (0, 0, 10), "{said:?}");
+        for case in &said.cases {
+            let ExpectedGap::Unknown(gap) = &case.gap else { panic!("{said:?}") };
+            assert!(gap.starts_with("no instance would take the VIP: clients get nothing"), "{said:?}");
+        }
+        assert!(
+            said.notes.iter().any(|note| note.starts_with("lb-b would not take the VIP") && note.contains(why)),
+            "{said:?}"
+        );
+        assert!(!said.notes.iter().any(|note| note.contains("would carry")), "{said:?}");
+    }
+
+    // The same of a peer with the VIP, while this instance is the one that is evacuated.
+    let vips = vec!["10.0.0.100".parse().unwrap()];
+    instance.table.fleet.show_members(vec![MemberView { vips, flows: 7, offloaded: 5, ..a_peer() }], now_ns());
+    let said = dies("lb-b").await;
+    assert_eq!((host_gone(&said).fates.moved, host_gone(&said).fates.reset), (5, 2), "{said:?}");
+    *instance.control.not_ready.lock().unwrap() = vec![evacuated.to_owned()];
+    let said = dies("lb-b").await;
+    assert_eq!((host_gone(&said).fates.moved, host_gone(&said).fates.waiting), (0, 7), "{said:?}");
+    assert!(said.notes.iter().any(|note| note.contains("baton evacuate --cancel")), "{said:?}");
 }
 
 #[tokio::test]

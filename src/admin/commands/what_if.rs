@@ -1,5 +1,7 @@
 //! Counts the flows that a fault would keep, move and reset, and the gap that the timers leave; changes nothing.
 
+mod succession;
+
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,16 +12,19 @@ use crate::admin::protocol::{BackendName, Refusal};
 use crate::admin::what_if::{ExpectedGap, GapSetting, WhatIfCase, WhatIfFailed, WhatIfReport, WhatIfRequest};
 use crate::admin::{Admin, status};
 use crate::config::Config;
-use crate::config::budget::{BudgetHost, FrontendBudget, LongestGap};
+use crate::config::budget::{BudgetHost, FrontendBudget, LongestGap, VipTrack};
 use crate::model::budget::{BudgetFault, lasts};
-use crate::model::fleet::{Liveness, MemberView};
+use crate::model::fleet::vip::VipView;
+use crate::model::fleet::{InstanceName, Liveness, MemberView};
 use crate::model::health::HealthState;
 use crate::model::humane::plural;
 use crate::model::ids::BackendId;
 use crate::model::what_if::{BackendFlows, FlowFates, Happening, OwnFlows, restarted_in_turn};
+use crate::sys::clock::now_ns;
 use crate::sys::netdev;
 use crate::table::backend::{BackendEntry, Registry};
 use crate::table::flows::{FlowState, FlowView};
+use succession::{Survivor, VipMover, VipSuccession};
 
 enum WhatIfSubject {
     /// All addresses of one name, the present one first.
@@ -202,24 +207,19 @@ impl WhatIfLook<'_> {
             }
         }
         let members = self.admin.table.fleet.members();
-        let heirs: Vec<_> = members.iter().filter(|it| it.liveness == Liveness::Alive && it.told).collect();
+        let has_vip = !status::vips(self.config, self.admin).is_empty();
+        let view = self.admin.table.fleet.vip();
+        let mover = self.mover(view.as_deref());
+        let survivors: Vec<_> = members.iter().map(|peer| Survivor::of_peer(peer, mover, peer.told)).collect();
+        let succession = VipSuccession::of(&survivors, has_vip, mover);
         let stacked = !here.is_empty();
-        let mut notes = match (&*heirs, members.is_empty()) {
-            ([], true) => vec!["There is no [peers]: no other instance knows these flows.".to_owned()],
-            ([], false) => vec!["No peer is alive and knows these flows: see baton peers.".to_owned()],
-            (heirs, _) => {
-                let names: Vec<_> = heirs.iter().map(|it| it.name.to_string()).collect();
-                let offloaded = self.flows.iter().filter(|flow| flow.state == FlowState::Offloaded).count();
-                match offloaded {
-                    0 if self.flows.is_empty() => Vec::new(),
-                    0 => vec![
-                        "None of its flows is offloaded now: only such flows go on at another instance.".to_owned(),
-                    ],
-                    _ => vec![format!("{} would carry the offloaded flows on, without a reset.", names.join(" or "))],
-                }
-            }
+        let offloaded = self.flows.iter().filter(|flow| flow.state == FlowState::Offloaded).count();
+        let mut notes = match members.is_empty() {
+            true => vec!["There is no [peers]: no other instance knows these flows.".to_owned()],
+            false => succession_notes(&succession, has_vip, self.flows.len(), offloaded),
         };
-        let behind = heirs.iter().map(|it| it.behind).min().unwrap_or(0);
+        let knows = |peer: &&MemberView| succession.takers.iter().any(|it| it.knows && it.name == peer.name);
+        let behind = members.iter().filter(knows).map(|it| it.behind).min().unwrap_or(0);
         if behind > 0 {
             notes.push(format!("{} have not been acknowledged yet.", plural(behind as u64, "change")));
         }
@@ -227,8 +227,10 @@ impl WhatIfLook<'_> {
             let its = plural(counted.offloaded_to_own, "offloaded flow");
             notes.push(format!("{its} end with their backend, which is on this host."));
         }
-        let is_idle = !members.is_empty() && self.flows.is_empty() && status::vips(self.config, self.admin).is_empty();
-        let cases = self.of_instance(counted, !heirs.is_empty(), stacked, is_idle);
+        let is_idle = !members.is_empty() && self.flows.is_empty() && !has_vip;
+        let lonely = members.is_empty() && matches!(mover, VipMover::AsksBaton | VipMover::Ignorant);
+        // Another program may know hosts that Baton does not.
+        let cases = self.of_instance(counted, (!lonely).then_some(&succession), stacked, is_idle);
         let all = self.flows.iter().collect::<Vec<_>>();
         self.report(own_name(self.config), Happening::Dies, &all, cases, notes)
     }
@@ -254,8 +256,15 @@ impl WhatIfLook<'_> {
                 peer.name
             ));
         }
-        let is_idle = flows == 0 && peer.vips.is_empty();
-        let mut cases = self.of_instance(counted, peer.synced, !there.is_empty(), is_idle);
+        let has_vip = !peer.vips.is_empty();
+        let view = self.admin.table.fleet.vip();
+        let mover = self.mover(view.as_deref());
+        let succession = VipSuccession::of(&self.survivors_of(peer, mover), has_vip, mover);
+        let is_idle = flows == 0 && !has_vip;
+        if !is_idle {
+            notes.extend(succession_notes(&succession, has_vip, peer.flows, peer.offloaded));
+        }
+        let mut cases = self.of_instance(counted, Some(&succession), !there.is_empty(), is_idle);
         if peer.liveness == Liveness::Unlinked && !is_idle {
             cases.iter_mut().for_each(|case| case.gap = ExpectedGap::Unknown(UNLINKED.to_owned()));
         }
@@ -271,9 +280,37 @@ impl WhatIfLook<'_> {
         }
     }
 
-    /// `is_idle`: it has no VIP, and so no client that could wait for it.
-    fn of_instance(&self, flows: OwnFlows, heir: bool, stacked: bool, is_idle: bool) -> Vec<WhatIfCase> {
+    /// This instance and the peers but for the one that dies. Whether another peer knows its flows is known only of the built-in VIP.
+    fn survivors_of(&self, dies: &MemberView, mover: VipMover<'_>) -> Vec<Survivor> {
+        let reasons = self.admin.not_ready().into_iter().chain(self.admin.not_live(now_ns())).collect();
+        let has_vip = !status::vips(self.config, self.admin).is_empty();
+        let this = Survivor::this(InstanceName(own_name(self.config).into()), reasons, mover, has_vip);
+        let members = self.admin.table.fleet.members();
+        let others = members.iter().filter(|it| it.name != dies.name).map(|peer| {
+            let it = Survivor::of_peer(peer, mover, true);
+            Survivor { knows: it.standing.as_ref().is_none_or(|its| its.synced), ..it }
+        });
+        std::iter::once(Survivor { knows: dies.synced, ..this }).chain(others).collect()
+    }
+
+    fn mover<'v>(&self, view: Option<&'v VipView>) -> VipMover<'v> {
+        match (&self.config.vip, self.host.track) {
+            (Some(_), _) => VipMover::BuiltIn(view),
+            (None, VipTrack::Stays) => VipMover::Ignorant,
+            (None, _) => VipMover::AsksBaton,
+        }
+    }
+
+    /// `succession`: `None`: it is not known. `is_idle`: it has no VIP, and so no client that could wait for it.
+    fn of_instance(
+        &self,
+        flows: OwnFlows,
+        succession: Option<&VipSuccession>,
+        stacked: bool,
+        is_idle: bool,
+    ) -> Vec<WhatIfCase> {
         let host = if stacked { BudgetFault::StackedHostDies } else { BudgetFault::HostDies };
+        let heir = succession.is_some_and(|it| it.takers.iter().any(|taker| taker.knows));
         let faults = [
             (BudgetFault::InstanceKilled, FlowFates::of_killed_instance(flows)),
             (host, FlowFates::of_lost_host(flows, heir)),
@@ -284,11 +321,31 @@ impl WhatIfLook<'_> {
             resets_over_ms: 0,
             gap: match is_idle && fault != BudgetFault::StackedHostDies {
                 true => ExpectedGap::Unknown(IDLE.to_owned()),
-                false if fates.waiting > 0 => ExpectedGap::Unknown(WAITING.to_owned()),
-                false => self.gap(fault, None),
+                false => self.gap_after(fault, fates, succession.filter(|_| !is_idle)),
             },
         };
         faults.map(case).into()
+    }
+
+    fn gap_after(&self, fault: BudgetFault, fates: FlowFates, succession: Option<&VipSuccession>) -> ExpectedGap {
+        let by_timers = self.gap(fault, None);
+        if let ExpectedGap::Unknown(why) = &by_timers
+            && [NO_VIP, OWN_ADDRESS, VIP_STAYS].contains(&&**why)
+        {
+            return match fates.waiting > 0 {
+                true => ExpectedGap::Unknown(WAITING.to_owned()),
+                false => by_timers,
+            };
+        }
+        match succession {
+            Some(none) if none.takers.is_empty() => ExpectedGap::Unknown(NOBODY.to_owned()),
+            _ if fates.waiting > 0 => ExpectedGap::Unknown(WAITING.to_owned()),
+            Some(it) => match it.unready() {
+                Some(why) => ExpectedGap::Unknown(format!("{} is not ready: {why}", it.names())),
+                None => by_timers,
+            },
+            None => by_timers,
+        }
     }
 
     fn report(
@@ -365,6 +422,31 @@ impl WhatIfLook<'_> {
     }
 }
 
+/// Who carries on an instance with so many flows. `has_vip`: the VIP is on its host.
+fn succession_notes(succession: &VipSuccession, has_vip: bool, flows: usize, offloaded: usize) -> Vec<String> {
+    let names = succession.names();
+    let knows = succession.takers.iter().any(|it| it.knows);
+    let mut notes = succession.refusals.clone();
+    match (succession.takers.is_empty(), knows) {
+        (true, _) => {}
+        (false, false) if flows > 0 => {
+            notes.push(format!("{names} would have the VIP without knowing all these flows: see baton peers."));
+        }
+        (false, true) if offloaded > 0 && has_vip => {
+            notes.push(format!("{names} would take the VIP and carry the offloaded flows on, without a reset."));
+        }
+        (false, true) if offloaded > 0 => {
+            notes.push(format!("{names} would carry the offloaded flows on, without a reset."));
+        }
+        (false, _) => {
+            notes.extend(has_vip.then(|| format!("{names} would take the VIP.")));
+            let none = "None of its flows is offloaded now: only such flows go on at another instance.";
+            notes.extend((flows > 0).then(|| none.to_owned()));
+        }
+    }
+    notes
+}
+
 /// The other backends of its frontend that take new flows: those that are ready, or else those that drain.
 fn takers(registry: &Registry, lost: &BackendEntry) -> Vec<Arc<BackendEntry>> {
     let is_other =
@@ -396,6 +478,7 @@ const ALL_BACKENDS: [&str; 7] =
     ["apiservers", "all apiservers", "the apiservers", "backends", "all backends", "the backends", "all"];
 const FULL: &str = "the other backends have no room for all of its flows (max_connections)";
 const NO_OTHER: &str = "no other backend serves: Baton resets new connections until one does";
+const NOBODY: &str = "no instance would take the VIP: clients get nothing until one does";
 const IDLE: &str = "it has no VIP and no flow: no client waits for it";
 const NO_VIP: &str = "its clients are on its own host: no VIP moves";
 const OWN_ADDRESS: &str = "its address is this host's own, not a VIP: clients wait until this host serves again";

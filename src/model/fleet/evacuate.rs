@@ -22,6 +22,9 @@ use serde::{Deserialize, Serialize};
 use super::{Farewell, InstanceName, Liveness, MemberView};
 use crate::model::humane::duration_ms;
 
+/// What an instance whose host is evacuated says of itself (`InstanceSummary::not_ready`). Peers know it by these words.
+pub(crate) const VIP_GIVEN: &str = "an evacuation has given its VIP to another instance";
+
 /// Where the frontends' addresses are on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Places {

@@ -511,6 +511,26 @@ fn people_see_which_peers_have_how_many_of_the_flows() {
 }
 
 #[test]
+fn the_next_holder_is_the_best_that_could_take_the_vip_and_may_be_this_instance() {
+    let next = |bench: &Bench| bench.view().next.map(|name| name.to_string());
+    let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands), peer("lb-c", VipPart::Stands)]);
+    assert_eq!(next(&bench).as_deref(), Some("lb-a"));
+    bench.standing(0).part = VipPart::Out;
+    assert_eq!(next(&bench).as_deref(), Some("lb-c"));
+    bench.standing(1).hears = false;
+    assert_eq!(next(&bench), None, "the holder does not follow itself");
+
+    let mut bench = Bench::new(vec![peer("lb-a", VipPart::Holds), peer("lb-c", VipPart::Stands)]);
+    bench.run(100);
+    assert_eq!(next(&bench).as_deref(), Some("lb-b"), "this instance has the higher priority");
+    bench.bar = Some(VipBar::Evacuated { to: None });
+    bench.run(100);
+    assert_eq!(next(&bench).as_deref(), Some("lb-c"));
+    bench.peers[1].silence_ns = Some(SILENT_NS);
+    assert_eq!(next(&bench), None);
+}
+
+#[test]
 fn whoever_comes_first_and_does_nothing_is_waited_for_only_for_moments() {
     let mut bench = Bench::new(vec![peer("lb-a", VipPart::Stands)]);
     bench.standing(0).priority = 9;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{PeerVip, VipLook, VipMachine, VipPart, VipPresence, VipStage, VipWhy};
+use super::{PeerVip, VipLook, VipMachine, VipPart, VipPresence, VipStage, VipStanding, VipWhy};
 use crate::model::fleet::InstanceName;
 
 /// The VIP, as this instance sees it.
@@ -26,6 +26,9 @@ pub(crate) struct VipView {
     pub peers: Vec<VipPeerView>,
     /// The events that would move the VIP now, a sentence each.
     pub would_move: Vec<String>,
+    /// The instance that would take the VIP if the holder went now; `None`: none could.
+    #[serde(default)]
+    pub next: Option<InstanceName>,
 }
 
 /// A peer, as `baton vip` shows it.
@@ -100,6 +103,7 @@ impl VipMachine {
             priority: own.priority,
             peers: views.collect(),
             would_move: self.would_move(look),
+            next: self.next(peers, &own).cloned(),
         }
     }
 
@@ -125,11 +129,7 @@ impl VipMachine {
         let heard = peers.iter().filter(|peer| peer.is_heard()).map(|peer| &peer.name);
         let able = heard.filter(|name| rank(name).is_some_and(|its| its.is_able()));
         let able: Vec<_> = able.collect();
-        let heirs = self.heirs(peers);
-        let next = able.iter().copied().max_by(|one, other| {
-            let of = |name| rank(name).map(|its| its.rank(name, &heirs));
-            of(one).cmp(&of(other))
-        });
+        let next = self.next(peers, &mine);
         match next {
             None => vec!["no peer could take it now".to_owned()],
             Some(next) => {
@@ -161,6 +161,15 @@ impl VipMachine {
                 moves
             }
         }
+    }
+
+    /// Of the instances that could take the VIP, the one with the highest rank. `own`: this instance's standing.
+    fn next<'a>(&'a self, peers: &'a [PeerVip], own: &'a VipStanding) -> Option<&'a InstanceName> {
+        let heirs = self.heirs(peers);
+        let heard = peers.iter().filter(|peer| peer.is_heard());
+        let others = heard.filter_map(|peer| Some((&peer.name, self.says(peer)?)));
+        let able = others.chain([(&self.settings.me, own)]).filter(|(_, its)| its.is_able());
+        able.max_by_key(|(name, its)| its.rank(name, &heirs)).map(|(name, _)| name)
     }
 
     fn obstacle_now(&self, _look: &VipLook<'_>) -> Option<&super::VipWhy> {

@@ -76,6 +76,36 @@ fn what_if_says_which_flows_a_killed_process_then_keeps_and_resets() {
     offloaded.iter_mut().for_each(|conn| conn.echo(9, 2000));
 }
 
+/// Regression: the only peer would carry the flows on, it was said, though its host was evacuated and takes no VIP.
+#[test]
+fn what_if_says_that_nobody_takes_the_vip_while_the_only_peer_is_evacuated() {
+    let test = "what_if_says_that_nobody_takes_the_vip_while_the_only_peer_is_evacuated";
+    let Some((fleet, mut offloaded, _proxied)) = with_flows_of_both_kinds(test) else { return };
+    let (owner, heir) = (fleet.owner(), fleet.heir());
+    let host_gone = |asked: &Instance| what_if(&asked.baton, &[owner.name, "dies"]);
+    let waits = |fates_expected: [u64; 4]| {
+        for asked in [owner, heir] {
+            eventually(LONG, "what-if follows the evacuation", || {
+                fates(case(&host_gone(asked), "Baton's host gone")) == fates_expected
+            });
+        }
+    };
+    waits([0, 12, 5, 0]);
+    heir.baton.order(&["evacuate"]);
+    waits([0, 0, 0, 17]);
+    for asked in [owner, heir] {
+        eventually(LONG, "the order that lets it have the VIP is named", || {
+            let words = asked.baton.order(&["what-if", owner.name, "dies"]);
+            words.contains("no instance would take the VIP") && words.contains("baton evacuate --cancel")
+        });
+    }
+    heir.baton.order(&["evacuate", "--cancel"]);
+    waits([0, 12, 5, 0]);
+    owner.host.link_down();
+    fleet.wait_served();
+    offloaded.iter_mut().for_each(|conn| conn.echo(9, 2000));
+}
+
 #[test]
 fn what_if_says_which_flows_the_death_of_a_backend_then_resets_and_how_late() {
     let Some(lab) = Lab::new("what_if_says_which_flows_the_death_of_a_backend_then_resets") else { return };

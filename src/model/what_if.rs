@@ -13,7 +13,8 @@ pub enum Happening {
     Restarts,
 }
 
-/// The fate of flows after a fault. A flow has one.
+/// The fate of flows after a fault. A flow has one; but of restarts one after another, `reset` counts the connections that its client makes
+/// meanwhile as well.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowFates {
     /// They go on where they are.
@@ -70,9 +71,19 @@ impl FlowFates {
     }
 }
 
-/// How many connections end when backends with so many flows restart one after another, each of whose clients connect again
-/// in even shares to the others: those of now, and about how many of the new ones.
-pub(crate) fn restarted_in_turn(flows: &[u64]) -> (u64, u64) {
+/// How many connections end while backends restart one after another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RestartsInTurn {
+    /// The number that no order of the restarts and no choice of new backends exceeds.
+    pub at_most: u64,
+    /// If they restart in the given order, and the clients of each connect again in even shares to the others.
+    pub about: u64,
+}
+
+/// `flows`: of each backend. Each restarts once, and a client whose connection ended makes one other. So each restart ends a connection of a
+/// client at most once, but the first ones end only those that are there already: at worst the fullest backend is the first, and its clients
+/// go each time to the one that restarts next. `wander`: flows that no restart ended move as well, so that each restart may end all.
+pub(crate) fn restarted_in_turn(flows: &[u64], wander: bool) -> RestartsInTurn {
     let mut there: Vec<f64> = flows.iter().map(|flows| *flows as f64).collect();
     let mut ended = 0.0;
     for turn in 0..there.len() {
@@ -81,8 +92,14 @@ pub(crate) fn restarted_in_turn(flows: &[u64]) -> (u64, u64) {
         let share = of_it / (flows.len() as f64 - 1.0).max(1.0);
         there.iter_mut().enumerate().filter(|(other, _)| *other != turn).for_each(|(_, flows)| *flows += share);
     }
-    let now: u64 = flows.iter().sum();
-    (now, (ended - now as f64).round() as u64)
+    let mut fullest_first = flows.to_vec();
+    fullest_first.sort_unstable_by_key(|flows| std::cmp::Reverse(*flows));
+    let times = (1..=flows.len() as u64).rev();
+    let at_most = match wander {
+        true => flows.iter().sum::<u64>() * flows.len() as u64,
+        false => fullest_first.iter().zip(times).map(|(flows, times)| flows * times).sum(),
+    };
+    RestartsInTurn { at_most, about: ended.round() as u64 }
 }
 
 /// The spellings of each.
@@ -169,12 +186,40 @@ mod tests {
 
     #[test]
     fn a_client_may_be_reset_again_by_the_apiserver_that_it_went_to() {
-        assert_eq!(restarted_in_turn(&[30, 30, 30]), (90, 53));
-        assert_eq!(restarted_in_turn(&[10]), (10, 0), "they have nowhere to go");
-        assert_eq!(restarted_in_turn(&[]), (0, 0));
+        let of = |flows: &[u64], wander| {
+            let RestartsInTurn { at_most, about } = restarted_in_turn(flows, wander);
+            (at_most, about)
+        };
+        assert_eq!(of(&[30, 30, 30], false), (180, 143));
+        assert_eq!(of(&[30, 30, 30], true), (270, 143));
+        assert_eq!(of(&[0, 4, 6], false), (26, 12), "the bound holds in any order");
+        assert_eq!(of(&[10], false), (10, 10), "they have nowhere to go");
+        assert_eq!(of(&[], false), (0, 0));
     }
 
     proptest! {
+        /// Clients that go wherever they like, and restarts in any order.
+        #[test]
+        fn no_restart_in_turn_ends_more_than_the_bound(flows in prop::collection::vec(0..20_u64, 1..6), seed: u64) {
+            let bound = restarted_in_turn(&flows, false).at_most;
+            let mut state = seed | 1;
+            let mut dice = |sides: usize| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) as usize % sides
+            };
+            let mut there = flows.clone();
+            let mut left: Vec<usize> = (0..flows.len()).collect();
+            let mut ended = 0;
+            while !left.is_empty() {
+                let restarts = left.swap_remove(dice(left.len()));
+                let of_it = std::mem::take(&mut there[restarts]);
+                ended += of_it;
+                let to = if left.is_empty() { restarts } else { left[dice(left.len())] };
+                there[to] += of_it;
+            }
+            prop_assert!(ended <= bound, "{} > {}", ended, bound);
+        }
+
         #[test]
         fn no_flow_has_two_fates_or_none(offloaded in 0..1000_u64, offloaded_to_own in 0..1000_u64, with_sockets in 0..1000_u64, heir: bool) {
             let flows = OwnFlows { offloaded, offloaded_to_own, with_sockets };

@@ -11,8 +11,8 @@ use super::names;
 use crate::admin::protocol::{BackendName, Refusal};
 use crate::admin::what_if::{ExpectedGap, GapSetting, WhatIfCase, WhatIfFailed, WhatIfReport, WhatIfRequest};
 use crate::admin::{Admin, status};
-use crate::config::Config;
 use crate::config::budget::{BudgetHost, FrontendBudget, LongestGap, VipTrack};
+use crate::config::{Config, RebalanceWhen};
 use crate::model::budget::{BudgetFault, lasts};
 use crate::model::fleet::vip::VipView;
 use crate::model::fleet::{InstanceName, Liveness, MemberView};
@@ -108,10 +108,20 @@ impl WhatIfLook<'_> {
             Happening::Restarts => &[BudgetFault::ApiserverKilled],
         };
         let room = room_in(&spare).filter(|room| *room < of_it.len() as u64);
+        let names = spare.iter().map(|it| it.label().into_owned()).collect::<Vec<_>>().join(", ");
+        let draining = match (spare.first().map(|it| it.health().health_state), spare.len()) {
+            (None | Some(HealthState::Ready), _) => "",
+            (_, 1) => ", which only drains",
+            (_, _) => ", which only drain",
+        };
         let cases = faults.iter().map(|fault| {
             let gap = match (spare.is_empty(), room) {
                 (true, _) => ExpectedGap::Unknown(NO_OTHER.to_owned()),
                 (false, Some(_)) => ExpectedGap::Unknown(FULL.to_owned()),
+                (false, None) if of_it.is_empty() => ExpectedGap::Unknown(match room_in(&spare) {
+                    Some(0) => format!("{NO_FLOW}, but {FULL_FOR_NEW}"),
+                    _ => format!("{NO_FLOW}, so none of its clients waits: new connections go to {names}{draining}"),
+                }),
                 (false, None) => self.gap(*fault, Some(&current.frontend.name)),
             };
             // A backend's own kernel closes each connection; Baton spreads its resets.
@@ -120,13 +130,7 @@ impl WhatIfLook<'_> {
         });
         let mut notes = Vec::new();
         if !spare.is_empty() && !of_it.is_empty() {
-            let names: Vec<_> = spare.iter().map(|it| it.label().into_owned()).collect();
-            let draining = match (spare[0].health().health_state, spare.len()) {
-                (HealthState::Ready, _) => "",
-                (_, 1) => ", which only drains",
-                (_, _) => ", which only drain",
-            };
-            notes.push(format!("Clients that are reset connect again to {}{draining}.", names.join(", ")));
+            notes.push(format!("Clients that are reset connect again to {names}{draining}."));
             notes.extend(room.map(|room| {
                 let left = plural(of_it.len() as u64 - room, "flow");
                 format!("These have room for {room} of them (max_connections): {left} would be reset again and again until a backend has room.")
@@ -157,7 +161,13 @@ impl WhatIfLook<'_> {
                 its.map(|it| all.iter().filter(|flow| flow.backend == Some(it.id)).count() as u64).collect::<Vec<_>>()
             };
             let by_frontend: Vec<_> = self.config.frontends.iter().map(|it| of_one(&it.name)).collect();
-            let again: u64 = by_frontend.iter().map(|flows| restarted_in_turn(flows).1).sum();
+            let wanders = self.config.frontends.iter().map(|it| it.rebalance.when == RebalanceWhen::Always);
+            let in_turn = by_frontend.iter().zip(wanders).map(|(flows, wander)| restarted_in_turn(flows, wander));
+            let of_present: u64 = by_frontend.iter().flatten().sum();
+            // Of backends that were removed, and being connected: each ends at most once.
+            let others = (all.len() as u64).saturating_sub(of_present);
+            let (at_most, about) =
+                in_turn.fold((others, others), |(most, about), it| (most + it.at_most, about + it.about));
             let is_ready = |it: &&Arc<BackendEntry>| !it.is_former() && it.health().health_state == HealthState::Ready;
             let ready =
                 |frontend: &str| backends.iter().filter(|it| *it.frontend.name == *frontend).filter(is_ready).count();
@@ -177,13 +187,24 @@ impl WhatIfLook<'_> {
                 }),
                 None => self.gap(BudgetFault::ApiserverKilled, None),
             };
+            let fates = FlowFates { reset: at_most, ..fates };
             cases.push(WhatIfCase { fault: "one after another".to_owned(), fates, resets_over_ms: 0, gap });
-            if again > 0 {
+            if at_most > all.len() as u64 {
                 notes.push(format!(
-                    "One after another, about {} of the new connections end too: their apiserver restarts later.",
-                    again
+                    "One after another, at most {at_most} connections end, about {about} if clients spread evenly: a client may go to one that restarts later, and has at worst as many resets as there are backends.",
                 ));
             }
+            let moves = self.config.frontends.iter().any(|it| it.rebalance.when != RebalanceWhen::Ordered);
+            if moves && at_most > 0 && present > 1 {
+                notes.push(
+                    "Not among these: connections that rebalancing ends in a quiet moment once a backend is back ([frontend.rebalance]), after each outage each at most once."
+                        .to_owned(),
+                );
+            }
+            notes.push(
+                "Assumed: each restarts once, the next one when it is ready, and clients make no further connections."
+                    .to_owned(),
+            );
             notes.push(
                 "An apiserver that fails /readyz before it stops (--shutdown-delay-duration) gets no new connections meanwhile."
                     .to_owned(),
@@ -477,6 +498,8 @@ const THIS: [&str; 4] = ["this", "this instance", "this host", "baton"];
 const ALL_BACKENDS: [&str; 7] =
     ["apiservers", "all apiservers", "the apiservers", "backends", "all backends", "the backends", "all"];
 const FULL: &str = "the other backends have no room for all of its flows (max_connections)";
+const FULL_FOR_NEW: &str = "the other backends have no room (max_connections): Baton resets new connections";
+const NO_FLOW: &str = "no flow of this instance is on it";
 const NO_OTHER: &str = "no other backend serves: Baton resets new connections until one does";
 const NOBODY: &str = "no instance would take the VIP: clients get nothing until one does";
 const IDLE: &str = "it has no VIP and no flow: no client waits for it";

@@ -403,6 +403,8 @@ impl TableCollector {
         families.counter("recorder_written_bytes", help, None)?.counter(recorder.written.value())?;
         let help = "Events that the recorder could not write to its files";
         families.counter("recorder_events_dropped", help, None)?.counter(recorder.dropped.value())?;
+        let help = "1 while the recorder writes nothing because its files cannot be written, 0 otherwise";
+        families.gauge("recorder_failing", help)?.encode_gauge(&i64::from(recorder.fault().is_some()))?;
         let help = "Duration of a turn of a worker's event loop: the longest that an event in it waited";
         let mut family = families.histogram("event_loop_turn", help)?;
         for (worker, state) in &workers {

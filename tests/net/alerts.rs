@@ -218,7 +218,9 @@ fn firing(prometheus: &Prometheus<'_>) -> Option<BTreeSet<String>> {
 fn a_real_prometheus_raises_the_alerts_of_real_faults_and_takes_them_back() {
     let Some(lab) = Lab::new("alerts of prometheus") else { return };
     let servers = lab.echo_everywhere();
+    // Nobody makes the directory around that of the recorder.
     let config = lab.config().process("max_connections", 10);
+    let unrecorded = lab.config().recording(&lab.directory().join("nowhere/recorder"));
     let baton = lab.start(&config);
     let prometheus = Prometheus::start(&lab.lb, lab.directory(), &["127.0.0.1:9470".to_owned()], Histograms::Classic);
     eventually(secs(30), "Prometheus has looked and found nothing", || {
@@ -242,4 +244,9 @@ fn a_real_prometheus_raises_the_alerts_of_real_faults_and_takes_them_back() {
     baton.write_config(&config);
     baton.order(&["reload"]);
     eventually(secs(30), "both are taken back", || !raised("BatonReloadFailed") && !raised("BatonNoEligibleBackend"));
+    assert!(!raised("BatonRecorderLosesEvents"));
+    baton.write_config(&unrecorded);
+    baton.order(&["reload"]);
+    eventually(secs(30), "the recorder that keeps nothing is told", || raised("BatonRecorderLosesEvents"));
+    assert!(baton.order(&["status"]).contains("The recorder keeps nothing: No such file"));
 }

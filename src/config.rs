@@ -25,6 +25,7 @@ mod names;
 mod offload;
 mod peers;
 mod process;
+mod recorded;
 mod recorder;
 mod renamed;
 mod section;
@@ -49,6 +50,7 @@ pub use names::NamesSettings;
 pub(crate) use names::{NamesInFile, read_names};
 pub use process::Group;
 pub(crate) use process::read_socket;
+pub(crate) use recorded::{FileOwner, FrontendSettings};
 pub use recorder::RecorderSettings;
 pub(crate) use watch::FileWatch;
 

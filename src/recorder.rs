@@ -22,6 +22,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::config::{Config, RecorderSettings};
+pub(crate) use crate::config::{FileOwner, FrontendSettings};
 use crate::essential;
 use crate::model::humane::plural;
 use crate::sys::clock::{now_ns, unix_ms};
@@ -31,7 +32,7 @@ use crate::table::journal::{Event, Journal, What};
 use crate::table::recorder::RecorderCensus;
 #[cfg(test)]
 pub(crate) use entry::{BackendSample, FrontendSample, SampleIncrease};
-pub(crate) use entry::{FileOwner, FrontendSettings, Recorded, RecordedSample, ends_counted};
+pub(crate) use entry::{Recorded, RecordedSample, ends_counted};
 use entry::{SampledTotals, append_event, append_sample};
 use files::RecordFiles;
 pub(crate) use reader::{ReadFault, Recording, TimedRecord, contents, read_files, read_times};

@@ -9,8 +9,9 @@ use std::time::UNIX_EPOCH;
 use thiserror::Error;
 
 use super::FLOWS;
-use super::entry::{self, FileOwner, Recorded, RecordedSample};
+use super::entry::{self, Recorded, RecordedSample};
 use super::files::{begun_ms, files_of, series_of};
+use crate::config::FileOwner;
 use crate::model::recorder_file::{RecordsIn, Unreadable};
 use crate::table::journal::What;
 

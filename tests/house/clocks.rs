@@ -14,6 +14,7 @@ const READERS: &[(&str, &str)] = &[
     ("app/history.rs", "the time of a chart's points"),
     ("app/reload.rs", "the time of a reload"),
     ("cli/", "a time that a user asks for"),
+    ("config/recorded.rs", "the time of a process's start"),
     ("config/tls.rs", "a warning of a certificate that has expired"),
     (
         "fleet/link/hub.rs",
@@ -25,7 +26,6 @@ const READERS: &[(&str, &str)] = &[
     ("offload/engine/retold.rs", "the age of a flow that another instance accepted"),
     ("proxy/tell.rs", "the age of a flow, for other instances"),
     ("recorder.rs", "the time of a record"),
-    ("recorder/entry.rs", "the time of a process's start"),
     ("sys/clock.rs", "the functions themselves"),
     ("table/journal.rs", "the time of an event"),
 ];

@@ -19,6 +19,7 @@ mod kill;
 mod lab;
 pub(crate) mod logging;
 mod man;
+mod memory;
 mod network;
 mod new_file;
 mod nodes;

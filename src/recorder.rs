@@ -25,6 +25,7 @@ use crate::config::{Config, RecorderSettings};
 pub(crate) use crate::config::{FileOwner, FrontendSettings};
 use crate::essential;
 use crate::model::humane::plural;
+use crate::model::recorder_file::header;
 use crate::sys::clock::{now_ns, unix_ms};
 use crate::table::Part;
 use crate::table::backend::Registry;
@@ -230,6 +231,16 @@ pub(crate) fn history_since(directory: &Path, from_ms: u64, events_from_ms: u64)
 
 const HISTORY: &str = "history";
 const FLOWS: &str = "flows";
+
+/// What a process remembers, as a file of its recorder: name and content.
+pub(crate) fn as_file(owner: &FileOwner, events: &[Event]) -> (String, Vec<u8>) {
+    let begun_ms = events.first().map_or(0, |event| event.at_unix_ms);
+    let mut content = [header(), entry::opening_of(owner)].concat();
+    events.iter().for_each(|event| {
+        append_event(&mut content, event);
+    });
+    (files::file_name("memory", begun_ms, owner.pid), content)
+}
 
 /// What of the files was not read, for people: `3 torn bytes; cannot read flows-…: this is no file of a recorder`.
 pub(crate) fn in_words(recording: &Recording) -> Option<String> {

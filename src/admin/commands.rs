@@ -19,6 +19,7 @@ use super::control::{OrderRefused, ReloadRefused};
 use super::protocol::{About, BackendName, Command, Ordered, Rebalance, Refusal, VERSION};
 use super::session::Replies;
 use super::status::{backend_status, peers_report, vip_report};
+use crate::config::FileOwner;
 use crate::model::health::Order;
 use crate::sys::clock::now_ns;
 use crate::table::backend::BackendEntry;
@@ -39,6 +40,7 @@ pub(super) async fn execute(
             takes_orders: replies.takes_orders(),
         })),
         Command::Status {} => Ok(json(&admin.status().await)),
+        Command::Process {} => Ok(json(&FileOwner::of(&admin.config.load()))),
         Command::Backends { backend } => backends(admin, backend).await,
         Command::Flows(filter) => flows::list(admin, &filter, replies).await?,
         Command::Events(filter) => Ok(events::list(admin, &filter, replies).await?),

@@ -40,6 +40,8 @@ pub enum Command {
     Version {},
     /// [`super::status::Status`].
     Status {},
+    /// [`crate::config::FileOwner`]: the process and the settings that its decisions follow, as the recorder writes them.
+    Process {},
     /// A list of [`BackendStatus`]; one if `backend` is given.
     Backends {
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -337,6 +339,7 @@ impl Command {
         match self {
             Self::Version {}
             | Self::Status {}
+            | Self::Process {}
             | Self::Backends { .. }
             | Self::Flows(_)
             | Self::Events(_)

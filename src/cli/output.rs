@@ -64,6 +64,10 @@ pub(super) enum CliError {
     EmptyBundle(PathBuf),
     #[error("this instance records nothing: size_mb in [recorder] is 0; --from PATH reads another recorder's files")]
     NotRecorded,
+    #[error(
+        "{0}; a replay needs the recorder's files, and the running instance has none: `baton explain` and `baton events --since TIME` answer from its memory, or --from PATH names other files"
+    )]
+    NotReplayed(Box<CliError>),
     /// What would have to be a terminal, or why none may be used.
     #[error("`baton {command}` needs a terminal, and {why}; `baton {command} --once` prints one frame as text")]
     NoTerminal { command: &'static str, why: &'static str },

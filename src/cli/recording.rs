@@ -1,4 +1,4 @@
-//! Finds what was recorded: the files of the instance, of one that has ended, or of another host.
+//! Finds what was recorded: the files of the instance, of one that has ended, or of another host; or what the instance knows itself.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -9,6 +9,7 @@ use clap::Args;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::memory::InstanceMemory;
 use super::output::CliError;
 use super::socket;
 use crate::admin::protocol::Command;
@@ -28,8 +29,17 @@ pub(super) struct RecordingFrom {
 /// A place with what was recorded.
 #[derive(Clone, Debug)]
 pub(super) struct RecordingSource {
-    /// A directory, or a bundle.
-    place: PathBuf,
+    /// A directory, or a bundle. `None`: the running instance records nothing.
+    place: Option<PathBuf>,
+    /// Whose records they are, if it runs.
+    instance: Option<RecordingInstance>,
+}
+
+#[derive(Clone, Debug)]
+struct RecordingInstance {
+    socket: PathBuf,
+    /// Why it writes nothing at present.
+    fault: Option<String>,
 }
 
 /// The needed part of the status.
@@ -73,21 +83,22 @@ pub(super) fn find(
     config: Option<&Path>,
 ) -> Result<RecordingSource, CliError> {
     if let Some(path) = &from.from {
-        return Ok(RecordingSource { place: path.clone() });
+        return Ok(RecordingSource { place: Some(path.clone()), instance: None });
     }
     let socket = match named {
         Some(socket) => Ok(socket),
         None => socket::find(config),
     };
-    let status = socket
-        .ok()
-        .and_then(|socket| socket::connect_briefly(&socket).ok()?.ask::<StatusWithRecorder>(&Command::Status {}).ok());
-    if let Some(status) = status {
-        let directory = status.recorder.directory.ok_or(CliError::NotRecorded)?;
-        return Ok(RecordingSource { place: directory });
+    let running = socket.ok().and_then(|socket| {
+        let status = socket::connect_briefly(&socket).ok()?.ask::<StatusWithRecorder>(&Command::Status {}).ok()?;
+        Some((socket, status.recorder))
+    });
+    if let Some((socket, recorder)) = running {
+        let instance = RecordingInstance { socket, fault: recorder.fault };
+        return Ok(RecordingSource { place: recorder.directory, instance: Some(instance) });
     }
     let path = config.map_or_else(|| PathBuf::from(socket::DEFAULT_CONFIG), Path::to_owned);
-    Ok(RecordingSource { place: configured(&path, config.is_some())? })
+    Ok(RecordingSource { place: Some(configured(&path, config.is_some())?), instance: None })
 }
 
 /// The directory that the file at `path` names: only this key, so that a file with errors is enough. `must_be`: the user has named it.
@@ -107,35 +118,73 @@ fn configured(path: &Path, must_be: bool) -> Result<PathBuf, CliError> {
 }
 
 impl RecordingSource {
+    /// What is in the files; and what the running instance knows, if these are of no use or it writes none at present. Then it says so
+    /// on standard error.
     pub(super) fn read(&self, times: RangeInclusive<u64>) -> Result<Recording, CliError> {
         let is_within = |what: &Recorded| what.at_unix_ms().is_some_and(|at| times.contains(&at));
-        match self.place.is_file() {
-            true => Ok(recorder::read_files(of_bundle(&self.place)?, is_within)?),
-            false => Ok(recorder::read_times(&self.place, &times, is_within)?),
-        }
+        let recorded = self.place().and_then(|place| match place.is_file() {
+            true => Ok(recorder::read_files(of_bundle(place)?, is_within)?),
+            false => Ok(recorder::read_times(place, &times, is_within)?),
+        });
+        let Some((memory, why)) = self.remembered(recorded.as_ref().err()) else { return recorded };
+        let beside = if recorded.is_ok() { "beside its recorder's files" } else { "alone" };
+        let since = memory.since_in_words();
+        eprintln!("baton: the running instance answers from its memory {beside}, which goes back to {since}: {why}");
+        let mut recording = recorded.unwrap_or_default();
+        recording.remember(memory.owner, memory.events, unix_ms(), is_within);
+        Ok(recording)
     }
 
-    /// All that tells of the time from `from_ms` to `until_ms`.
+    /// All in the files that tells of the time from `from_ms` to `until_ms`.
     pub(super) fn read_past(&self, from_ms: u64, until_ms: u64) -> Result<Recording, CliError> {
-        Ok(recorder::read_files(self.files()?, |what| past::tells_of(what, from_ms, until_ms))?)
+        let read = || Ok(recorder::read_files(self.recorded()?, |what| past::tells_of(what, from_ms, until_ms))?);
+        let is_running = self.instance.is_some();
+        read().map_err(|error| if is_running { CliError::NotReplayed(Box::new(error)) } else { error })
+    }
+
+    /// Says on standard error that the files end where the disk took nothing more.
+    pub(super) fn say_fault(&self) {
+        if let Some(RecordingInstance { fault: Some(fault), .. }) = &self.instance {
+            eprintln!("baton: the recorder keeps nothing at present: {fault}");
+        }
     }
 
     /// A directory or a bundle.
-    pub(super) fn place(&self) -> &Path {
-        &self.place
+    pub(super) fn place(&self) -> Result<&Path, CliError> {
+        self.place.as_deref().ok_or(CliError::NotRecorded)
     }
 
-    /// The recorder's files there: name and content.
+    /// The recorder's files there, name and content, and what the running instance knows beside them.
     pub(super) fn files(&self) -> Result<Vec<(String, Vec<u8>)>, CliError> {
-        match self.place.is_file() {
-            true => of_bundle(&self.place),
-            false => Ok(recorder::contents(&self.place)?),
+        let recorded = self.recorded();
+        let Some((memory, _)) = self.remembered(recorded.as_ref().err()) else { return recorded };
+        let mut files = recorded.unwrap_or_default();
+        files.push(recorder::as_file(&memory.owner, &memory.events));
+        Ok(files)
+    }
+
+    fn recorded(&self) -> Result<Vec<(String, Vec<u8>)>, CliError> {
+        let place = self.place()?;
+        match place.is_file() {
+            true => of_bundle(place),
+            false => Ok(recorder::contents(place)?),
         }
+    }
+
+    /// What the running instance knows, and why it is asked. `fault`: why its files cannot be read.
+    fn remembered(&self, fault: Option<&CliError>) -> Option<(InstanceMemory, String)> {
+        let RecordingInstance { socket, fault: writes_nothing } = self.instance.as_ref()?;
+        let why = fault.map(ToString::to_string);
+        let why = why.or_else(|| writes_nothing.as_ref().map(|why| format!("it writes nothing at present, {why}")))?;
+        Some((InstanceMemory::ask(socket)?, why))
     }
 
     /// The time that the files cover.
     pub(super) fn covers_in_words(&self, recording: &Recording) -> String {
-        let place = self.place.display();
+        let place = match &self.place {
+            Some(place) if !recording.is_remembered => place.display().to_string(),
+            _ => "the running instance's memory".to_owned(),
+        };
         match &recording.covers {
             None => format!("{place} has no record"),
             Some(covers) => format!("{place} covers {}", times_in_words(*covers.start(), *covers.end())),

@@ -71,6 +71,7 @@ pub(super) fn run(
         terminal::check("replay")?;
     }
     let source = recording::find(&arguments.from, named, config)?;
+    source.say_fault();
     let length_ms = (arguments.for_.as_millis() as u64).max(1000);
     let (from_ms, at_ms) = match arguments.at {
         Some(at_ms) => (at_ms, at_ms),
@@ -97,7 +98,7 @@ pub(super) fn run(
     };
     let past = Past::new(recording);
     if let Some(path) = &arguments.page {
-        return write_page(path, &page::render(&past, from_ms, source.place()), from_ms, output);
+        return write_page(path, &page::render(&past, from_ms, source.place()?), from_ms, output);
     }
     if output.json {
         let events = past.events(at_ms.saturating_sub(EVENTS_BEFORE_MS), at_ms).collect();

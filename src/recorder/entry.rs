@@ -156,8 +156,12 @@ pub(super) fn append_sample(file: &mut Vec<u8>, sample: &RecordedSample) {
 
 /// The record at the beginning of each file of a process with this configuration.
 pub(super) fn opening(config: &Config) -> Vec<u8> {
+    opening_of(&FileOwner::of(config))
+}
+
+pub(super) fn opening_of(owner: &FileOwner) -> Vec<u8> {
     let mut bytes = Vec::new();
-    append(&mut bytes, OWNER, &serde_json::to_vec(&FileOwner::of(config)).expect("plain data"));
+    append(&mut bytes, OWNER, &serde_json::to_vec(owner).expect("plain data"));
     bytes
 }
 

@@ -99,7 +99,7 @@ impl RecordFiles {
         }
         let mut at = at_unix_ms;
         let (path, mut file) = loop {
-            let path = self.directory.join(format!("{}-{at:013}-{}{SUFFIX}", self.name, std::process::id()));
+            let path = self.directory.join(file_name(self.name, at, std::process::id()));
             match OpenOptions::new().append(true).create_new(true).mode(0o640).open(&path) {
                 // Processes of two containers may have one number.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => at += 1,
@@ -155,6 +155,11 @@ pub(super) fn files_of(directory: &Path, name: Option<&str>) -> io::Result<Vec<(
     }
     files.sort();
     Ok(files)
+}
+
+/// The name of a file of a series, which a process began at this time, ms since 1970.
+pub(super) fn file_name(series: &str, begun_ms: u64, pid: u32) -> String {
+    format!("{series}-{begun_ms:013}-{pid}{SUFFIX}")
 }
 
 /// The time at which a recorder's file was begun, ms since 1970, as its name has it.

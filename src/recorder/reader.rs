@@ -13,7 +13,7 @@ use super::entry::{self, Recorded, RecordedSample};
 use super::files::{begun_ms, files_of, series_of};
 use crate::config::FileOwner;
 use crate::model::recorder_file::{RecordsIn, Unreadable};
-use crate::table::journal::What;
+use crate::table::journal::{Event, What};
 
 /// Why nothing can be read.
 #[derive(Debug, Error)]
@@ -53,6 +53,8 @@ pub(crate) struct Recording {
     /// Of the first end of a flow in the files, whichever were asked for; `None`: there is none. The ends have files of their own,
     /// of which the oldest go: of earlier ones the samples alone tell how many there were.
     pub ends_from_ms: Option<u64>,
+    /// Whether a part of it is from the memory of the running process.
+    pub is_remembered: bool,
     pub skipped_bytes: u64,
     /// Whole records that this version cannot read.
     pub unknown: u64,
@@ -210,9 +212,40 @@ impl Recording {
         self.ends_from_ms.unwrap_or(u64::MAX).saturating_sub(COUNTED_EARLIER_MS)
     }
 
+    /// Adds what the process `owner` knows at `now_ms`, of which a part may be in the files.
+    pub(crate) fn remember(
+        &mut self,
+        owner: FileOwner,
+        events: Vec<Event>,
+        now_ms: u64,
+        wanted: impl Fn(&Recorded) -> bool,
+    ) {
+        self.is_remembered = true;
+        self.cover(now_ms);
+        let mut owner = Some(self.owner(owner));
+        events.into_iter().for_each(|event| self.add(Recorded::Event(event), &mut owner, &wanted));
+        self.sort();
+    }
+
     fn sort(&mut self) {
         // Stable: records of one moment keep the order of their file.
         self.records.sort_by_key(|record| (record.at_unix_ms, record.number()));
+        // A bundle has the memory of the process beside its files.
+        let owners = &self.owners;
+        self.records.dedup_by(|again, first| {
+            let is_same_event = matches!((&again.what, &first.what), (Recorded::Event(again), Recorded::Event(first))
+                if (again.number, again.at_unix_ms) == (first.number, first.at_unix_ms));
+            is_same_event && owners[again.owner].is_same_process(&owners[first.owner])
+        });
+    }
+
+    /// The index of a process.
+    fn owner(&mut self, found: FileOwner) -> usize {
+        let known = self.owners.iter().position(|it| *it == found);
+        known.unwrap_or_else(|| {
+            self.owners.push(found);
+            self.owners.len() - 1
+        })
     }
 
     fn add_file(&mut self, file: String, content: &[u8], wanted: impl Fn(&Recorded) -> bool) -> Result<(), ReadFault> {
@@ -221,13 +254,7 @@ impl Recording {
         for (kind, body) in records.by_ref() {
             match entry::parse(kind, body) {
                 None => self.unknown += 1,
-                Some(Recorded::Owner(found)) => {
-                    let known = self.owners.iter().position(|it| *it == found);
-                    owner = Some(known.unwrap_or_else(|| {
-                        self.owners.push(found);
-                        self.owners.len() - 1
-                    }));
-                }
+                Some(Recorded::Owner(found)) => owner = Some(self.owner(found)),
                 Some(what) => self.add(what, &mut owner, &wanted),
             }
         }

@@ -148,6 +148,92 @@ fn an_instance_that_hangs_is_soon_given_up_and_its_record_explained() {
     it.baton.process.go_on();
 }
 
+/// Lets a backend die after an order, and asks for what came of both.
+#[track_caller]
+fn assert_it_remembers(lab: &Lab, servers: [Server; 3], baton: &Baton, why: &str) {
+    let probed = || baton.events_of("backend_changed").iter().any(|event| event["backend"] == "b1");
+    eventually(LONG, "b1 was probed", probed);
+    for other in ["b2", "b3"] {
+        baton.order(&["eject", other]);
+    }
+    let mut flow = lab.client.connect(lab.lb.v4(6443));
+    flow.echo(1, 1000);
+    let id = baton.flows()[0]["id"].as_str().expect("an id").to_owned();
+    baton.order(&["kill", &id]);
+    drop(servers);
+    baton.wait_health("b1", "ejected", LONG);
+    let said = |arguments: &[&str]| {
+        let Output { status, stdout, stderr } = baton.cli(arguments);
+        let [said, notes] = [stdout, stderr].map(|it| String::from_utf8(it).expect("UTF-8"));
+        assert!(status.success(), "{arguments:?}: {said}{notes}");
+        assert!(notes.contains("the running instance answers from its memory alone, which goes back to "), "{notes}");
+        assert!(notes.contains(why) && notes.lines().count() == 1, "{notes}");
+        said
+    };
+    let of_backend = said(&["explain", "b1"]);
+    assert!(
+        of_backend.contains("b1: ready → ejected: connection refused") && of_backend.contains("fall = "),
+        "{of_backend}"
+    );
+    let of_flow = said(&["explain", &id]);
+    assert!(of_flow.contains("for the reason killed:"), "{of_flow}");
+    assert!(said(&["explain", "last"]).contains("ejected"));
+    assert!(said(&["events", "--since", "1h"]).contains(&"orders: baton eject b2"));
+    let ends = said(&["events", "--flows", "--since", "1h"]);
+    assert!(ends.contains(&format!("flow {id} ")), "{ends}");
+    let replay = baton.cli(&["replay", "--once"]);
+    let refused = String::from_utf8_lossy(&replay.stderr).into_owned();
+    assert!(!replay.status.success() && refused.contains(why), "{refused}");
+    assert!(refused.contains("`baton explain` and `baton events --since TIME` answer from its memory"), "{refused}");
+    // On another machine, too.
+    let bundle = lab.directory().join("ticket.tar");
+    let bundle = bundle.to_str().expect("UTF-8");
+    baton.order(&["bundle", "--output", bundle]);
+    assert_eq!(baton.order(&["explain", "--from", bundle, "b1"]), of_backend);
+}
+
+/// Regression: an instance whose recorder was off could not be asked why it had ended a flow a minute before, though it knew.
+#[test]
+fn what_an_instance_remembers_is_explained_where_the_recorder_is_off() {
+    let Some(lab) = Lab::new("remembered") else { return };
+    let servers = lab.echo_everywhere();
+    let baton = lab.start(&lab.config());
+    assert_it_remembers(&lab, servers, &baton, "size_mb in [recorder] is 0");
+}
+
+/// Regression: `baton explain` failed where the recorder's directory could not be made.
+#[test]
+fn what_an_instance_remembers_is_explained_where_the_recorder_has_no_directory() {
+    let Some(lab) = Lab::new("remembered, no directory") else { return };
+    let servers = lab.echo_everywhere();
+    let baton = lab.start(&lab.config().recording(&lab.directory().join("nowhere/recorder")));
+    assert_it_remembers(&lab, servers, &baton, "No such file or directory");
+}
+
+/// Regression: on a disk that was full at the start `baton explain` told what an earlier process had recorded, as if it were the last.
+#[test]
+fn what_an_instance_remembers_is_told_with_the_records_of_before_the_disk_was_full() {
+    let Some(lab) = Lab::new("remembered, full disk") else { return };
+    let _servers = lab.echo_everywhere();
+    let disk = SmallDisk::new(lab.directory().join("recorder"));
+    let mut it = Recorded::start(lab, |config| config);
+    it.baton.order(&["drain", "b3"]);
+    eventually(LONG, "the order is on disk", || it.recorded("order_received").len() == 1);
+    it.baton.process.kill();
+    let mut full = std::fs::File::create(disk.0.join("filler")).expect("a file");
+    while std::io::Write::write_all(&mut full, &[0; 256]).is_ok() {}
+    it.baton = Baton::start_with(&it.lab.lb, it.lab.directory());
+    it.baton.wait_until_ready();
+    eventually(LONG, "it cannot record", || it.baton.status()["recorder"]["fault"].is_string());
+    it.baton.order(&["eject", "b2"]);
+    let said = it.baton.order(&["--json", "events", "--since", "1h"]);
+    let events: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let orders = ["drain b3", "eject b2"].map(|order| events.iter().filter(|it| it["order"] == order).count());
+    assert_eq!(orders, [1, 1], "{said}");
+    let last = it.baton.order(&["explain", "b2"]);
+    assert!(last.contains("→ ejected") && last.contains("orders: baton eject b2"), "{last}");
+}
+
 /// A file system of its own, which is soon full.
 struct SmallDisk(PathBuf);
 

@@ -231,6 +231,8 @@ pub(crate) fn history_since(directory: &Path, from_ms: u64, events_from_ms: u64)
 
 const HISTORY: &str = "history";
 const FLOWS: &str = "flows";
+/// What a process remembered, in a bundle.
+const MEMORY: &str = "memory";
 
 /// What a process remembers, as a file of its recorder: name and content.
 pub(crate) fn as_file(owner: &FileOwner, events: &[Event]) -> (String, Vec<u8>) {
@@ -239,7 +241,7 @@ pub(crate) fn as_file(owner: &FileOwner, events: &[Event]) -> (String, Vec<u8>) 
     events.iter().for_each(|event| {
         append_event(&mut content, event);
     });
-    (files::file_name("memory", begun_ms, owner.pid), content)
+    (files::file_name(MEMORY, begun_ms, owner.pid), content)
 }
 
 /// What of the files was not read, for people: `3 torn bytes; cannot read flows-…: this is no file of a recorder`.

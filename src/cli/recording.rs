@@ -182,7 +182,7 @@ impl RecordingSource {
     /// The time that the files cover.
     pub(super) fn covers_in_words(&self, recording: &Recording) -> String {
         let place = match &self.place {
-            Some(place) if !recording.is_remembered => place.display().to_string(),
+            Some(place) if self.instance.is_none() || !recording.is_remembered => place.display().to_string(),
             _ => "the running instance's memory".to_owned(),
         };
         match &recording.covers {

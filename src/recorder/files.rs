@@ -41,6 +41,15 @@ impl Current {
     }
 }
 
+/// Whether somebody has cut the file: what is appended to it now has no header before it.
+fn is_cut(current: &Current) -> bool {
+    let is_cut = current.file.metadata().is_ok_and(|it| it.len() < current.bytes);
+    if is_cut {
+        tracing::warn!(file = %current.path.display(), "another program has cut this file of the recorder, which goes on in a new one");
+    }
+    is_cut
+}
+
 impl RecordFiles {
     /// Touches no file before the first write.
     pub(super) fn new(directory: &Path, name: &'static str, bytes_max: u64, opening: Vec<u8>) -> Self {
@@ -68,7 +77,7 @@ impl RecordFiles {
         let part = self.bytes_max / PARTS;
         let mut written = records.len() as u64;
         let (mut current, is_new) = match self.current.take() {
-            Some(current) if current.bytes + written <= part => (current, false),
+            Some(current) if current.bytes + written <= part && !is_cut(&current) => (current, false),
             _ => {
                 let current = self.begin(at_unix_ms, part)?;
                 written += current.bytes;

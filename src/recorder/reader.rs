@@ -8,9 +8,9 @@ use std::time::UNIX_EPOCH;
 
 use thiserror::Error;
 
-use super::FLOWS;
 use super::entry::{self, Recorded, RecordedSample};
 use super::files::{begun_ms, files_of, series_of};
+use super::{FLOWS, MEMORY};
 use crate::config::FileOwner;
 use crate::model::recorder_file::{RecordsIn, Unreadable};
 use crate::table::journal::{Event, What};
@@ -230,7 +230,9 @@ impl Recording {
     fn sort(&mut self) {
         // Stable: records of one moment keep the order of their file.
         self.records.sort_by_key(|record| (record.at_unix_ms, record.number()));
-        // A bundle has the memory of the process beside its files.
+        if !self.is_remembered {
+            return;
+        }
         let owners = &self.owners;
         self.records.dedup_by(|again, first| {
             let is_same_event = matches!((&again.what, &first.what), (Recorded::Event(again), Recorded::Event(first))
@@ -249,6 +251,8 @@ impl Recording {
     }
 
     fn add_file(&mut self, file: String, content: &[u8], wanted: impl Fn(&Recorded) -> bool) -> Result<(), ReadFault> {
+        // A bundle has it beside the files.
+        let is_memory = series_of(&file) == Some(MEMORY);
         let mut records = RecordsIn::new(content).map_err(|source| ReadFault::Content { file, source })?;
         let mut owner = None;
         for (kind, body) in records.by_ref() {
@@ -258,6 +262,7 @@ impl Recording {
                 Some(what) => self.add(what, &mut owner, &wanted),
             }
         }
+        self.is_remembered |= is_memory;
         self.skipped_bytes += records.skipped();
         Ok(())
     }

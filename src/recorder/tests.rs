@@ -133,6 +133,27 @@ fn records_go_to_the_directory_that_has_the_name_now() {
     assert_eq!(sentences(&directory).len(), 1);
 }
 
+/// Regression: what was written after an operator's `> file`, or after logrotate's copytruncate, stood in a file without a header, and nobody
+/// could read it.
+#[test]
+fn a_file_that_was_cut_to_nothing_loses_what_was_cut_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut recorder, parts, _config) = recorder(folder.path());
+    let mut record = |version: &str| {
+        parts.journal.record(What::Started { version: version.to_owned() });
+        assert!(recorder.turn(NO_WAIT));
+    };
+    record("1");
+    for (path, _) in files_of(folder.path(), None).unwrap() {
+        fs::OpenOptions::new().write(true).open(path).unwrap().set_len(0).unwrap();
+    }
+    record("2");
+    record("3");
+    let said = ["2", "3"].map(|version| What::Started { version: version.to_owned() }.sentence());
+    assert_eq!(sentences(folder.path()), said);
+    assert!(read(folder.path(), 0..=u64::MAX).unwrap().unreadable.is_empty());
+}
+
 /// A file that was begun and last written to at these times, in s since 1970, by a process, with a record of each of these times;
 /// no time: the file is none of a recorder.
 fn file_of(directory: &Path, pid: u32, begun_s: u64, written_s: u64, recorded_s: &[u64]) {

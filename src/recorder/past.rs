@@ -78,7 +78,10 @@ pub(crate) struct ReplayBackend {
 pub(crate) fn tells_of(what: &Recorded, from_ms: u64, until_ms: u64) -> bool {
     match what {
         Recorded::Owner(_) => true,
-        Recorded::Sample(sample) => (from_ms.saturating_sub(RATES_OVER_MS)..=until_ms).contains(&sample.at_unix_ms),
+        Recorded::Sample(sample) => {
+            let until_ms = until_ms.saturating_add(FIRST_SAMPLE_MS);
+            (from_ms.saturating_sub(RATES_OVER_MS)..=until_ms).contains(&sample.at_unix_ms)
+        }
         Recorded::Event(event) => match &event.what {
             What::FlowEnded { duration_ms, .. } => {
                 let begun_ms = event.at_unix_ms.saturating_sub(*duration_ms);
@@ -112,10 +115,8 @@ impl Past {
         let lacks_records = self.lacks_records(at_ms.saturating_sub(RATES_OVER_MS), at_ms);
         let nothing = ReplayMoment { at_unix_ms: at_ms, ended, lacks_records, ..ReplayMoment::default() };
         let until = self.samples.partition_point(|(_, sample)| sample.at_unix_ms <= at_ms);
-        let Some((owner, last)) = self.samples[..until].last() else { return nothing };
-        if at_ms - last.at_unix_ms > SILENCE_MS {
-            return nothing;
-        }
+        let known = self.samples[..until].last().filter(|(_, last)| at_ms - last.at_unix_ms <= SILENCE_MS);
+        let Some((owner, last)) = known.or_else(|| self.first_sample(until, at_ms)) else { return nothing };
         // Counters begin anew with each process.
         let before = self.samples[..until]
             .iter()
@@ -163,6 +164,14 @@ impl Past {
             });
         }
         moment
+    }
+
+    /// The sample at `next`, if it is the first of a process that had begun at `at_ms`: it comes a second later.
+    fn first_sample(&self, next: usize, at_ms: u64) -> Option<&(usize, RecordedSample)> {
+        let first = self.samples.get(next).filter(|(_, it)| it.at_unix_ms - at_ms <= FIRST_SAMPLE_MS)?;
+        let is_its = |owner: usize| self.owners[owner].is_same_process(&self.owners[first.0]);
+        let has_begun = self.events.iter().any(|(owner, event)| event.at_unix_ms <= at_ms && is_its(*owner));
+        (has_begun && !self.samples[..next].iter().any(|(owner, _)| is_its(*owner))).then_some(first)
     }
 
     /// The events from `from_ms` up to `until_ms`, ends of flows left out.
@@ -281,6 +290,8 @@ fn came_ms(taken: &[(u64, u16)], flow: FlowId, ended_ms: u64) -> u64 {
 const RATES_OVER_MS: u64 = 10_000;
 /// Without a sample for longer than this, no process recorded: there is one each second.
 const SILENCE_MS: u64 = 2_000;
+/// The first sample of a process comes at most so long after its first event.
+const FIRST_SAMPLE_MS: u64 = 2_000;
 
 #[cfg(test)]
 mod tests {
@@ -367,6 +378,21 @@ mod tests {
         assert_eq!(past.at(102_001).process, None);
         assert_eq!(past.flows_over(95_000, 205_000, 11)[..2], [Some(40), None]);
         assert_eq!(past.flows_over(95_000, 205_000, 11)[9..], [None, Some(40)]);
+    }
+
+    /// Regression: of the second in which a process began `baton replay` said that none recorded, though it lists its start.
+    #[test]
+    fn the_second_in_which_a_process_began_has_its_first_sample() {
+        let started = |at_unix_ms| {
+            let what = What::Started { version: "1".to_owned() };
+            (1, Recorded::Event(Event { number: 0, at_unix_ms, what }))
+        };
+        let past = past([(0, sample(100, "ready", 30, 9)), started(200_000), (1, sample(201, "ready", 30, 0))]);
+        let begun = past.at(200_300);
+        assert_eq!((begun.process.map(|it| it.pid), begun.flows, begun.new_per_s), (Some(2), 40, 0.0));
+        assert_eq!(past.at(199_999).process, None, "it had not begun");
+        let Recorded::Sample(of_second) = sample(201, "ready", 30, 0) else { unreachable!() };
+        assert!(tells_of(&Recorded::Sample(of_second), 200_000, 200_300), "it is read, too");
     }
 
     /// Regression: an upgrade would have shown millions of new flows a second, or none for ten seconds.

@@ -178,7 +178,7 @@ fn assert_it_remembers(lab: &Lab, servers: [Server; 3], baton: &Baton, why: &str
     let of_flow = said(&["explain", &id]);
     assert!(of_flow.contains("for the reason killed:"), "{of_flow}");
     assert!(said(&["explain", "last"]).contains("ejected"));
-    assert!(said(&["events", "--since", "1h"]).contains(&"orders: baton eject b2"));
+    assert!(said(&["events", "--since", "1h"]).contains("orders: baton eject b2"));
     let ends = said(&["events", "--flows", "--since", "1h"]);
     assert!(ends.contains(&format!("flow {id} ")), "{ends}");
     let replay = baton.cli(&["replay", "--once"]);

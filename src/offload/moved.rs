@@ -14,6 +14,9 @@ const MARKS: usize = 1 << 18;
 /// Keeps flows of different instances from sharing marks, because all instances number from 0; `FLOW_TAG_STRIDE`.
 const TAG_STRIDE: u32 = 40503;
 
+/// Room for so many flows is kept, however few there are.
+const ROOM_MIN: usize = 4096;
+
 /// A flow's mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Mark(u32);
@@ -101,6 +104,10 @@ impl<T> Marked<T> {
         if self.more.get(&mark).is_some_and(Vec::is_empty) {
             self.more.remove(&mark);
         }
+        // A storm's room, which nothing else would give back.
+        if self.flows.capacity() > ROOM_MIN && self.flows.len() < self.flows.capacity() / 8 {
+            self.flows.shrink_to(self.flows.len() * 2);
+        }
         Some(value)
     }
 
@@ -128,6 +135,18 @@ impl<T> Deref for Marked<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Regression: after a storm the room for its flows, 600 bytes for each, was kept as long as the process ran.
+    #[test]
+    fn the_room_of_a_storm_is_given_back_and_what_stays_is_found() {
+        let mut marked = Marked::default();
+        let flows: Vec<_> = (0..50_000).map(|count| FlowId::of(7, count)).collect();
+        flows.iter().for_each(|flow| marked.insert(*flow, flow.0));
+        let (stays, ends) = flows.split_at(10);
+        ends.iter().for_each(|flow| assert_eq!(marked.remove(*flow), Some(flow.0)));
+        assert!(marked.flows.capacity() <= 2 * ROOM_MIN, "{}", marked.flows.capacity());
+        assert!(stays.iter().all(|flow| marked.get(flow) == Some(&flow.0)));
+    }
 
     #[test]
     fn flows_are_found_by_their_marks_whoever_shares_them_comes_and_goes() {

@@ -103,6 +103,9 @@ fn in_words(status: &Status, output: &Output) -> String {
     text += &offload(&status.offload, totals.flows.offloaded);
     text += &fleet(&status.fleet, output);
     text += &disagreements(&status.fleet.disagreements, output);
+    if let Some((_, silence)) = words::silence(&status.nodes) {
+        text += &format!("{}\n", output.paint(Weight::Notice, &silence));
+    }
     for frontend in &status.frontends {
         text += "\n";
         text += &frontend_in_words(frontend, output);

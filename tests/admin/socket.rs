@@ -256,6 +256,15 @@ async fn the_effects_of_a_death_are_told_with_the_settings_that_decide_and_nothi
         );
     }
 
+    // Regression: of one that was dead its flows were told again, which this instance carried on.
+    let vips = vec!["10.0.0.100".parse().unwrap()];
+    let dead = MemberView { liveness: Liveness::Dead, vips, flows: 12, offloaded: 12, ..a_peer() };
+    instance.table.fleet.show_members(vec![dead], now_ns());
+    let said = ask_of("lb-b", Happening::Dies).await.unwrap();
+    assert!(said.cases.iter().all(|case| case.fates == FlowFates::default()) && said.of_subject == 0, "{said:?}");
+    assert!(said.notes[0].starts_with("lb-b is dead already"), "{said:?}");
+    instance.table.fleet.show_members(vec![a_peer()], now_ns());
+
     let said = ask_of("apiservers", Happening::Restarts).await.unwrap();
     let rows: Vec<_> = said.cases.iter().map(|case| (&*case.fault, case.fates.reset)).collect();
     // Regression: one after another reset no more than all at once, though a client may go to the one that restarts next.

@@ -197,7 +197,7 @@ impl WhatIfLook<'_> {
             let moves = self.config.frontends.iter().any(|it| it.rebalance.when != RebalanceWhen::Ordered);
             if moves && at_most > 0 && present > 1 {
                 notes.push(
-                    "Not among these: connections that rebalancing ends in a quiet moment once a backend is back ([frontend.rebalance]), after each outage each at most once."
+                    "Not among these: connections that rebalancing ends in a quiet moment once a backend is back ([frontend.rebalance])."
                         .to_owned(),
                 );
             }
@@ -258,11 +258,19 @@ impl WhatIfLook<'_> {
 
     /// As far as this instance knows it.
     fn of_peer(&self, peer: &MemberView) -> WhatIfReport {
-        let (flows, offloaded) = (peer.flows as u64, peer.offloaded as u64);
+        let is_dead = peer.liveness == Liveness::Dead;
+        // What it had is another's by now, or has ended.
+        let (flows, offloaded) = if is_dead { (0, 0) } else { (peer.flows as u64, peer.offloaded as u64) };
         let counted = OwnFlows { offloaded, with_sockets: flows - offloaded.min(flows), ..OwnFlows::default() };
         let there = self.backends_at(&[peer.address.ip()]);
-        let mut notes = vec![format!("Counted are the flows of {} that this instance knows.", peer.name)];
-        if peer.liveness != Liveness::Alive || !peer.synced {
+        let mut notes = vec![match is_dead {
+            true => format!(
+                "{name} is dead already: other instances carry its flows on or have reset them (baton explain {name}).",
+                name = peer.name
+            ),
+            false => format!("Counted are the flows of {} that this instance knows.", peer.name),
+        }];
+        if !is_dead && (peer.liveness != Liveness::Alive || !peer.synced) {
             notes.push(format!(
                 "{} is {} by now, and not all its flows may be known here.",
                 peer.name,
@@ -277,7 +285,7 @@ impl WhatIfLook<'_> {
                 peer.name
             ));
         }
-        let has_vip = !peer.vips.is_empty();
+        let has_vip = !is_dead && !peer.vips.is_empty();
         let view = self.admin.table.fleet.vip();
         let mover = self.mover(view.as_deref());
         let succession = VipSuccession::of(&self.survivors_of(peer, mover), has_vip, mover);

@@ -18,12 +18,13 @@ use serde::Serialize;
 use super::Subject;
 use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::model::fleet::Liveness;
-use crate::model::health::{Cause, HealthState};
+use crate::model::health::HealthState;
 use crate::model::humane::{bytes, date_and_time, duration_ms, limit_ms, plural};
 use crate::model::ids::FlowId;
 use crate::model::names::named;
 use crate::recorder::{FrontendSettings, Recorded, RecordedSample, Recording, TimedRecord};
 use crate::table::journal::{Event, What};
+use causes::{decided_by, is_held_back};
 use effects::share;
 use gaps::{OtherBackend, gap_of_absence, gap_of_order, is_told_at_once, longest_gap, without_backend};
 
@@ -158,8 +159,13 @@ impl<'r> Story<'r> {
             }
             _ => false,
         };
-        let at =
-            last(&|event| is_loss(event) && is_new(event)).or_else(|| last(&is_loss)).or_else(|| last(&|_| true))?;
+        // One that is held back is not over with its last loss.
+        let held = last(&|event| matches!(event.what, What::BackendChanged { .. }));
+        let held = held.filter(|at| is_held_back(self.events[*at].0));
+        let at = held
+            .or_else(|| last(&|event| is_loss(event) && is_new(event)))
+            .or_else(|| last(&is_loss))
+            .or_else(|| last(&|_| true))?;
         let (sentences, mut figures) = self.of_event(at)?;
         let (told, _) = of_backend(self.events[at].0)?;
         let frontends = self.events.iter().filter(|(event, _)| is_it(event)).filter_map(|(event, _)| of_backend(event));
@@ -284,7 +290,10 @@ impl<'r> Story<'r> {
                 sentences.push(format!("This was its first probe, which decides alone.{before}"));
             }
             (Some(settings), false) => {
-                sentences.extend(decided_by(settings, *to, cause));
+                match is_held_back(event) {
+                    true => sentences.push(self.damped(at, frontend, backend)),
+                    false => sentences.extend(decided_by(settings, *to, cause)),
+                }
                 sentences.extend(if *to == HealthState::Ready { None } else { self.reload_before(at) });
             }
             (None, false) => {}
@@ -490,27 +499,6 @@ fn is_by_backend(reason: EndReason) -> bool {
 fn is_refusal(reason: EndReason) -> bool {
     use EndReason::{BackendsFull, BadProxyHeader, Denied, LimitFrontend, LimitSource, LimitTotal, NoBackend};
     matches!(reason, LimitTotal | LimitFrontend | LimitSource | BackendsFull | NoBackend | Denied | BadProxyHeader)
-}
-
-/// The settings that decided about a backend.
-fn decided_by(settings: &FrontendSettings, to: HealthState, cause: &Cause) -> Option<String> {
-    let FrontendSettings { interval_ms, fast_interval_ms, timeout_ms, rise, fall, probe, .. } = settings;
-    let each =
-        format!("each {}, and each {} once one has failed", duration_ms(*interval_ms), duration_ms(*fast_interval_ms));
-    let pace = format!("Baton probes by {probe} {each}, and waits {} for an answer", duration_ms(*timeout_ms));
-    match (to, cause) {
-        (HealthState::Ready, Cause::Passed) => {
-            Some(format!("rise = {rise} decided it: so many probes in a row passed; {pace}."))
-        }
-        (_, Cause::Damped) => {
-            Some("damping decided it: it lost ready too often lately (damping.suppress, damping.reuse).".to_owned())
-        }
-        (HealthState::Ready, _) => None,
-        (HealthState::Draining, Cause::Slow) => {
-            Some(format!("fall = {fall} decided it, where a slow answer counts half; {pace}."))
-        }
-        (_, _) => Some(format!("fall = {fall} decided it: so many probes in a row failed; {pace}.")),
-    }
 }
 
 /// The setting that ended a flow, with its value.

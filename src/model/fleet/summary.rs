@@ -119,6 +119,9 @@ pub(super) struct SummariesTold {
     told: Option<(u64, Arc<InstanceSummary>)>,
 }
 
+/// Stands for the end of a text that was cut.
+const CUT: &str = "…";
+
 impl InstanceSummary {
     /// Cuts its lists and texts to their limits.
     pub(crate) fn cut(mut self) -> Self {
@@ -131,7 +134,10 @@ impl InstanceSummary {
         }
         self.not_live.truncate(REASONS_MAX);
         self.not_ready.truncate(REASONS_MAX);
-        self.texts().for_each(|(text, most)| text.truncate(text.floor_char_boundary(most)));
+        self.texts().filter(|(text, most)| text.len() > *most).for_each(|(text, most)| {
+            text.truncate(text.floor_char_boundary(most - CUT.len()));
+            text.push_str(CUT);
+        });
         self
     }
 
@@ -258,7 +264,7 @@ pub(crate) mod tests {
         assert!(cut.is_within_limits());
         assert_eq!((cut.backends.len(), cut.backends_left_out), (BACKENDS_MAX, 70));
         assert!(cut.backends.iter().all(|it| it.health_state == Some(HealthState::Ejected)));
-        assert_eq!(cut.backends[BACKENDS_MAX - 1].name, "€".repeat(21), "no letter is cut in two");
+        assert_eq!(cut.backends[BACKENDS_MAX - 1].name, "€".repeat(20) + CUT, "no letter is cut in two");
     }
 
     #[test]

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use super::gaps::takes_new;
 use super::last::is_ordered;
-use super::{AFTER_MS, BEFORE_MS, Explained, SENTENCES_MAX, Story, is_death, moment};
+use super::{AFTER_MS, BEFORE_MS, Explained, LATELY_MS, SENTENCES_MAX, Story, is_death, moment};
 use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::model::fleet::Liveness;
 use crate::model::health::{Cause, HealthState};
 use crate::model::humane::{duration_ms, plural};
 use crate::model::nodes::SilenceKind;
 use crate::model::weight::Weight;
+use crate::recorder::FrontendSettings;
 use crate::table::journal::{Event, What};
 
 impl Story<'_> {
@@ -85,7 +86,7 @@ impl Story<'_> {
                     .to_owned(),
             ),
             false if flows() == Some(0) => {
-                Some(format!("Another host had the VIP, and this one no flow of {frontend}: no client felt it here."))
+                Some(format!("This host had neither the VIP nor a flow of {frontend}: no client felt it here."))
             }
             false => None,
         }
@@ -136,6 +137,22 @@ impl Story<'_> {
     /// The reload shortly before a backend was lost: it may have changed how it is probed.
     pub(super) fn reload_before(&self, at: usize) -> Option<String> {
         self.told_before(at, BEFORE_MS, |before| matches!(self.events[before].0.what, What::Reloaded { .. }))
+    }
+
+    /// Why a backend is held back: a sentence.
+    pub(super) fn damped(&self, at: usize, frontend: &str, backend: &str) -> String {
+        let at_ms = self.events[at].0.at_unix_ms;
+        let lately = self.events[..at].iter().rev().map(|(event, _)| *event);
+        let lately = lately.take_while(|event| event.at_unix_ms + LATELY_MS >= at_ms);
+        let losses = lately.filter(|event| {
+            matches!(&event.what, What::BackendChanged { frontend: f, backend: b, from: HealthState::Ready, to, .. }
+                if (&**f, &**b) == (frontend, backend) && *to != HealthState::Ready)
+        });
+        let times = plural(losses.count() as u64, "time");
+        format!(
+            "damping decided it: it was lost {times} within {}, and gets new connections once it has been stable (damping.suppress, damping.reuse).",
+            duration_ms(LATELY_MS)
+        )
     }
 
     /// Why nodes are silent, as far as something tells of it: up to three sentences.
@@ -360,6 +377,29 @@ impl Story<'_> {
         let (found, _) = self.events[(0..at).rev().take_while(is_near).find(|before| is_it(*before))?];
         let earlier = duration_ms(event.at_unix_ms.saturating_sub(found.at_unix_ms));
         Some(format!("{earlier} earlier, at {}, {}.", moment(found.at_unix_ms), found.what.sentence()))
+    }
+}
+
+/// Whether it holds a backend back that was lost too often.
+pub(super) fn is_held_back(event: &Event) -> bool {
+    matches!(event.what, What::BackendChanged { cause: Cause::Damped, .. })
+}
+
+/// The settings that decided about a backend.
+pub(super) fn decided_by(settings: &FrontendSettings, to: HealthState, cause: &Cause) -> Option<String> {
+    let FrontendSettings { interval_ms, fast_interval_ms, timeout_ms, rise, fall, probe, .. } = settings;
+    let each =
+        format!("each {}, and each {} once one has failed", duration_ms(*interval_ms), duration_ms(*fast_interval_ms));
+    let pace = format!("Baton probes by {probe} {each}, and waits {} for an answer", duration_ms(*timeout_ms));
+    match (to, cause) {
+        (HealthState::Ready, Cause::Passed) => {
+            Some(format!("rise = {rise} decided it: so many probes in a row passed; {pace}."))
+        }
+        (HealthState::Ready, _) => None,
+        (HealthState::Draining, Cause::Slow) => {
+            Some(format!("fall = {fall} decided it, where a slow answer counts half; {pace}."))
+        }
+        (_, _) => Some(format!("fall = {fall} decided it: so many probes in a row failed; {pace}.")),
     }
 }
 

@@ -8,6 +8,7 @@ use super::testing::{AT_MS, recording};
 use super::*;
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::{InstanceName, Liveness};
+use crate::model::health::Cause;
 
 fn changed(from: HealthState, to: HealthState, cause: Cause) -> What {
     What::BackendChanged { frontend: "apiserver".to_owned(), backend: "cp2".to_owned(), from, to, cause }

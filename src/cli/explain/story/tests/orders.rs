@@ -188,3 +188,25 @@ fn a_drain_without_another_ready_backend_forecasts_no_reset() {
     assert!(said("ready").contains("drain_timeout = 2 m 30 s decides that those left"), "{}", said("ready"));
     assert!(said("draining").contains("no time limit ends while no other backend is ready"), "{}", said("draining"));
 }
+
+/// Regression: of a backend that flapped, and was held back, its last loss was told, which "lasted 1.4 s".
+#[test]
+fn a_backend_that_is_held_back_for_flapping_is_told_so_with_its_losses() {
+    use HealthState::{Draining, Ejected, Ready};
+    let flap =
+        |at| [(at, changed(Ready, Ejected, Cause::Refused)), (at + 1_400, changed(Ejected, Ready, Cause::Passed))];
+    let mut events: Vec<_> = [0, 4_000, 8_000].into_iter().flat_map(flap).collect();
+    events.extend([
+        (12_000, changed(Ready, Ejected, Cause::Refused)),
+        (13_400, changed(Ejected, Draining, Cause::Damped)),
+    ]);
+    let said = told(&recording(events.clone()), Subject::Backend("cp2".to_owned())).unwrap();
+    assert!(
+        said[0].contains("cp2: ejected → draining") && said[1].contains("it was lost 4 times within 10 m"),
+        "{said:?}"
+    );
+    assert!(said.last().unwrap().contains("was still draining"), "{said:?}");
+    events.push((90_000, changed(Draining, Ready, Cause::Passed)));
+    let said = told(&recording(events), Subject::Backend("cp2".to_owned())).unwrap();
+    assert!(said[0].contains("cp2: ready → ejected"), "{said:?}");
+}

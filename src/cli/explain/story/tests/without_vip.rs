@@ -93,7 +93,7 @@ fn a_standby_without_a_flow_tells_no_gap_of_its_backends() {
     sample.frontends[0].flows = 0;
     sample.backends.iter_mut().for_each(|it| it.flows = 0);
     let said = told(&idle, Subject::Backend("cp2".to_owned())).unwrap();
-    assert!(said.iter().any(|it| it.starts_with("Another host had the VIP, and this one no flow")), "{said:?}");
+    assert!(said.iter().any(|it| it.starts_with("This host had neither the VIP nor a flow")), "{said:?}");
     assert!(!said.iter().any(|it| it.contains("longest gap")), "{said:?}");
     assert_eq!(told(&idle, Subject::Last), Some(said), "it is no fault of this host, but there is none beside it");
     let back = changed(HealthState::Ejected, HealthState::Ready, Cause::Passed);

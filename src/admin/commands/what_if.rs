@@ -234,7 +234,7 @@ impl WhatIfLook<'_> {
         let survivors: Vec<_> = members.iter().map(|peer| Survivor::of_peer(peer, mover, peer.told)).collect();
         let succession = VipSuccession::of(&survivors, has_vip, mover);
         let stacked = !here.is_empty();
-        let offloaded = self.flows.iter().filter(|flow| flow.state == FlowState::Offloaded).count();
+        let offloaded = (counted.offloaded + counted.offloaded_to_own) as usize;
         let mut notes = match members.is_empty() {
             true => vec!["There is no [peers]: no other instance knows these flows.".to_owned()],
             false => succession_notes(&succession, has_vip, self.flows.len(), offloaded),
@@ -258,9 +258,11 @@ impl WhatIfLook<'_> {
 
     /// As far as this instance knows it.
     fn of_peer(&self, peer: &MemberView) -> WhatIfReport {
-        let is_dead = peer.liveness == Liveness::Dead;
-        // What it had is another's by now, or has ended.
-        let (flows, offloaded) = if is_dead { (0, 0) } else { (peer.flows as u64, peer.offloaded as u64) };
+        // What a dead one had is another's by now, or has ended.
+        let bare = || MemberView { flows: 0, offloaded: 0, vips: Vec::new(), ..peer.clone() };
+        let bare = (peer.liveness == Liveness::Dead).then(bare);
+        let (is_dead, peer) = (bare.is_some(), bare.as_ref().unwrap_or(peer));
+        let (flows, offloaded) = (peer.flows as u64, peer.offloaded as u64);
         let counted = OwnFlows { offloaded, with_sockets: flows - offloaded.min(flows), ..OwnFlows::default() };
         let there = self.backends_at(&[peer.address.ip()]);
         let mut notes = vec![match is_dead {
@@ -285,7 +287,7 @@ impl WhatIfLook<'_> {
                 peer.name
             ));
         }
-        let has_vip = !is_dead && !peer.vips.is_empty();
+        let has_vip = !peer.vips.is_empty();
         let view = self.admin.table.fleet.vip();
         let mover = self.mover(view.as_deref());
         let succession = VipSuccession::of(&self.survivors_of(peer, mover), has_vip, mover);

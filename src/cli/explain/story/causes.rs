@@ -45,9 +45,7 @@ impl Story<'_> {
 
     /// Whether a peer died a moment before the event at `at`.
     fn has_lost_peer_before(&self, at: usize) -> bool {
-        let at_ms = self.events[at].0.at_unix_ms;
-        let before = self.events[..at].iter().rev().map(|(event, _)| *event);
-        let mut near = before.take_while(|it| it.at_unix_ms + BEFORE_MS >= at_ms);
+        let mut near = self.shortly_before(at, BEFORE_MS).map(|before| self.events[before].0);
         near.any(|it| is_death(it) || matches!(it.what, What::FailedOver { .. }))
     }
 
@@ -141,11 +139,8 @@ impl Story<'_> {
 
     /// Why a backend is held back: a sentence.
     pub(super) fn damped(&self, at: usize, frontend: &str, backend: &str) -> String {
-        let at_ms = self.events[at].0.at_unix_ms;
-        let lately = self.events[..at].iter().rev().map(|(event, _)| *event);
-        let lately = lately.take_while(|event| event.at_unix_ms + LATELY_MS >= at_ms);
-        let losses = lately.filter(|event| {
-            matches!(&event.what, What::BackendChanged { frontend: f, backend: b, from: HealthState::Ready, to, .. }
+        let losses = self.shortly_before(at, LATELY_MS).filter(|before| {
+            matches!(&self.events[*before].0.what, What::BackendChanged { frontend: f, backend: b, from: HealthState::Ready, to, .. }
                 if (&**f, &**b) == (frontend, backend) && *to != HealthState::Ready)
         });
         let times = plural(losses.count() as u64, "time");
@@ -370,11 +365,16 @@ impl Story<'_> {
         })
     }
 
+    /// The events within a time before another one, the last first.
+    fn shortly_before(&self, at: usize, within_ms: u64) -> impl Iterator<Item = usize> {
+        let at_ms = self.events[at].0.at_unix_ms;
+        (0..at).rev().take_while(move |before| self.events[*before].0.at_unix_ms + within_ms >= at_ms)
+    }
+
     /// The last event within a time before another one that `is_it`, in words.
     fn told_before(&self, at: usize, within_ms: u64, is_it: impl Fn(usize) -> bool) -> Option<String> {
         let (event, _) = self.events[at];
-        let is_near = |before: &usize| self.events[*before].0.at_unix_ms + within_ms >= event.at_unix_ms;
-        let (found, _) = self.events[(0..at).rev().take_while(is_near).find(|before| is_it(*before))?];
+        let (found, _) = self.events[self.shortly_before(at, within_ms).find(|before| is_it(*before))?];
         let earlier = duration_ms(event.at_unix_ms.saturating_sub(found.at_unix_ms));
         Some(format!("{earlier} earlier, at {}, {}.", moment(found.at_unix_ms), found.what.sentence()))
     }

@@ -31,10 +31,10 @@ pub(super) fn longest_gap(
     other: OtherBackend,
 ) -> (String, Option<u64>) {
     // A client that had another backend meanwhile has renewed there, or has waited for less.
-    let (away_ms, silence_ms, until) = match other {
-        OtherBackend::Serves => (0, silence_ms, ""),
+    let (away_ms, silence_ms, is_whole) = match other {
+        OtherBackend::Serves => (0, silence_ms, true),
         OtherBackend::Away { for_ms, silence_ms: of_last_ms, vip_left, .. } => {
-            (for_ms, silence_ms.max(of_last_ms), if vip_left { ", until this host gave the VIP up" } else { "" })
+            (for_ms, silence_ms.max(of_last_ms), !vip_left)
         }
         OtherBackend::Never => {
             let sentence =
@@ -43,9 +43,8 @@ pub(super) fn longest_gap(
         }
     };
     let gap_ms = silence_ms + away_ms + lease_renew_ms;
-    let is_whole = until.is_empty();
     let [gap, silence, away, renewal] = [gap_ms, silence_ms, away_ms, lease_renew_ms].map(limit_ms);
-    let least = if is_whole { "" } else { "at least " };
+    let (until, least) = if is_whole { ("", "") } else { (", until this host gave the VIP up", "at least ") };
     let seen = format!("longest gap that a node can have seen is {least}{gap}");
     let sentence = match (away_ms, silence_ms) {
         (0, 0) => format!("Its kernel ended its flows at once, so the {seen}: a renewal's."),

@@ -25,9 +25,10 @@ pub(super) fn last(story: &Story<'_>) -> Option<Explained> {
         let newer = format!("Event {number} is newer, and is over or cost nothing: {}", what.sentence());
         beside(&mut sentences, format!("{newer} (baton explain event:{number})."));
     }
-    if let Some(silence) = silence_still(story).filter(|at| *at < told) {
+    if let Some(silence) = silence_still(story).filter(|at| *at < told)
+        && let Some(who) = silent_until_the_end(story, silence)
+    {
         let Event { number, at_unix_ms, .. } = story.events[silence].0;
-        let who = silent_until_the_end(story, silence);
         let since = moment(*at_unix_ms);
         beside(&mut sentences, format!("Told at {since}, and still so: {who} (baton explain event:{number})."));
     }
@@ -56,7 +57,7 @@ fn unfelt_still(story: &Story<'_>) -> Option<usize> {
     if story.lacks_vip(story.events.len()) != Some(false) {
         return None;
     }
-    (last_start(story)..story.events.len()).rfind(|at| match &story.events[*at].0.what {
+    (last_start(story).unwrap_or(0)..story.events.len()).rfind(|at| match &story.events[*at].0.what {
         What::BackendChanged { frontend, .. } => is_lost_still(story, *at) && is_felt_by_nobody(*at, frontend),
         _ => false,
     })
@@ -118,21 +119,17 @@ fn worst_ongoing(story: &Story<'_>, newest: usize) -> Option<usize> {
 /// its clients.
 fn seen_still(story: &Story<'_>) -> Range<usize> {
     let end = if story.lacks_vip(story.events.len()).is_none() { story.events.len() } else { 0 };
-    last_start(story)..end
+    last_start(story).unwrap_or(0)..end
 }
 
-/// Where the events of the last process begin.
-fn last_start(story: &Story<'_>) -> usize {
-    story.events.iter().rposition(|(event, _)| is_start(event)).unwrap_or(0)
+/// Where the events of the last process begin. `None`: that was not recorded.
+fn last_start(story: &Story<'_>) -> Option<usize> {
+    story.events.iter().rposition(|(event, _)| matches!(event.what, What::Started { .. }))
 }
 
 /// When the last process began; ms since 1970, 0 if that was not recorded.
 pub(in crate::cli::explain) fn last_start_ms(story: &Story<'_>) -> u64 {
-    story.events.iter().rfind(|(event, _)| is_start(event)).map_or(0, |(event, _)| event.at_unix_ms)
-}
-
-fn is_start(event: &Event) -> bool {
-    matches!(event.what, What::Started { .. })
+    last_start(story).map_or(0, |at| story.events[at].0.at_unix_ms)
 }
 
 /// Those nodes of a silence that have not been heard since.
@@ -150,24 +147,24 @@ fn silent_still<'r>(story: &Story<'r>, at: usize) -> Vec<&'r str> {
 
 /// That nodes are silent when the record ends: a sentence.
 pub(super) fn still_silent(story: &Story<'_>, at: usize) -> Option<String> {
-    if !seen_still(story).contains(&at) || silent_still(story, at).is_empty() {
+    if !seen_still(story).contains(&at) {
         return None;
     }
-    let who = silent_until_the_end(story, at);
+    let who = silent_until_the_end(story, at)?;
     Some(format!("This is still going on at {}: {who}{}.", story.ends_at(), story.dropped_since(at)))
 }
 
 /// Which nodes of the silence at `at` are silent when the record ends, and for how long then: a part of a sentence.
-fn silent_until_the_end(story: &Story<'_>, at: usize) -> String {
+fn silent_until_the_end(story: &Story<'_>, at: usize) -> Option<String> {
     let event = story.events[at].0;
-    let What::NodesSilent { for_ms, .. } = &event.what else { return String::new() };
-    let end_ms = story.recording.records.last().map_or(event.at_unix_ms, |record| record.at_unix_ms);
+    let What::NodesSilent { for_ms, .. } = &event.what else { return None };
+    let end_ms = story.recording.records.last()?.at_unix_ms;
     let lasts = duration_ms(for_ms + end_ms.saturating_sub(event.at_unix_ms));
     match &silent_still(story, at)[..] {
-        [] => String::new(),
-        [node] => format!("{node} is silent for {lasts}"),
+        [] => None,
+        [node] => Some(format!("{node} is silent for {lasts}")),
         [first, others @ ..] => {
-            format!("{first} and {} are silent, for {lasts}", plural(others.len() as u64, "other node"))
+            Some(format!("{first} and {} are silent, for {lasts}", plural(others.len() as u64, "other node")))
         }
     }
 }

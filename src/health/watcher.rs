@@ -6,7 +6,7 @@ use std::future::{Future, pending};
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
@@ -497,14 +497,19 @@ async fn probe(
     id: BackendId,
     started_ns: u64,
 ) -> ProbeReport {
+    let is_connected = Arc::new(AtomicBool::new(false));
     let heard = {
-        let registry = registry.clone();
+        let (registry, is_connected) = (registry.clone(), is_connected.clone());
         move || {
+            is_connected.store(true, Relaxed);
             if let Some(entry) = registry.find_backend(id) {
                 entry.heard_ns.fetch_max(now_ns(), Relaxed);
             }
         }
     };
+    let connected =
+        || registry.find_backend(id).map_or(0, |it| it.lanes.iter().map(|lane| lane.connected.value()).sum());
+    let connected_before: u64 = connected();
     let outcome = manner.clone().probe(to, heard).await;
     let took = Duration::from_nanos(now_ns().saturating_sub(started_ns));
     let entry = registry.find_backend(id);
@@ -513,6 +518,14 @@ async fn probe(
     }
     let doubtful = matches!(outcome, ProbeOutcome::Failed(Cause::TimedOut { .. } | Cause::Protocol { .. }));
     let flows_moved = doubtful && entry.is_some_and(|it| it.is_lively(started_ns));
+    // Another address may be the probes' (`health_address`), so that the flows' connects count, too.
+    let has_connected = is_connected.load(Relaxed) || connected() > connected_before;
+    let outcome = match outcome {
+        ProbeOutcome::Failed(Cause::TimedOut { .. }) if flows_moved && !has_connected => {
+            ProbeOutcome::Failed(Cause::NoConnection)
+        }
+        outcome => outcome,
+    };
     ProbeReport { outcome, began_ns: started_ns, took, flows_moved }
 }
 

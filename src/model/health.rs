@@ -94,6 +94,9 @@ pub enum Cause {
     },
     /// Probes time out while its flows still move bytes: the backend is slow, not dead.
     Slow,
+    /// As slow, and since the last probe began neither a probe nor a flow got a connection: something drops what begins one, and new
+    /// flows fail.
+    NoConnection,
     Refused,
     Reset,
     Unreachable {
@@ -132,6 +135,7 @@ impl Cause {
             Self::Passed => "passed",
             Self::NotReady { .. } => "not_ready",
             Self::Slow => "slow",
+            Self::NoConnection => "no_connection",
             Self::Refused => "refused",
             Self::Reset => "reset",
             Self::Unreachable { .. } => "unreachable",
@@ -155,6 +159,9 @@ impl fmt::Display for Cause {
             Self::Passed => write!(f, "probes pass"),
             Self::NotReady { status } => write!(f, "probe answered {status}"),
             Self::Slow => write!(f, "probes time out, yet its flows move bytes: slow, not dead"),
+            Self::NoConnection => {
+                write!(f, "its flows move bytes, yet neither a probe nor a new flow gets a connection to it from here")
+            }
             Self::Refused => write!(f, "connection refused"),
             Self::Reset => write!(f, "connection reset"),
             Self::Unreachable { error } => write!(f, "unreachable: {error}"),

@@ -149,6 +149,11 @@ impl BackendEntry {
         is_since(&self.spoke_ns) && (is_since(&self.taken_ns) || !is_since(&self.untaken_ns))
     }
 
+    /// Whether a new connection to it may succeed, as far as the probes can tell.
+    pub(crate) fn gets_connections(&self) -> bool {
+        self.health().cause != Cause::NoConnection
+    }
+
     /// Only for an entry without an address: with another address, its flows would belong to another entry.
     pub fn set_address(&self, address: Option<BackendAddr>) {
         self.address.store(address.map(Arc::new));

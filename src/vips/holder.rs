@@ -349,7 +349,12 @@ impl VipHolder {
             peers: peers.as_deref(),
             ready: (bar.is_none() || is_succession && bar == Some(VipBar::Starting)) && self.is_live,
             bar,
-            has_backend: self.parts.registry.backends().iter().any(|it| it.preference() != Preference::Never),
+            has_backend: self
+                .parts
+                .registry
+                .backends()
+                .iter()
+                .any(|it| it.preference() != Preference::Never && it.gets_connections()),
             synced: members.iter().all(|it| it.synced),
             heard_ns,
             socket_ns: vip.reachability.socket_ns(),

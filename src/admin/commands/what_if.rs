@@ -483,7 +483,13 @@ fn takers(registry: &Registry, lost: &BackendEntry) -> Vec<Arc<BackendEntry>> {
     let is_other =
         |it: &Arc<BackendEntry>| it.frontend.id == lost.frontend.id && it.name != lost.name && !it.is_former();
     let others: Vec<_> = registry.backends().into_iter().filter(is_other).collect();
-    let of = |state| others.iter().filter(|it| it.health().health_state == state).cloned().collect::<Vec<_>>();
+    let of = |state| {
+        others
+            .iter()
+            .filter(|it| it.health().health_state == state && it.gets_connections())
+            .cloned()
+            .collect::<Vec<_>>()
+    };
     let ready = of(HealthState::Ready);
     if ready.is_empty() { of(HealthState::Draining) } else { ready }
 }

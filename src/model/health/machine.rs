@@ -401,7 +401,7 @@ impl Machine {
         };
         self.streak = match cause {
             Cause::Passed => grown(plus(passes, 1), plus(answers, 1), 0, 0),
-            Cause::Slow => grown(0, plus(answers, 1), 0, plus(doubt, 1)),
+            Cause::Slow | Cause::NoConnection => grown(0, plus(answers, 1), 0, plus(doubt, 1)),
             Cause::NotReady { .. } | Cause::Tls { .. } => grown(0, plus(answers, 1), 0, plus(doubt, 2)),
             Cause::Protocol { .. } if flows_moved => grown(0, plus(answers, 1), 0, plus(doubt, 2)),
             _ => grown(0, 0, plus(dead, 1), plus(doubt, 2)),

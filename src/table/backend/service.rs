@@ -18,7 +18,7 @@ pub enum Service {
     Full,
     /// None is ready; a draining one is used instead.
     Draining,
-    /// None at all: the connection is reset.
+    /// None at all, or none that gets a connection from here: the connection is reset.
     NoBackend,
 }
 
@@ -65,7 +65,8 @@ fn best(backends: &[&Arc<BackendEntry>], now_ns: u64) -> Service {
     let is_dismissed = |it: &BackendEntry| it.is_former() || it.health().cause == Cause::Removed;
     let usable = |it: &&&Arc<BackendEntry>| it.weight() > 0 && it.address().is_some() && !is_dismissed(it);
     let with = |health_state: HealthState| {
-        backends.iter().filter(usable).filter(move |it| it.health().health_state == health_state).collect::<Vec<_>>()
+        let stands = move |it: &&&Arc<BackendEntry>| it.health().health_state == health_state && it.gets_connections();
+        backends.iter().filter(usable).filter(stands).collect::<Vec<_>>()
     };
     let (ready, draining) = (with(HealthState::Ready), with(HealthState::Draining));
     let (used, service) = match (&ready[..], &draining[..]) {

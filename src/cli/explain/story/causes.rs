@@ -396,7 +396,7 @@ pub(super) fn decided_by(settings: &FrontendSettings, to: HealthState, cause: &C
             Some(format!("rise = {rise} decided it: so many probes in a row passed; {pace}."))
         }
         (HealthState::Ready, _) => None,
-        (HealthState::Draining, Cause::Slow) => {
+        (HealthState::Draining, Cause::Slow | Cause::NoConnection) => {
             Some(format!("fall = {fall} decided it, where a slow answer counts half; {pace}."))
         }
         (_, _) => Some(format!("fall = {fall} decided it: so many probes in a row failed; {pace}.")),

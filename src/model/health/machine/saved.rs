@@ -52,8 +52,8 @@ impl Machine {
         };
         Saved {
             verdict: self.verdict,
-            cause: self.cause.clone(),
-            last: self.last.clone(),
+            cause: self.cause.clone().known_before(),
+            last: self.last.clone().known_before(),
             fresh: self.fresh,
             streak: self.streak,
             penalty: self.penalty,
@@ -106,6 +106,13 @@ impl Machine {
     }
 }
 
+impl Cause {
+    /// As a process of the last release knows it. The next probe tells it anew.
+    fn known_before(self) -> Self {
+        if self == Self::NoConnection { Self::Slow } else { self }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, to_value};
@@ -132,6 +139,7 @@ mod tests {
             Cause::Passed,
             Cause::NotReady { status: 500 },
             Cause::Slow,
+            Cause::NoConnection.known_before(),
             Cause::Refused,
             Cause::Reset,
             Cause::Unreachable { error: error() },
@@ -169,7 +177,9 @@ mod tests {
                 | Cause::OrderedEject
                 | Cause::Removed
                 // Never saved: it follows from the removal.
-                | Cause::Readdressed,
+                | Cause::Readdressed
+                // Saved as `Slow`.
+                | Cause::NoConnection,
             ) => (),
         };
         known(&verdicts[0], &says[0], &causes[0]);
@@ -185,7 +195,7 @@ mod tests {
         let kinds = causes.iter().map(|cause| to_value(cause).unwrap()["kind"].as_str().unwrap().to_owned());
         assert_eq!(
             kinds.collect::<Vec<_>>().join(" "),
-            "not_probed passed not_ready slow refused reset unreachable timed_out tls protocol unresolved damped \
+            "not_probed passed not_ready slow slow refused reset unreachable timed_out tls protocol unresolved damped \
              ordered_drain ordered_eject removed"
         );
     }

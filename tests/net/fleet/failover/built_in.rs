@@ -243,3 +243,32 @@ fn a_holder_whose_packet_filter_drops_everything_but_arp_gives_the_built_in_vip_
         fleet.clients(5);
     }
 }
+
+/// Regression: offloaded flows pass below the packet filter, so that the backends were taken for slow and the host kept the VIP, although
+/// each new connection failed for as long as the filter dropped what Baton itself sent.
+#[test]
+fn a_host_whose_filter_stops_new_connections_gives_the_built_in_vip_up_though_its_offloaded_flows_go_on() {
+    let test = "a_host_whose_filter_stops_new_connections";
+    let Some(fleet) = Fleet::with_built_in_vip(test, Flows::Offload) else { return };
+    let mut conns = fleet.offloaded_clients(20);
+    fleet.wait_known(20, 20);
+    let (owner, heir) = (fleet.owner(), fleet.heir());
+    owner.host.drop_packets("output", "tcp dport 6443 ct state new");
+    let watch = Stopwatch::start();
+    let mut round = 0;
+    eventually(LONG, "the other has the VIP", || {
+        // They must move, or the backends are dead for all that Baton can tell.
+        round += 1;
+        conns.iter_mut().for_each(|conn| conn.echo(round, 200));
+        heir.host.has_address(VIP) && !owner.host.has_address(VIP)
+    });
+    println!("the VIP moved {:?} later", watch.unstalled());
+    conns.iter_mut().for_each(|conn| conn.echo(round + 1, 200));
+    fleet.clients(5);
+    let said = |command: &[&str]| String::from_utf8(owner.baton.cli(command).stdout).unwrap();
+    let status = said(&["status"]);
+    assert!(status.contains("neither a probe nor a new flow gets a connection"), "{status}");
+    assert!(status.contains("no backend: Baton resets new connections"), "{status}");
+    let why = said(&["vip", "--why"]);
+    assert!(why.contains("no backend can be used here"), "{why}");
+}

@@ -50,7 +50,7 @@ use crate::table::Part;
 use crate::table::backend::Registry;
 use crate::table::beats::LoopBeats;
 use crate::table::fleet::FleetView;
-use crate::table::flows::{FlowState, FlowTable, FlowView};
+use crate::table::flows::FlowTable;
 use crate::table::journal::{Journal, What};
 use built_in::BuiltInVip;
 use guard::HangGuard;
@@ -65,8 +65,7 @@ const CHECK_EVERY_NS: u64 = 100_000_000;
 const SHOW_EVERY_NS: u64 = 100_000_000;
 /// Interval between two attempts to remove entries with another mask.
 const TIDY_EVERY_NS: u64 = 1_000_000_000;
-/// Interval between two looks for flows of this host's own clients, and how long a peer that could take the VIP counts as such.
-const GUARD_EVERY_NS: u64 = 500_000_000;
+/// How long a peer that could take the VIP counts as such.
 const HEIR_SEEN_NS: u64 = 1_000_000_000;
 /// The peer link looks at the peers every few milliseconds; if its last look is older than this, the link itself does not run.
 const LINK_LOOKS_NS: u64 = 100_000_000;
@@ -88,7 +87,7 @@ pub(crate) struct HolderParts {
     pub fleet: Part<Fleet>,
     pub fleet_view: Part<FleetView>,
     pub registry: Part<Registry>,
-    /// To find flows of this host's own clients.
+    /// To find clients on other hosts.
     pub flows: Part<FlowTable>,
     pub reachability: Part<Reachability>,
     /// Wakes the engine, which listens for clients.
@@ -138,11 +137,8 @@ struct VipHolder {
     show_at_ns: u64,
     is_live: bool,
     is_following: bool,
-    /// Started with the first VIP that needs it.
-    guard: Option<HangGuard>,
-    /// When the holder looks for flows of own clients again, and whether there were any.
-    clients_at_ns: u64,
-    has_own_clients: bool,
+    /// Started with the first VIP that needs it; an error if that failed.
+    guard: Option<Result<HangGuard, ()>>,
     heir_seen_ns: u64,
 }
 
@@ -160,8 +156,6 @@ impl VipHolder {
             is_live: true,
             is_following: false,
             guard: None,
-            clients_at_ns: 0,
-            has_own_clients: false,
             heir_seen_ns: 0,
             parts,
             host,
@@ -412,8 +406,8 @@ impl VipHolder {
         false
     }
 
-    /// Has the kernel kill this process if it hangs until its addresses go, while clients of this host use them and a peer can serve these
-    /// clients. Without such clients, or without such a peer, a process that only pauses had better go on.
+    /// Has the kernel kill this process if it hangs until its addresses go, and a peer can serve its clients. Without such a peer, a process
+    /// that only pauses had better go on.
     fn guard(&mut self, vip: &BuiltInVip, look: &VipLook<'_>, now_ns: u64) {
         if !vip.machine.holds() {
             return self.disarm();
@@ -421,33 +415,21 @@ impl VipHolder {
         if vip.machine.has_heir(look) {
             self.heir_seen_ns = now_ns;
         }
-        if now_ns >= self.clients_at_ns {
-            self.clients_at_ns = now_ns + GUARD_EVERY_NS;
-            let is_own =
-                |flow: &FlowView| flow.state != FlowState::Offloaded && flow.origin.client.ip() == flow.origin.vip.ip();
-            self.has_own_clients = self.parts.flows.iter().any(|flow| is_own(&flow));
-        }
-        if !self.has_own_clients || now_ns.saturating_sub(self.heir_seen_ns) > HEIR_SEEN_NS || vip.renewed_ns == 0 {
+        if now_ns.saturating_sub(self.heir_seen_ns) > HEIR_SEEN_NS || vip.renewed_ns == 0 {
             return self.disarm();
         }
-        if self.guard.is_none() {
-            match HangGuard::start() {
-                Ok(guard) => self.guard = Some(guard),
-                Err(error) => {
-                    // The next look would fail, too.
-                    self.clients_at_ns = u64::MAX;
-                    self.has_own_clients = false;
-                    tracing::warn!(%error, "cannot set a timer: if this process hangs, clients of this host wait for their own timeouts");
-                }
-            }
-        }
-        if let Some(guard) = &self.guard {
+        let guard = self.guard.get_or_insert_with(|| {
+            HangGuard::start().map_err(|error| {
+                tracing::warn!(%error, "cannot set a timer: if this process hangs, clients that it has just accepted wait for their own timeouts");
+            })
+        });
+        if let Ok(guard) = guard {
             guard.arm(vip.renewed_ns + LEASE_SAFE_NS);
         }
     }
 
     fn disarm(&self) {
-        if let Some(guard) = &self.guard {
+        if let Some(Ok(guard)) = &self.guard {
             guard.disarm();
         }
     }

@@ -1,8 +1,9 @@
 //! Kills this process if it hangs while it has the VIP, just before the kernel removes the address.
 //!
-//! A client of this host connects from the VIP itself. When the address has gone, no packet passes between this client and a process
-//! that hangs, and the client waits for its own timeout. While the address is still there, the end of the process ends the connection:
-//! its sockets close, and the client's kernel hears it at once.
+//! The kernel goes on accepting connections for a process that hangs, and acknowledges what their clients send. No peer knows of these
+//! connections, and once the address has gone, nothing that this host sends reaches their clients, who wait for their own timeouts; so do
+//! clients of this host, who connect from the VIP itself. While the address is still there, the end of the process ends them all: its sockets
+//! close, and the clients hear it at once.
 
 use std::io;
 use std::sync::Arc;

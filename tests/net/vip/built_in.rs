@@ -147,8 +147,8 @@ fn leaves(scene: &Scene, all: &mut [Instance], hosts: &[Host; 2], fault: &str) -
         served_after(scene, &watch);
         let took = watch.unstalled();
         match fault {
-            "killed" => restart(&mut all[had]),
-            "hung" => all[had].baton.process.go_on(),
+            // The kernel has killed the one that hung.
+            "killed" | "hung" => restart(&mut all[had]),
             _ => all[had].host.link_up(),
         }
         // The host that is well again must not take the VIP back: that would reset clients without need.

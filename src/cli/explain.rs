@@ -111,6 +111,10 @@ pub(super) fn run(
         true => output.document(&Explanation { sentences, figures })?,
         false => {
             output.wrapped(&(sentences.join("\n") + "\n"))?;
+            if !figures.beside.is_empty() {
+                output.line("About that time, or still so:")?;
+                output.wrapped(&figures.beside.iter().map(|line| format!("- {line}\n")).collect::<String>())?;
+            }
             for command in &figures.see_also {
                 output.line(output.faint(&format!("another has this name: {command}")))?;
             }

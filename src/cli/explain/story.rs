@@ -1,5 +1,6 @@
 //! The sentences of an explanation: what happened, what decided it, what it did to clients, and how it ended.
 
+mod beside;
 mod causes;
 mod effects;
 pub(super) mod failovers;
@@ -57,6 +58,9 @@ pub(super) struct Figures {
     /// Commands that explain what else has this name.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub see_also: Vec<String>,
+    /// What else went wrong about that time, or still is wrong: a line each.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub beside: Vec<String>,
     /// From what is explained to the last of these ends.
     pub ended_within_ms: u64,
     /// For which the state lasted; `None`: it still did when the record ended.

@@ -2,52 +2,23 @@
 
 use std::ops::Range;
 
-use super::{Explained, LATELY_MS, SENTENCES_MAX, Story, moment};
+use super::beside::beside;
+use super::{Explained, LATELY_MS, Story};
 use crate::model::end_reason::EndReason;
 use crate::model::health::{Cause, HealthState};
 use crate::model::humane::{duration_ms, plural};
 use crate::model::weight::Weight;
 use crate::table::journal::{Event, What};
 
-/// The sentence of a loss that says least of it: the share of the flows.
-const SHARE: usize = 2;
-
-/// The last fault; before it one that still goes on and costs nodes, connections or flows. Beside it, or if there is none, a backend that is
-/// away now, though no client of this host felt it.
+/// The last fault; before it one that still goes on and costs nodes, connections or flows. If there is none, a backend that is away now, though
+/// no client of this host felt it. With what else went wrong about that time, or still is.
 pub(super) fn last(story: &Story<'_>) -> Option<Explained> {
-    let unfelt = unfelt_still(story);
-    let Some(newest) = newest_fault(story) else { return story.of_event(unfelt?) };
-    let ongoing = worst_ongoing(story, newest);
-    let told = ongoing.unwrap_or(newest);
-    let (mut sentences, figures) = story.of_event(told)?;
-    if ongoing.is_some_and(|at| at < newest && !is_order_after(story, newest, at)) {
-        let Event { number, what, .. } = story.events[newest].0;
-        let newer = format!("Event {number} is newer, and is over or cost nothing: {}", what.sentence());
-        beside(&mut sentences, format!("{newer} (baton explain event:{number})."));
-    }
-    if let Some(silence) = silence_still(story).filter(|at| *at < told)
-        && let Some(who) = silent_until_the_end(story, silence)
-    {
-        let Event { number, at_unix_ms, .. } = story.events[silence].0;
-        let since = moment(*at_unix_ms);
-        beside(&mut sentences, format!("Told at {since}, and still so: {who} (baton explain event:{number})."));
-    }
-    if let Some(unfelt) = unfelt.filter(|at| *at > told) {
-        let Event { at_unix_ms, number, what } = story.events[unfelt].0;
-        let (since, what) = (moment(*at_unix_ms), what.sentence());
-        let still =
-            format!("Still so since {since}, and felt by no client here: {what} (baton explain event:{number}).");
-        beside(&mut sentences, still);
-    }
+    let newest = newest_fault(story);
+    let ongoing = newest.and_then(|newest| worst_ongoing(story, newest));
+    let told = ongoing.or(newest).or_else(|| unfelt_still(story))?;
+    let (sentences, mut figures) = story.of_event(told)?;
+    figures.beside = beside(story, told);
     Some((sentences, figures))
-}
-
-/// Adds a sentence, in place of one that says less if there is no room.
-fn beside(sentences: &mut Vec<String>, sentence: String) {
-    if sentences.len() >= SENTENCES_MAX {
-        sentences.remove(SHARE);
-    }
-    sentences.push(sentence);
 }
 
 /// The newest loss of a backend that still is away, which no client felt, as another host had the VIP.
@@ -71,22 +42,6 @@ fn newest_fault(story: &Story<'_>) -> Option<usize> {
     bad.filter(|bad| story.events[*bad].0.at_unix_ms + LATELY_MS >= story.events[any].0.at_unix_ms).or(Some(any))
 }
 
-/// Whether the event at `order` ends the flows of the backend that was lost by the event at `lost`.
-fn is_order_after(story: &Story<'_>, order: usize, lost: usize) -> bool {
-    match (&story.events[order].0.what, &story.events[lost].0.what) {
-        (
-            What::FlowsOrdered { frontend, backend, .. },
-            What::BackendChanged { frontend: of_lost, backend: lost, .. },
-        ) => (frontend, backend) == (of_lost, lost),
-        _ => false,
-    }
-}
-
-/// The newest silence of nodes that goes on.
-fn silence_still(story: &Story<'_>) -> Option<usize> {
-    seen_still(story).rfind(|at| !silent_still(story, *at).is_empty())
-}
-
 /// The newest of those that go on and cost something.
 fn worst_ongoing(story: &Story<'_>, newest: usize) -> Option<usize> {
     let newest_ms = story.events[newest].0.at_unix_ms;
@@ -96,7 +51,9 @@ fn worst_ongoing(story: &Story<'_>, newest: usize) -> Option<usize> {
         story.weight(*at) == Weight::Bad
             && match &event.what {
                 // One that is away for good does not hide what happens since.
-                What::NodesSilent { .. } => is_lately && !silent_still(story, *at).is_empty(),
+                What::NodesSilent { .. } => {
+                    is_lately && !silent_still(story, *at).is_empty() && !(*at < newest && has_cost(story, newest))
+                }
                 // The loss says more of it.
                 What::RefusalsBegun { frontend, reason: EndReason::NoBackend } => {
                     let is_its = |lost: usize| {
@@ -123,7 +80,7 @@ fn seen_still(story: &Story<'_>) -> Range<usize> {
 }
 
 /// Where the events of the last process begin. `None`: that was not recorded.
-fn last_start(story: &Story<'_>) -> Option<usize> {
+pub(super) fn last_start(story: &Story<'_>) -> Option<usize> {
     story.events.iter().rposition(|(event, _)| matches!(event.what, What::Started { .. }))
 }
 
@@ -133,7 +90,7 @@ pub(in crate::cli::explain) fn last_start_ms(story: &Story<'_>) -> u64 {
 }
 
 /// Those nodes of a silence that have not been heard since.
-fn silent_still<'r>(story: &Story<'r>, at: usize) -> Vec<&'r str> {
+pub(super) fn silent_still<'r>(story: &Story<'r>, at: usize) -> Vec<&'r str> {
     let What::NodesSilent { nodes, .. } = &story.events[at].0.what else { return Vec::new() };
     let is_back = |node: &String| {
         story.events[at + 1..].iter().any(|(event, _)| match &event.what {
@@ -184,9 +141,20 @@ fn has_no_backend(story: &Story<'_>, frontend: &str) -> bool {
 }
 
 /// Whether a backend that was lost by the event at `at`, by no order, has not changed since.
-fn is_lost_still(story: &Story<'_>, at: usize) -> bool {
+pub(super) fn is_lost_still(story: &Story<'_>, at: usize) -> bool {
     let What::BackendChanged { to, cause, .. } = &story.events[at].0.what else { return false };
     *to != HealthState::Ready && !is_ordered(cause) && over_after(story, at).is_none()
+}
+
+/// Whether clients felt it.
+fn has_cost(story: &Story<'_>, at: usize) -> bool {
+    match &story.events[at].0.what {
+        What::BackendChanged { .. } => has_cost_flows(story, at),
+        What::FlowsOrdered { flows, .. } => *flows > 0,
+        What::FailedOver { inherited, reset, .. } => inherited + reset > 0,
+        What::RefusalsBegun { .. } | What::VipGained { silent: Some(_), .. } | What::Started { .. } => true,
+        _ => false,
+    }
 }
 
 fn has_cost_flows(story: &Story<'_>, at: usize) -> bool {

@@ -1,3 +1,4 @@
+mod beside;
 mod gaps;
 mod ongoing;
 mod orders;
@@ -52,6 +53,12 @@ fn hung() -> Recording {
 
 fn told(recording: &Recording, subject: Subject) -> Option<Vec<String>> {
     Story::new(recording).tell(&subject).map(|(sentences, _)| sentences)
+}
+
+/// What is told of the last fault, and what is named beside it.
+fn last(recording: &Recording) -> (Vec<String>, Vec<String>) {
+    let (sentences, figures) = Story::new(recording).tell(&Subject::Last).unwrap();
+    (sentences, figures.beside)
 }
 
 #[test]

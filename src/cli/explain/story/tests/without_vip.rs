@@ -195,14 +195,15 @@ fn a_standby_tells_of_a_backend_that_is_away_now_beside_an_older_fault_of_its_ow
         let mut idle = recording(events.clone());
         let Recorded::Sample(sample) = &mut idle.records[0].what else { unreachable!() };
         sample.frontends[0].flows = 0;
-        told(&idle, Subject::Last).unwrap()
+        last(&idle)
     };
-    let said = idle(&events);
+    let (said, beside) = idle(&events);
     assert!(said[0].contains("line 3"), "{said:?}");
-    let still = "Still so since 2026-11-25 04:12:07.412Z, and felt by no client here: apiserver/cp2: ready → ejected";
-    assert!(said.last().unwrap().starts_with(still), "{said:?}");
+    let [away] = &beside[..] else { panic!("{beside:?}") };
+    assert!(away.starts_with("2026-11-25 04:12:07.412Z apiserver/cp2: ready → ejected"), "{away}");
+    assert!(away.ends_with("; still so; felt by no client of this host (baton explain event:2)"), "{away}");
     events.push((3_700_000, changed(HealthState::Ejected, HealthState::Ready, Cause::Passed)));
-    assert!(!idle(&events).iter().any(|it| it.contains("Still so")), "{:?}", idle(&events));
+    assert_eq!(idle(&events).1, [""; 0]);
 }
 
 /// Regression: the evacuation of this host, which the death of its only peer called off, was told as the fault, and not that death.

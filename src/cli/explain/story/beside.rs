@@ -1,0 +1,163 @@
+//! What else went wrong about the time of the fault that is told, or still is wrong: a line each.
+
+use std::collections::HashSet;
+
+use super::last::{is_lost_still, last_start, silent_still};
+use super::{Story, is_by_backend, moment, peer_of};
+use crate::model::end_reason::EndReason;
+use crate::model::fleet::Liveness;
+use crate::model::health::HealthState;
+use crate::model::humane::{duration_ms, plural};
+use crate::model::weight::Weight;
+use crate::table::journal::{Event, What};
+
+/// What is so near to the fault that is told belongs to the same bad minute.
+const NEAR_MS: u64 = 60_000;
+/// More lines are not read at night.
+const LINES_MAX: usize = 6;
+
+/// Whom or what an event is about. Of each only the newest is told.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Matter<'r> {
+    Backend(&'r str, &'r str),
+    Refusals(&'r str, &'r str),
+    Peer(&'r str),
+    Vip,
+    Node(&'r str),
+    Process,
+    Other(String),
+}
+
+/// Whether it is still so when the record ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Still,
+    OverAfter {
+        ms: u64,
+    },
+    /// It had no duration.
+    Moment,
+}
+
+/// The other faults beside the event at `told`, the oldest first.
+pub(super) fn beside(story: &Story<'_>, told: usize) -> Vec<String> {
+    let event = story.events[told].0;
+    let mut seen: HashSet<Matter<'_>> = matter(event).into_iter().chain(told_with(event)).collect();
+    let since = last_start(story).unwrap_or(0);
+    let mut found = Vec::new();
+    for at in (0..story.events.len()).rev().filter(|at| *at != told && is_fault(story, *at)) {
+        let other = story.events[at].0;
+        let standing = standing(story, at);
+        let is_near = other.at_unix_ms.abs_diff(event.at_unix_ms) <= NEAR_MS;
+        let goes_on = standing == Standing::Still && at >= since;
+        if (is_near || goes_on) && matter(other).is_some_and(|it| seen.insert(it)) {
+            found.push((goes_on, at, standing));
+        }
+    }
+    let left_out = found.len().saturating_sub(LINES_MAX);
+    // What goes on is worth more than what is over.
+    found.sort_by_key(|(goes_on, at, _)| (!goes_on, usize::MAX - at));
+    found.truncate(LINES_MAX);
+    found.sort_by_key(|(_, at, _)| *at);
+    let mut lines: Vec<_> = found.into_iter().map(|(_, at, standing)| line(story, at, standing)).collect();
+    if left_out > 0 {
+        lines.push(format!("and {} (baton events)", plural(left_out as u64, "more fault")));
+    }
+    lines
+}
+
+fn line(story: &Story<'_>, at: usize, standing: Standing) -> String {
+    let event = story.events[at].0;
+    let (since, what, number) = (moment(event.at_unix_ms), event.what.sentence(), event.number);
+    let standing = match standing {
+        Standing::Still => "; still so".to_owned(),
+        Standing::OverAfter { ms } => format!("; over after {}", duration_ms(ms)),
+        Standing::Moment => String::new(),
+    };
+    let is_felt_by_nobody = match &event.what {
+        What::BackendChanged { frontend, .. } => story.serves_nobody(at, frontend).is_some(),
+        _ => false,
+    };
+    let felt = if is_felt_by_nobody { "; felt by no client of this host" } else { "" };
+    format!("{since} {what}{standing}{felt} (baton explain event:{number})")
+}
+
+/// Whether it is one of its own, and not what follows from another.
+fn is_fault(story: &Story<'_>, at: usize) -> bool {
+    let event = story.events[at].0;
+    match &event.what {
+        What::FlowEnded { .. } | What::NodesBack { .. } | What::RefusalsOver { .. } => false,
+        What::FlowsOrdered { reason, .. } if is_by_backend(*reason) => false,
+        What::FailedOver { .. } | What::VipGained { .. } | What::VipGivenUp { .. } => true,
+        What::BackendChanged { .. } if is_lost_still(story, at) => true,
+        _ => matches!(story.weight(at), Weight::Bad | Weight::Notice),
+    }
+}
+
+fn matter(event: &Event) -> Option<Matter<'_>> {
+    Some(match &event.what {
+        What::BackendChanged { frontend, backend, .. } | What::FlowsOrdered { frontend, backend, .. } => {
+            Matter::Backend(frontend, backend)
+        }
+        What::RefusalsBegun { frontend, reason } => Matter::Refusals(frontend, reason.label()),
+        What::VipGained { .. } | What::VipGivenUp { .. } | What::VipHostCutOff { .. } => Matter::Vip,
+        What::NodesSilent { nodes, .. } => Matter::Node(nodes.first()?),
+        What::Started { .. } | What::ProcessDied { .. } => Matter::Process,
+        _ => match peer_of(event) {
+            Some(peer) => Matter::Peer(peer),
+            None => Matter::Other(event.what.sentence()),
+        },
+    })
+}
+
+/// What the explanation of this event tells, too.
+fn told_with(event: &Event) -> Vec<Matter<'_>> {
+    match &event.what {
+        What::BackendChanged { frontend, .. } => vec![Matter::Refusals(frontend, EndReason::NoBackend.label())],
+        What::PeerLiveness { .. } | What::FailedOver { .. } => vec![Matter::Vip],
+        What::VipGained { silent, .. } => silent.iter().map(|peer| Matter::Peer(peer)).collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn standing(story: &Story<'_>, at: usize) -> Standing {
+    let event = story.events[at].0;
+    let ends: Box<dyn Fn(&Event) -> bool> = match &event.what {
+        What::BackendChanged { to: HealthState::Ready, .. } => return Standing::Moment,
+        What::NodesSilent { .. } if !silent_still(story, at).is_empty() => return Standing::Still,
+        What::NodesSilent { nodes, .. } => Box::new(
+            move |it| matches!(&it.what, What::NodesBack { nodes: back, more, .. } if *more > 0 || nodes.iter().all(|node| back.contains(node))),
+        ),
+        What::BackendChanged { .. } => {
+            let over = super::last::over_after(story, at);
+            return over.map_or(Standing::Still, |over| over_after(event, over));
+        }
+        What::RefusalsBegun { frontend, reason } => Box::new(
+            move |it| matches!(&it.what, What::RefusalsOver { frontend: f, reason: r, .. } if (f, r) == (frontend, reason)),
+        ),
+        What::PeerLiveness { .. } | What::FailedOver { .. } | What::PeerLost { .. } => {
+            let peer = peer_of(event);
+            Box::new(move |it| peer_of(it) == peer && is_heard(it))
+        }
+        What::VipHostCutOff { .. } => Box::new(|it| matches!(it.what, What::VipGained { .. } | What::VipHeld { .. })),
+        What::AcceptPaused { .. } => Box::new(|it| matches!(it.what, What::AcceptResumed { .. })),
+        What::VipShared { .. } => Box::new(|it| matches!(it.what, What::VipAlone { .. })),
+        What::DiscoveryFailed { .. } => Box::new(|it| matches!(it.what, What::DiscoveryRecovered { .. })),
+        What::OffloadStopped { .. } => Box::new(|it| matches!(it.what, What::OffloadResumed {})),
+        What::ReloadRefused { .. } => Box::new(|it| matches!(it.what, What::Reloaded { .. })),
+        _ => return Standing::Moment,
+    };
+    let over = story.events[at + 1..].iter().map(|(later, _)| *later).find(|later| ends(later));
+    over.map_or(Standing::Still, |over| over_after(event, over))
+}
+
+fn over_after(event: &Event, over: &Event) -> Standing {
+    Standing::OverAfter { ms: over.at_unix_ms.saturating_sub(event.at_unix_ms) }
+}
+
+fn is_heard(event: &Event) -> bool {
+    matches!(
+        event.what,
+        What::PeerLinked { .. } | What::PeerLiveness { liveness: Liveness::Alive | Liveness::Unlinked, .. }
+    )
+}

@@ -7,6 +7,16 @@ use crate::model::health::{Cause, HealthState};
 use crate::model::humane::limit_ms;
 use crate::table::journal::What;
 
+/// A kubelet that is refused tries again after pauses that double from 200 ms up to this (k8s.io/component-helpers,
+/// apimachinery/lease/controller.go).
+const PAUSE_MAX_MS: u64 = 7_000;
+const PAUSE_MIN_MS: u64 = 200;
+
+/// How long a kubelet may pause once it is served again, after it was refused for `away_ms`.
+fn pause_after(away_ms: u64) -> u64 {
+    if away_ms == 0 { 0 } else { (away_ms + PAUSE_MIN_MS).min(PAUSE_MAX_MS) }
+}
+
 /// Whether clients that lose their backend had another one that serves: a ready one, or else one that drains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OtherBackend {
@@ -42,19 +52,25 @@ pub(super) fn longest_gap(
             return (sentence, None);
         }
     };
-    let gap_ms = silence_ms + away_ms + lease_renew_ms;
-    let [gap, silence, away, renewal] = [gap_ms, silence_ms, away_ms, lease_renew_ms].map(limit_ms);
+    let pause_ms = if is_whole { pause_after(away_ms) } else { 0 };
+    let gap_ms = silence_ms + away_ms + pause_ms + lease_renew_ms;
+    let [gap, silence, away, pause, renewal] = [gap_ms, silence_ms, away_ms, pause_ms, lease_renew_ms].map(limit_ms);
+    let paused = match pause_ms {
+        0 => String::new(),
+        _ => format!("{pause} for which a kubelet then pauses between two tries, "),
+    };
     let (until, least) = if is_whole { ("", "") } else { (", until this host gave the VIP up", "at least ") };
     let seen = format!("longest gap that a node can have seen is {least}{gap}");
     let sentence = match (away_ms, silence_ms) {
         (0, 0) => format!("Its kernel ended its flows at once, so the {seen}: a renewal's."),
         (0, _) => format!("The {seen}: {silence} from the silence to the last reset, and a renewal's {renewal}."),
         (_, 0) => format!(
-            "Then no backend of {frontend} served for {away}{until}, so the {seen}: that time, and a renewal's {renewal}."
+            "Then no backend of {frontend} served for {away}{until}, so the {seen}: that time, \
+             {paused}and a renewal's {renewal}."
         ),
         (_, _) => format!(
-            "Then no backend of {frontend} served for {away}{until}, so the {seen}: {silence} from a silence to its last reset, that time, and a \
-             renewal's {renewal}."
+            "Then no backend of {frontend} served for {away}{until}, so the {seen}: {silence} from a silence to its last reset, \
+             that time, {paused}and a renewal's {renewal}."
         ),
     };
     if !is_whole {
@@ -139,7 +155,8 @@ pub(super) fn without_backend(story: &Story<'_>, at: usize, frontend: &str) -> O
 
 /// Whether a backend in this state takes new connections if no better one does: not one that is only there for its last flows.
 pub(super) fn takes_new(state: HealthState, cause: &Cause) -> bool {
-    state != HealthState::Ejected && !matches!(cause, Cause::Removed | Cause::Readdressed)
+    let is_closed = matches!(cause, Cause::Removed | Cause::Readdressed | Cause::NoConnection);
+    state != HealthState::Ejected && !is_closed
 }
 
 /// Whether the kernel of a backend ended all its connections: that of a process that ends does not wait.

@@ -485,7 +485,23 @@ impl<'r> Story<'r> {
         let Some((_, sample)) = self.samples_before(begun_ms).find(is_of_this) else { return String::new() };
         let (its, all) = share(sample, of);
         let earlier = duration_ms(at_unix_ms - sample.at_unix_ms);
-        format!("{earlier} before, it had {} of the frontend's {}.", plural(its, "flow"), all)
+        let since = self.carried_between(sample.at_unix_ms, at_unix_ms).map_or_else(String::new, |(peer, flows)| {
+            format!(
+                " Since then this instance had carried on {} of {peer}, which that does not count.",
+                plural(flows, "flow")
+            )
+        });
+        format!("{earlier} before, it had {} of the frontend's {}.{since}", plural(its, "flow"), all)
+    }
+
+    /// A peer that died in this time, and how many of its flows this instance has carried on.
+    fn carried_between(&self, from_ms: u64, until_ms: u64) -> Option<(&'r str, u64)> {
+        let within =
+            self.events.iter().map(|(event, _)| *event).filter(|it| (from_ms..=until_ms).contains(&it.at_unix_ms));
+        within.rev().find_map(|it| match &it.what {
+            What::FailedOver { instance, inherited, .. } if *inherited > 0 => Some((&*instance.0, *inherited as u64)),
+            _ => None,
+        })
     }
 
     /// When the record ends.

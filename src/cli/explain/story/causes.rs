@@ -73,9 +73,10 @@ impl Story<'_> {
     /// Why no client of `frontend` can have felt the event at `at`: a sentence. `None`: one can have.
     pub(super) fn serves_nobody(&self, at: usize, frontend: &str) -> Option<String> {
         let at_ms = self.events[at].0.at_unix_ms;
-        let flows = || {
+        let has_none = || {
             let sampled = self.sample_before(at_ms)?;
-            sampled.frontends.iter().find(|it| it.name == frontend).map(|it| it.flows)
+            let flows = sampled.frontends.iter().find(|it| it.name == frontend)?.flows;
+            Some(flows == 0 && self.carried_between(sampled.at_unix_ms, at_ms).is_none())
         };
         match self.lacks_vip(at)? {
             true => Some(
@@ -83,7 +84,7 @@ impl Story<'_> {
                  that has the VIP."
                     .to_owned(),
             ),
-            false if flows() == Some(0) => {
+            false if has_none() == Some(true) => {
                 Some(format!("This host had neither the VIP nor a flow of {frontend}: no client felt it here."))
             }
             false => None,

@@ -3,6 +3,7 @@ mod gaps;
 mod ongoing;
 mod orders;
 mod refusals;
+mod takeover;
 mod without_vip;
 
 use super::testing::{AT_MS, recording};

@@ -103,6 +103,8 @@ pub(super) fn run(
         Subject::Backend(name) => of_peer(name),
         _ => None,
     });
+    let is_gone = arguments.subject == Subject::Last && answers(arguments, named.as_deref(), config) == Some(false);
+    let explained = if is_gone { story.after_the_end(explained) } else { explained };
     let Some((sentences, figures)) = explained else {
         let subject = arguments.subject.in_words();
         return Err(CliError::NotExplained { subject, covers: source?.covers_in_words(&recording) });
@@ -156,6 +158,14 @@ fn instance_of(arguments: &ExplainArguments, socket: Option<&Path>, config: Opti
         return None;
     }
     socket.map_or_else(|| socket::find(config), |path| Ok(path.to_owned())).ok()
+}
+
+/// Whether the instance answers now, or did when the bundle was made. `None`: nobody can tell, or another time is asked for.
+fn answers(arguments: &ExplainArguments, socket: Option<&Path>, config: Option<&Path>) -> Option<bool> {
+    if arguments.from.is_bundle() {
+        return Some(arguments.from.part::<serde_json::Value>(PEERS).ok()?.is_some());
+    }
+    Some(socket::connect_briefly(&instance_of(arguments, socket, config)?).is_ok())
 }
 
 /// A flow of the running instance that has not ended.

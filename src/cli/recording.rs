@@ -58,6 +58,10 @@ impl RecordingFrom {
         self.from.is_some()
     }
 
+    pub(super) fn is_bundle(&self) -> bool {
+        self.from.as_ref().is_some_and(|path| path.is_file())
+    }
+
     /// The named bundle's part `name`, in JSON, with the time at which it was made, ms since 1970. `None`: no bundle is named, or it has no such part.
     pub(super) fn part<T: DeserializeOwned>(&self, name: &str) -> Result<Option<(T, u64)>, CliError> {
         let Some(path) = self.from.as_ref().filter(|path| path.is_file()) else { return Ok(None) };

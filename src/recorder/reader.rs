@@ -188,15 +188,15 @@ impl Recording {
         let is_other = |it: &FileOwner| it.is_same_instance(this) && !it.is_same_process(this);
         let last = before().find(|record| is_other(owner(record)))?;
         let its = before().filter(|record| owner(record).is_same_process(owner(last)));
-        let has_ended = |record: &TimedRecord| match &record.what {
-            Recorded::Event(event) => match event.what {
-                What::Stopping { .. } | What::UpgradeBegun { .. } => Some(true),
-                What::UpgradeFailed { .. } | What::Started { .. } => Some(false),
-                _ => None,
-            },
-            _ => None,
-        };
-        (its.into_iter().find_map(has_ended) != Some(true)).then_some(last)
+        (!has_left_in_order(its)).then_some(last)
+    }
+
+    /// The last record, if its process recorded neither a stop nor an upgrade that went on without it: then it runs, or has died.
+    pub(crate) fn never_left(&self) -> Option<&TimedRecord> {
+        let last = self.records.last()?;
+        let owner = &self.owners[last.owner];
+        let its = self.records.iter().rev().filter(|record| self.owners[record.owner].is_same_process(owner));
+        (!has_left_in_order(its)).then_some(last)
     }
 
     /// The samples in the order of time, each with its process.
@@ -300,4 +300,17 @@ impl TimedRecord {
             Recorded::Owner(_) | Recorded::Sample(_) => u64::MAX,
         }
     }
+}
+
+/// Whether a process has stopped, or was upgraded, by its records: the youngest first.
+fn has_left_in_order<'r>(mut records: impl Iterator<Item = &'r TimedRecord>) -> bool {
+    let has_left = |record: &TimedRecord| match &record.what {
+        Recorded::Event(event) => match event.what {
+            What::Stopping { .. } | What::UpgradeBegun { .. } => Some(true),
+            What::UpgradeFailed { .. } | What::Started { .. } => Some(false),
+            _ => None,
+        },
+        _ => None,
+    };
+    records.find_map(has_left) == Some(true)
 }

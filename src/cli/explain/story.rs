@@ -504,6 +504,19 @@ impl<'r> Story<'r> {
         })
     }
 
+    /// The last fault of an instance that does not answer: before it, that the record ends with neither a stop nor an upgrade.
+    pub(super) fn after_the_end(&self, last: Option<Explained>) -> Option<Explained> {
+        let Some(end) = self.recording.never_left() else { return last };
+        let (mut sentences, figures) = last.unwrap_or_default();
+        let ended = format!(
+            "No instance answers, and the record ends at {} without a stop: it was killed, it hangs, or its host went down.",
+            moment(end.at_unix_ms)
+        );
+        sentences.insert(0, ended);
+        sentences.truncate(SENTENCES_MAX);
+        Some((sentences, figures))
+    }
+
     /// When the record ends.
     fn ends_at(&self) -> String {
         self.recording.records.last().map_or_else(String::new, |record| moment(record.at_unix_ms))

@@ -79,6 +79,27 @@ pub(super) fn painted(weight: Weight, text: impl Into<String>) -> Span<'static> 
     }
 }
 
+/// `line`, broken between words so that its first row leaves room for what the `corner` at its right has. No row is empty but the first one,
+/// of a terminal that has room for the corner alone.
+pub(super) fn beside_corner(line: Line<'static>, corner: usize, width: u16) -> Vec<Line<'static>> {
+    let width = usize::from(width);
+    let mut rows = vec![Line::default()];
+    let words = line.spans.iter().flat_map(|span| {
+        let words = span.content.split_inclusive(' ');
+        words.map(|word| Span::styled(word.to_owned(), span.style)).collect::<Vec<_>>()
+    });
+    for word in words {
+        let room = if rows.len() == 1 { width.saturating_sub(corner) } else { width };
+        let row = rows.last_mut().expect("there is one");
+        let needed = row.width() + Span::from(word.content.trim_end()).width();
+        match needed > room && (row.width() > 0 || room < width) {
+            true => rows.push(Line::from(word)),
+            false => row.push_span(word),
+        }
+    }
+    rows
+}
+
 /// What `draw` draws on a terminal of that size, as lines of text.
 pub(super) fn text(width: u16, height: u16, draw: impl FnOnce(&mut Frame<'_>)) -> String {
     let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));

@@ -13,7 +13,7 @@ use crate::admin::status::Status;
 use crate::admin::words;
 use crate::cli::grid::{Align::*, Cell, Grid};
 use crate::cli::nodes;
-use crate::cli::panes::{CutRows, draw_help, keys_line, lines, painted};
+use crate::cli::panes::{CutRows, beside_corner, draw_help, keys_line, lines, painted};
 use crate::model::humane::{bytes, count, date_and_time, duration_ms, duration_us, plural, rate};
 use crate::model::weight::Weight;
 use crate::table::backend::Service;
@@ -49,7 +49,8 @@ pub(super) fn draw_all(frame: &mut Frame<'_>, board: &mut Board, now_ns: u64) {
 }
 
 fn draw_body(frame: &mut Frame<'_>, area: Rect, board: &mut Board, now_ns: u64) {
-    let head = head(board, now_ns);
+    let time = time(board);
+    let head = head(board, now_ns, |line| beside_corner(line, time.width(), area.width));
     // A narrow terminal breaks long sentences; the tables keep half of a low one.
     let head_rows = rows(&head, area.width).min((area.height / 2).max(2));
     let backends = board.status.backends().count();
@@ -71,7 +72,7 @@ fn draw_body(frame: &mut Frame<'_>, area: Rect, board: &mut Board, now_ns: u64) 
     frame.render_widget(Paragraph::new(head).wrap(Wrap { trim: true }), at_head);
     // The age of what is shown, and what this socket is for, in the corner.
     let corner = Rect { height: at_head.height.min(1), ..at_head };
-    frame.render_widget(Paragraph::new(Line::from(time(board)).alignment(Alignment::Right)), corner);
+    frame.render_widget(Paragraph::new(Line::from(time).alignment(Alignment::Right)), corner);
     let (rows, more) = backend_lines(board, at_backends.width, backend_rows);
     frame.render_widget(Paragraph::new(rows), at_backends);
     frame.render_widget(Paragraph::new(more.unwrap_or_default()), at_more);
@@ -110,16 +111,21 @@ fn time(board: &Board) -> Span<'static> {
     Span::from(format!(" {what}{time}Z")).dim()
 }
 
-fn head(board: &Board, now_ns: u64) -> Vec<Line<'static>> {
+/// `first_rows`: breaks the first line.
+fn head(
+    board: &Board,
+    now_ns: u64,
+    first_rows: impl FnOnce(Line<'static>) -> Vec<Line<'static>>,
+) -> Vec<Line<'static>> {
     let status = &board.status;
     let instance = &status.instance;
     let (weight, word) = words::headline(status);
-    let mut lines = vec![Line::from(vec![
+    let mut lines = first_rows(Line::from(vec![
         format!("Baton {}", instance.version).bold(),
         format!(" on {}: ", words::place_of(status)).into(),
         painted(weight, word).bold(),
         format!(", up {}", duration_ms(instance.uptime_ms)).into(),
-    ])];
+    ]));
     if let Some(why) = &board.lost {
         let age = duration_ms(now_ns.saturating_sub(board.at_ns) / 1_000_000);
         let said = format!("This is {age} old: {why}");

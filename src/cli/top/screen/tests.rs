@@ -385,3 +385,25 @@ fn the_head_names_the_instance_and_its_host_beside_it_if_that_has_another_name()
     let shown = drawn(&mut board, 80, 24).backend().to_string();
     assert!(shown.contains("Baton 0.1.0 on node-17: ready"), "{shown}");
 }
+
+/// Regression: at 80 columns a long headline ran into the clock, which covered its end.
+#[test]
+fn the_clock_covers_no_word_of_the_headline() {
+    let mut board = board(false);
+    board.status.instance.host = "control-plane-17".to_owned();
+    board.status.frontends[0].service.state = Service::Full;
+    board.status.frontends[0].service.in_words = words::service(Service::Full, 0, 9000);
+    for (width, height) in [(80, 24), (60, 24)] {
+        let screen = drawn(&mut board, width, height);
+        let shown = screen.backend().to_string();
+        let rows: Vec<_> = shown.lines().map(|line| line.trim_matches('"')).collect();
+        let said = rows[..3].join(" ").replace("read-only  08:53:20Z", "");
+        let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            said.contains("on lb-a (host control-plane-17): ready for the VIP, every backend full, up 1 d 01 h"),
+            "{shown}"
+        );
+        assert!(rows[0].ends_with("  read-only  08:53:20Z"), "{shown}");
+        insta::assert_snapshot!(format!("a_long_headline_at_{width}_columns"), screen.backend());
+    }
+}

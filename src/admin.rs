@@ -26,6 +26,7 @@ pub(crate) mod rates;
 pub(crate) mod refusals;
 pub(crate) mod search;
 pub mod session;
+mod standing;
 pub mod status;
 pub(crate) mod summary;
 pub mod unix;
@@ -169,6 +170,7 @@ impl Admin {
                 self.ports.fleet.show_summary(summary::take(&self, &mut worst, &sample, &samples, now_ns));
             }
             self.samples().push(sample);
+            self.table.standing.show(standing::take(&self, now_ns));
             // Until then it has no flow, or an old process still has them and records.
             if self.phase.phase() != LifePhase::Starting {
                 self.history().sample(&self.table.registry, now_ns);

@@ -380,7 +380,12 @@ impl Bound {
         let vips = vips::keep(core.table.part(), core.latest.subscribe(), metrics);
         tasks.spawn("vips", once_serving(core.drain.watch(), vips));
         tasks.spawn("sweep", sweep(core.clone()));
-        let parts = RecorderParts { journal: table.part(), registry: table.part(), census: table.part() };
+        let parts = RecorderParts {
+            journal: table.part(),
+            registry: table.part(),
+            standing: table.part(),
+            census: table.part(),
+        };
         let recorder = recorder::start(parts, core.latest.subscribe());
         let recorder = recorder
             .inspect_err(|error| tracing::error!(%error, "cannot start the recorder: no event is written to its files"))

@@ -31,6 +31,7 @@ use crate::table::Part;
 use crate::table::backend::Registry;
 use crate::table::journal::{Event, Journal, What};
 use crate::table::recorder::RecorderCensus;
+use crate::table::standing::StandingBoard;
 #[cfg(test)]
 pub(crate) use entry::{BackendSample, FrontendSample, SampleIncrease};
 pub(crate) use entry::{Recorded, RecordedSample, ends_counted};
@@ -52,6 +53,7 @@ pub(crate) struct RecorderParts {
     pub journal: Part<Journal>,
     /// For the samples.
     pub registry: Part<Registry>,
+    pub standing: Part<StandingBoard>,
     pub census: Part<RecorderCensus>,
 }
 
@@ -151,7 +153,9 @@ impl Recorder {
             }
         }
         if sample {
-            append_sample(&mut history, &RecordedSample::take(&self.parts.registry, at_unix_ms, &mut self.sampled));
+            let sample = RecordedSample::take(&self.parts.registry, at_unix_ms, &mut self.sampled);
+            let standing = self.parts.standing.last().as_deref().cloned();
+            append_sample(&mut history, &RecordedSample { standing, ..sample });
         }
         written += self.flows.write(&flows, at_unix_ms)?;
         written += self.history.write(&history, at_unix_ms)?;

@@ -18,6 +18,7 @@ pub(crate) mod other_process;
 pub mod recorder;
 pub(crate) mod saved;
 pub(crate) mod slot;
+pub(crate) mod standing;
 pub(crate) mod totals;
 pub(crate) mod worker;
 
@@ -39,6 +40,7 @@ use names::ClientNames;
 use nodes::NodeBoard;
 use offload::OffloadCensus;
 use recorder::RecorderCensus;
+use standing::StandingBoard;
 use worker::WorkerState;
 
 pub use crate::part::Part;
@@ -59,6 +61,7 @@ pub struct Table {
     pub beats: LoopBeats,
     pub flow_log: FlowLogCensus,
     pub recorder: RecorderCensus,
+    pub(crate) standing: StandingBoard,
     /// One entry per worker thread.
     pub workers: Box<[WorkerState]>,
 }
@@ -85,6 +88,7 @@ impl Table {
             beats: LoopBeats::default(),
             flow_log: FlowLogCensus::default(),
             recorder: RecorderCensus::default(),
+            standing: StandingBoard::default(),
             workers: (0..workers).map(|_| WorkerState::default()).collect(),
         })
     }
@@ -118,5 +122,6 @@ parts! {
     LoopBeats => table.beats;
     FlowLogCensus => table.flow_log;
     RecorderCensus => table.recorder;
+    StandingBoard => table.standing;
     [WorkerState] => table.workers;
 }

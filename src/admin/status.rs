@@ -25,7 +25,7 @@ use crate::table::nodes::SilenceKind;
 pub(crate) use matrix::{FleetMatrix, MatrixColumn};
 
 pub(crate) use build::{backend_status, peers_report, vip_report};
-pub(super) use build::{is_fixed, vips};
+pub(super) use build::{is_fixed, nodes, vips};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {

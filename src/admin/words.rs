@@ -69,7 +69,7 @@ pub(crate) fn reasons(said: &InstanceSummary) -> Vec<String> {
     said.not_live.iter().chain(&said.not_ready).cloned().chain(unserved).collect()
 }
 
-fn condition<'a>(not_live: &[String], not_ready: &[String], phase: &'a str) -> (Weight, &'a str) {
+pub(crate) fn condition<'a>(not_live: &[String], not_ready: &[String], phase: &'a str) -> (Weight, &'a str) {
     match (not_live, not_ready, phase) {
         ([_, ..], _, _) => (Weight::Bad, "not live"),
         (_, [], _) => (Weight::Good, "ready"),
@@ -80,9 +80,15 @@ fn condition<'a>(not_live: &[String], not_ready: &[String], phase: &'a str) -> (
 
 /// The worst service of any frontend, if it is not good, in a few words.
 pub(crate) fn shortfall(status: &Status) -> Option<(Weight, String)> {
+    let present = status.frontends.iter().filter(|it| !it.removed);
+    shortfall_of(&present.map(|it| (it.name.as_str(), it.service.state)).collect::<Vec<_>>())
+}
+
+/// The same of the configured frontends' services.
+pub(crate) fn shortfall_of(services: &[(&str, Service)]) -> Option<(Weight, String)> {
     let of = |service: Service| {
-        let met = status.frontends.iter().filter(|it| !it.removed && it.service.state == service);
-        met.map(|it| it.name.as_str()).collect::<Vec<_>>()
+        let met = services.iter().filter(|(_, state)| *state == service);
+        met.map(|(name, _)| *name).collect::<Vec<_>>()
     };
     let what = match (of(Service::NoBackend), of(Service::Full), of(Service::Draining)) {
         (none, ..) if !none.is_empty() => (Weight::Bad, "no backend", none),
@@ -91,13 +97,17 @@ pub(crate) fn shortfall(status: &Status) -> Option<(Weight, String)> {
         _ => return None,
     };
     let (weight, what, names) = what;
-    let all = names.len() == status.frontends.iter().filter(|it| !it.removed).count();
+    let all = names.len() == services.len();
     Some((weight, if all { what.to_owned() } else { format!("{what} for {}", names.join(", ")) }))
 }
 
 /// Two facts: whether this host should have the VIP, and whether clients are served.
 pub(crate) fn headline(status: &Status) -> (Weight, String) {
-    match (instance(&status.instance), shortfall(status)) {
+    headline_of(instance(&status.instance), shortfall(status))
+}
+
+pub(crate) fn headline_of(instance: (Weight, &str), shortfall: Option<(Weight, String)>) -> (Weight, String) {
+    match (instance, shortfall) {
         ((Weight::Good, _), Some((weight, what))) => (weight, format!("ready for the VIP, {what}")),
         ((weight, word), _) => (weight, word.to_owned()),
     }

@@ -179,6 +179,7 @@ mod tests {
                 connects: 2,
                 connect_us: 600,
             },
+            standing: None,
         }
     }
 

@@ -16,6 +16,22 @@ pub(crate) enum Weight {
 }
 
 impl Weight {
+    const ALL: [Weight; 4] = [Self::Plain, Self::Good, Self::Notice, Self::Bad];
+
+    /// As the page's styles and records have it.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Good => "good",
+            Self::Notice => "notice",
+            Self::Bad => "bad",
+        }
+    }
+
+    pub(crate) fn of_label(label: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|weight| weight.label() == label)
+    }
+
     pub(crate) fn of_health(health_state: HealthState) -> Self {
         match health_state {
             HealthState::Ready => Self::Good,

@@ -18,6 +18,7 @@ use crate::model::ids::FlowId;
 use crate::model::recorder_file::append;
 use crate::table::backend::Registry;
 use crate::table::journal::{Event, What};
+use crate::table::standing::InstanceStanding;
 
 /// One thing that was recorded.
 #[derive(Clone, Debug)]
@@ -37,6 +38,9 @@ pub(crate) struct RecordedSample {
     /// A part of the record of its own, which earlier versions did not write, and pass over.
     #[serde(skip)]
     pub increase: SampleIncrease,
+    /// Behind it, as it. `None`: an earlier version wrote the sample, or the process had just begun.
+    #[serde(skip)]
+    pub standing: Option<InstanceStanding>,
 }
 
 /// What was counted since the sample before of the same process; nothing in its first sample.
@@ -151,7 +155,8 @@ pub(super) fn append_event(file: &mut Vec<u8>, event: &Event) -> bool {
 
 /// Adds a record of `sample`, unless it is too long: with thousands of backends.
 pub(super) fn append_sample(file: &mut Vec<u8>, sample: &RecordedSample) {
-    append(file, SAMPLE, &postcard::to_stdvec(&(sample, &sample.increase)).expect("a sample is plain data"));
+    let parts = (sample, &sample.increase, &sample.standing);
+    append(file, SAMPLE, &postcard::to_stdvec(&parts).expect("a sample is plain data"));
 }
 
 /// The record at the beginning of each file of a process with this configuration.
@@ -178,11 +183,18 @@ pub(super) fn parse(kind: u8, body: &[u8]) -> Option<Recorded> {
 
 fn sample(body: &[u8]) -> Option<RecordedSample> {
     let (mut sample, more) = postcard::take_from_bytes::<RecordedSample>(body).ok()?;
-    let mut increase = if more.is_empty() { SampleIncrease::default() } else { postcard::from_bytes(more).ok()? };
+    let (mut increase, more): (SampleIncrease, _) = or_absent(more)?;
+    let (mut standing, _): (Option<InstanceStanding>, _) = or_absent(more)?;
     sample.frontends.iter_mut().for_each(|it| write_out(&mut it.name));
     sample.backends.iter_mut().flat_map(|it| [&mut it.frontend, &mut it.name, &mut it.state]).for_each(write_out);
     increase.ended.iter_mut().for_each(|(reason, _)| write_out(reason));
-    Some(RecordedSample { increase, ..sample })
+    standing.iter_mut().flat_map(InstanceStanding::texts).for_each(write_out);
+    Some(RecordedSample { increase, standing, ..sample })
+}
+
+/// A part of a record that earlier versions did not write, and what follows it.
+fn or_absent<'b, T: Default + Deserialize<'b>>(bytes: &'b [u8]) -> Option<(T, &'b [u8])> {
+    if bytes.is_empty() { Some((T::default(), bytes)) } else { postcard::take_from_bytes(bytes).ok() }
 }
 
 fn from_json<T: DeserializeOwned>(body: &[u8]) -> Option<T> {
@@ -212,7 +224,7 @@ fn owned(text: Option<&str>) -> Option<String> {
 
 fn ended(body: &[u8]) -> Option<Event> {
     let (record, more) = postcard::take_from_bytes::<EndedRecord<'_>>(body).ok()?;
-    let more = if more.is_empty() { EndedMore::default() } else { postcard::from_bytes(more).ok()? };
+    let (more, _): (EndedMore<'_>, _) = or_absent(more)?;
     let what = What::FlowEnded {
         flow: record.flow,
         frontend: printable(record.frontend).into_owned(),
@@ -289,7 +301,7 @@ impl RecordedSample {
                 last_probe_us: health.last_probe_us,
             }
         });
-        Self { at_unix_ms, frontends: frontends.collect(), backends: backends.collect(), increase }
+        Self { at_unix_ms, frontends: frontends.collect(), backends: backends.collect(), increase, standing: None }
     }
 }
 
@@ -365,6 +377,30 @@ mod tests {
         assert!(postcard::from_bytes::<EndedRecord<'_>>(&now).is_ok(), "an earlier version reads it");
         let Some(Recorded::Event(read)) = parse(FLOW, &now) else { panic!("not read") };
         assert!(matches!(&read.what, What::FlowEnded { node: Some(node), .. } if node == "worker-7"), "{read:?}");
+    }
+
+    /// Regression: a sample had neither the service state nor the silent nodes.
+    #[test]
+    fn a_sample_has_what_the_instance_said_of_itself_and_other_versions_read_the_rest() {
+        let standing = InstanceStanding {
+            headline: "ready".to_owned(),
+            weight: "good".to_owned(),
+            silent_nodes: Some(0),
+            ..InstanceStanding::default()
+        };
+        let increase = SampleIncrease { ended: vec![("killed".to_owned(), 3)], connects: 2, connect_us: 9 };
+        let sample = RecordedSample { at_unix_ms: 8, increase, standing: Some(standing), ..RecordedSample::default() };
+        let mut file = header();
+        append_sample(&mut file, &sample);
+        let (kind, body) = RecordsIn::new(&file).unwrap().next().unwrap();
+        let Some(Recorded::Sample(read)) = parse(kind, body) else { panic!("not read") };
+        assert_eq!(read, sample);
+        let (before, increase): (RecordedSample, SampleIncrease) =
+            postcard::from_bytes(body).expect("by the version before");
+        assert_eq!((before.at_unix_ms, &increase), (8, &sample.increase));
+        let written_before = postcard::to_stdvec(&(&sample, &sample.increase)).unwrap();
+        let Some(Recorded::Sample(read)) = parse(SAMPLE, &written_before) else { panic!("not read") };
+        assert_eq!((read.standing, read.increase), (None, increase));
     }
 
     /// Regression: a bundle of a stranger's steered the terminal of whoever looked into it.

@@ -11,6 +11,7 @@ use crate::model::health::HealthState;
 use crate::model::humane::count;
 use crate::model::ids::FlowId;
 use crate::table::journal::{Event, What};
+use crate::table::standing::InstanceStanding;
 
 /// A time of which everything was read.
 #[derive(Debug, Default)]
@@ -32,6 +33,8 @@ pub(crate) struct ReplayMoment {
     pub at_unix_ms: u64,
     /// The process that wrote the last sample; `None`: there is none in the seconds before, so that no process recorded.
     pub process: Option<FileOwner>,
+    /// What it said of itself. `None`: its version did not record that, or it had just begun.
+    pub standing: Option<InstanceStanding>,
     pub flows: u32,
     /// Averages over the ten seconds before.
     pub new_per_s: f64,
@@ -44,6 +47,12 @@ pub(crate) struct ReplayMoment {
 }
 
 impl ReplayMoment {
+    /// What of its process was not recorded.
+    pub(crate) fn unrecorded(&self) -> Option<&'static str> {
+        let is_missing = self.process.is_some() && self.standing.is_none();
+        is_missing.then_some("not recorded: the service state, and which nodes were silent")
+    }
+
     /// `at least 29 client_closed, 3 backend_reset`, the most first; empty: none ended.
     pub(crate) fn ended_in_words(&self) -> String {
         let mut all: Vec<_> = self.ended.iter().collect();
@@ -128,7 +137,8 @@ impl Past {
             .map_or(last, |(_, sample)| sample);
         let seconds = last.at_unix_ms.saturating_sub(before.at_unix_ms).max(1) as f64 / 1e3;
         let per_s = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
-        let mut moment = ReplayMoment { process: Some(self.owners[*owner].clone()), ..nothing };
+        let (process, standing) = (Some(self.owners[*owner].clone()), last.standing.clone());
+        let mut moment = ReplayMoment { process, standing, ..nothing };
         for frontend in &last.frontends {
             moment.flows += frontend.flows;
             if let Some(then) = before.frontends.iter().find(|it| it.name == frontend.name) {

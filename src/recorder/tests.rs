@@ -13,6 +13,7 @@ use crate::config::tests::minimal;
 use crate::model::end_reason::EndReason;
 use crate::table::Table;
 use crate::table::journal::testing::ended;
+use crate::table::standing::InstanceStanding;
 
 fn read(directory: &Path, times: std::ops::RangeInclusive<u64>) -> Result<Recording, ReadFault> {
     read_files(contents(directory)?, |what| what.at_unix_ms().is_some_and(|at| times.contains(&at)))
@@ -28,7 +29,7 @@ fn parts() -> RecorderParts {
     let table = Table::new(1);
     let frontend = table.registry.frontend(&"apiserver".into());
     table.registry.backend(&frontend, &"cp1".into());
-    RecorderParts { journal: table.part(), registry: table.part(), census: table.part() }
+    RecorderParts { journal: table.part(), registry: table.part(), standing: table.part(), census: table.part() }
 }
 
 fn recorder(directory: &Path) -> (Recorder, RecorderParts, watch::Sender<Arc<Config>>) {
@@ -56,6 +57,7 @@ fn what_a_killed_process_recorded_is_read_word_for_word_with_its_samples_and_set
         [ended(u64::MAX), What::Started { version: "1".to_owned() }, What::Reloaded { changes: vec!["a".into()] }];
     let said = events.each_ref().map(What::sentence);
     events.into_iter().for_each(|event| parts.journal.record(event));
+    parts.standing.show(InstanceStanding::default());
     assert!(recorder.turn(NO_WAIT));
     // As after SIGKILL: nothing is closed or flushed.
     std::mem::forget(recorder);
@@ -67,7 +69,8 @@ fn what_a_killed_process_recorded_is_read_word_for_word_with_its_samples_and_set
         Recorded::Sample(sample) => Some(sample),
         _ => None,
     });
-    assert_eq!(sample.unwrap().backends[0].name, "cp1");
+    let sample = sample.unwrap();
+    assert_eq!((&*sample.backends[0].name, &sample.standing), ("cp1", &Some(InstanceStanding::default())));
     let at = recording.records[0].at_unix_ms;
     assert!(read(&directory, 0..=at - 1).unwrap().records.is_empty(), "none is before the first");
     assert_eq!(recording.skipped_bytes + recording.unknown, 0);

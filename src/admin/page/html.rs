@@ -18,12 +18,7 @@ pub(crate) fn head(title: &str, icon: &str, more: &str) -> String {
 
 /// The class of a weight in the style sheet.
 pub(crate) fn tone(weight: Weight) -> &'static str {
-    match weight {
-        Weight::Good => "good",
-        Weight::Plain => "plain",
-        Weight::Notice => "notice",
-        Weight::Bad => "bad",
-    }
+    weight.label()
 }
 
 pub(crate) fn write(page: &mut String, what: fmt::Arguments<'_>) {

@@ -165,7 +165,7 @@ fn recorder(admin: &Admin, config: &config::Config) -> RecorderStatus {
     }
 }
 
-fn nodes(admin: &Admin, now_ns: u64) -> NodesStatus {
+pub(in crate::admin) fn nodes(admin: &Admin, now_ns: u64) -> NodesStatus {
     let Some(silent) = admin.table.nodes.silent() else { return NodesStatus::default() };
     let first = silent.iter().take(SILENT_NODES).map(|it| SilentNodeStatus {
         node: it.name.to_string(),

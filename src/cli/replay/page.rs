@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::admin::history::{EVERY_NS, PageHistory, SPAN_NS};
+use crate::admin::history::{EVERY_NS, PageHistory, PastMoment, SPAN_NS};
 use crate::admin::page;
 use crate::admin::page::charts::{self, TimeAxis, TimeSpan};
 use crate::admin::page::html::{self, Escaped, Pill, icon, tone, write};
@@ -28,15 +28,28 @@ pub(super) fn render(past: &Past, at_ms: u64, source: &Path) -> String {
     let mut frontends: Vec<&str> = moment.backends.iter().map(|it| &*it.frontend).collect();
     frontends.dedup();
     let unserved: Vec<_> = frontends.iter().filter_map(|name| shortfall(&moment, name)).collect();
-    let said = unserved.first().map_or_else(String::new, |(_, what)| format!("{what}, "));
     let weight = worst(&moment);
+    let standing = moment.standing.as_ref().filter(|it| it.weight() != Weight::Good);
+    let said = standing.map(|it| &it.headline).or(unserved.first().map(|(_, what)| what));
+    let said = said.map_or_else(String::new, |what| format!("{what}, "));
     let mut page = html::head(&format!("{said}{date} {time}Z: Baton on {place}"), &icon(weight), "");
     page.push_str("<main>\n<header>\n<h1>Baton</h1>");
     write(&mut page, format_args!("<span class=\"host\">{}</span>", Escaped(&place)));
     write(&mut page, format_args!("{}", Pill("plain", &format!("as it was at {date} {time} UTC"))));
+    if let Some(standing) = &moment.standing {
+        write(&mut page, format_args!("{}", Pill(tone(standing.weight()), &standing.headline)));
+        let reasons = standing.reasons.iter().map(|reason| Pill(tone(standing.weight()), reason));
+        reasons.for_each(|reason| write(&mut page, format_args!("{reason}")));
+        if !standing.silence.is_empty() {
+            write(&mut page, format_args!("{}", Pill("notice", &standing.silence)));
+        }
+    }
     unserved.iter().for_each(|(weight, what)| write(&mut page, format_args!("{}", Pill(tone(*weight), what))));
     let facts = match process {
-        Some(it) => format!("version {} · pid {}", it.version, it.pid),
+        Some(it) => {
+            let unrecorded = moment.unrecorded().map_or_else(String::new, |what| format!(" · {what}"));
+            format!("version {} · pid {}{unrecorded}", it.version, it.pid)
+        }
         None => "no process recorded at this time: none ran, or its disk took nothing".to_owned(),
     };
     write(&mut page, format_args!("<span class=\"facts\">{}</span>\n</header>\n", Escaped(facts)));
@@ -46,7 +59,7 @@ pub(super) fn render(past: &Past, at_ms: u64, source: &Path) -> String {
     frontends.iter().for_each(|name| frontend(&mut page, &moment, name));
 
     let now_ns = at_ms * 1_000_000;
-    let history = history(past, at_ms);
+    let history = history(past, &moment);
     let axis = TimeAxis::new(&history, now_ns, at_ms);
     let lately: Vec<_> = past.events(axis.from_unix_ms, at_ms).cloned().collect();
     let span = TimeSpan { title: "The ten minutes before", axis, has_moves: true };
@@ -78,6 +91,10 @@ fn shortfall(moment: &ReplayMoment, frontend: &str) -> Option<(Weight, String)> 
 }
 
 fn worst(moment: &ReplayMoment) -> Weight {
+    if let Some(standing) = &moment.standing {
+        let of_nodes = if standing.silence.is_empty() { Weight::Plain } else { Weight::Notice };
+        return standing.weight().max(of_nodes);
+    }
     let states = moment.backends.iter().map(of_backend);
     states.max().filter(|_| moment.process.is_some()).unwrap_or(Weight::Bad)
 }
@@ -132,8 +149,10 @@ fn frontend(page: &mut String, moment: &ReplayMoment, name: &str) {
     page.push_str("</tbody></table></div>\n</section>\n");
 }
 
-/// What the charts draw, from the samples: one of a second, where the page of a running instance has one of two.
-fn history(past: &Past, at_ms: u64) -> PageHistory {
+/// What the charts draw, from the samples: one of a second, where the page of a running instance has one of two. The last one has the
+/// figures of `at`, as the headline.
+fn history(past: &Past, at: &ReplayMoment) -> PageHistory {
+    let at_ms = at.at_unix_ms;
     let from_ms = at_ms.saturating_sub(BACK_MS);
     let slot_ms = EVERY_NS / 1_000_000;
     let mut ended = BTreeMap::<u64, [f32; EndReason::ALL.len()]>::new();
@@ -142,13 +161,23 @@ fn history(past: &Past, at_ms: u64) -> PageHistory {
         of_slot[reason as usize] += 1000.0 / slot_ms as f32;
     }
     let samples: Vec<_> = past.samples(from_ms, at_ms).iter().map(|(process, sample)| (*process, sample)).collect();
-    let mut history = PageHistory::default();
+    let (mut history, mut last) = (PageHistory::default(), PastMoment::NONE);
     for RecordedMoment { sample, mut moment } in moments(&samples, 0) {
         // To the millisecond, which samples are not.
         if let Some(of_slot) = ended.get(&(sample.at_unix_ms / slot_ms)) {
             moment.ended_per_s = *of_slot;
         }
+        last = moment;
         history.put(sample.at_unix_ms * 1_000_000, moment, sample.flows_by_backend());
+    }
+    if at.process.is_some() {
+        let all = at.ended.values().sum::<u64>().max(1) as f64;
+        let per_s =
+            |reason: &EndReason| at.ended.get(reason.label()).map_or(0.0, |ends| *ends as f64 / all) * at.ended_per_s;
+        last.ended_per_s = std::array::from_fn(|reason| per_s(&EndReason::ALL[reason]) as f32);
+        (last.flows, last.accepted_per_s) = (at.flows, at.new_per_s as f32);
+        let bands = at.backends.iter().map(|it| (&*it.frontend, &*it.name, it.flows));
+        history.put(at_ms * 1_000_000, last, bands);
     }
     history
 }

@@ -9,7 +9,7 @@ use ratatui::widgets::{Paragraph, Sparkline, SparklineBar};
 use super::player::{HELP, LINE, LowerList, Player};
 use crate::admin::words;
 use crate::cli::grid::{Align::*, Cell, Grid};
-use crate::cli::panes::{CutRows, draw_help, keys_line, lines, painted};
+use crate::cli::panes::{CutRows, beside_corner, draw_help, keys_line, lines, painted};
 use crate::cli::wrap::wrap;
 use crate::model::end_reason::ClientSaw;
 use crate::model::humane::{count, date_and_time, duration_ms, duration_us, plural, rate};
@@ -31,7 +31,8 @@ pub(super) fn draw(frame: &mut Frame<'_>, player: &mut Player) {
 pub(super) fn draw_body(frame: &mut Frame<'_>, area: Rect, player: &mut Player) {
     let moment = player.past.at(player.at_ms);
     let backends = (moment.backends.len() as u16).min(area.height / 3);
-    let head = head(&moment, area.width);
+    let clock = Line::from(clock(player));
+    let head = head(&moment, area.width, clock.width());
     let [at_head, at_chart, at_marks, at_scale, _, at_backends, _, at_title, at_list] = Layout::vertical([
         Constraint::Length(head.len() as u16),
         Constraint::Length(CHART),
@@ -46,7 +47,7 @@ pub(super) fn draw_body(frame: &mut Frame<'_>, area: Rect, player: &mut Player) 
     .areas(area);
     frame.render_widget(Paragraph::new(head), at_head);
     let corner = Rect { height: 1, ..at_head };
-    frame.render_widget(Paragraph::new(Line::from(clock(player)).alignment(Alignment::Right)), corner);
+    frame.render_widget(Paragraph::new(clock.alignment(Alignment::Right)), corner);
     draw_scale(frame, [at_chart, at_marks, at_scale], player);
     let mut rows = lines(&backend_rows(&moment, player.at_ms), area.width, false, None);
     let cut = CutRows::new(moment.backends.len(), 0, usize::from(at_backends.height).saturating_sub(1));
@@ -78,23 +79,33 @@ fn clock(player: &Player) -> Vec<Span<'static>> {
     vec![format!(" {pace}{date} ").into(), format!("{time}Z").bold()]
 }
 
-fn head(moment: &ReplayMoment, width: u16) -> Vec<Line<'static>> {
+/// `corner`: columns of the clock.
+fn head(moment: &ReplayMoment, width: u16, corner: usize) -> Vec<Line<'static>> {
     let Some(process) = &moment.process else {
         let nothing = "No process recorded at this time: none ran, or its disk took nothing.";
         return vec![Line::from(""), Line::from(painted(Weight::Bad, nothing).bold())];
     };
     let name = words::place(process.instance.as_deref(), &process.host);
     let ended = moment.ended_in_words();
-    let mut lines = vec![
-        Line::from(vec![
-            format!("Baton {}", process.version).bold(),
-            format!(" on {name}, pid {}", process.pid).into(),
-        ]),
-        Line::from(vec![
-            plural(moment.flows.into(), "flow").bold(),
-            format!(", {} new/s, {} ended/s", rate(moment.new_per_s), rate(moment.ended_per_s)).into(),
-        ]),
-    ];
+    let mut first = vec![format!("Baton {}", process.version).bold(), format!(" on {name}").into()];
+    if let Some(standing) = &moment.standing {
+        first.extend([": ".into(), painted(standing.weight(), standing.headline.clone()).bold()]);
+    }
+    first.push(format!(", pid {}", process.pid).into());
+    let mut lines = beside_corner(Line::from(first), corner, width);
+    lines.push(Line::from(vec![
+        plural(moment.flows.into(), "flow").bold(),
+        format!(", {} new/s, {} ended/s", rate(moment.new_per_s), rate(moment.ended_per_s)).into(),
+    ]));
+    let mut say = |weight: Weight, text: &str| {
+        let text = wrap(text, Some(width.into()));
+        lines.extend(text.lines().map(|line| Line::from(painted(weight, line))));
+    };
+    if let Some(standing) = &moment.standing {
+        standing.reasons.iter().for_each(|reason| say(standing.weight(), reason));
+        say(Weight::Notice, &standing.silence);
+    }
+    say(Weight::Plain, moment.unrecorded().unwrap_or_default());
     if !ended.is_empty() {
         let ended = wrap(&format!("ended in 10 s: {ended}"), Some(width.into()));
         lines.extend(ended.lines().take(ENDED_MAX).map(|line| Line::from(line.to_owned())));

@@ -7,6 +7,7 @@ use crate::recorder::past::Past;
 use crate::recorder::{BackendSample, FileOwner, FrontendSample, Recorded, RecordedSample, Recording, TimedRecord};
 use crate::table::journal::Event;
 use crate::table::journal::testing::ended;
+use crate::table::standing::InstanceStanding;
 
 const AT_MS: u64 = 1_760_000_000_000;
 
@@ -14,8 +15,12 @@ fn player() -> Player {
     player_of(FileOwner::default())
 }
 
-/// Ten backends, each of which has just changed its state, and twenty flows that end later.
 fn player_of(owner: FileOwner) -> Player {
+    player_with(owner, None)
+}
+
+/// Ten backends, each of which has just changed its state, and twenty flows that end later. They accept nine flows a second at last.
+fn player_with(owner: FileOwner, standing: Option<InstanceStanding>) -> Player {
     let name = |number: u64| format!("cp{number}");
     let backend = |number| BackendSample {
         frontend: "api".to_owned(),
@@ -26,12 +31,15 @@ fn player_of(owner: FileOwner) -> Player {
         failed_total: 0,
         last_probe_us: 900,
     };
-    let frontend = FrontendSample { name: "api".to_owned(), flows: 20, accepted_total: 0, ended_total: 0 };
-    let sample = RecordedSample {
-        at_unix_ms: AT_MS,
-        frontends: vec![frontend],
-        backends: (1..=10).map(backend).collect(),
-        ..RecordedSample::default()
+    let sample = |ago_s: u64, accepted_total| {
+        let frontend = FrontendSample { name: "api".to_owned(), flows: 20, accepted_total, ended_total: 0 };
+        RecordedSample {
+            at_unix_ms: AT_MS - 1000 * ago_s,
+            frontends: vec![frontend],
+            backends: (1..=10).map(backend).collect(),
+            standing: standing.clone(),
+            ..RecordedSample::default()
+        }
     };
     let changed = |number| What::BackendChanged {
         frontend: "api".to_owned(),
@@ -41,7 +49,7 @@ fn player_of(owner: FileOwner) -> Player {
         cause: Cause::Passed,
     };
     let event = |number, at_unix_ms, what| Recorded::Event(Event { number, at_unix_ms, what });
-    let mut all = vec![Recorded::Sample(sample)];
+    let mut all = [sample(9, 0), sample(1, 0), sample(0, 9)].map(Recorded::Sample).to_vec();
     all.extend((1..=10).map(|number| event(number, AT_MS - 100 + number, changed(number))));
     // They have begun 5 ms before.
     all.extend((11..=30).map(|number| event(number, AT_MS + 4, ended(number))));
@@ -90,4 +98,67 @@ fn the_head_names_the_instance_and_its_host_beside_it_if_that_has_another_name()
     assert!(page.contains("Baton on lb-a (host node-17)</title>"), "{page}");
     let (shown, page) = seen(None);
     assert!(shown.contains(" on node-17, pid ") && page.contains("<span class=\"host\">node-17</span>"), "{shown}");
+}
+
+fn standing() -> InstanceStanding {
+    InstanceStanding {
+        headline: "ready for the VIP, every backend full for api".to_owned(),
+        weight: "bad".to_owned(),
+        reasons: vec!["a reason".to_owned()],
+        silent_nodes: Some(2),
+        silence: "worker-17 has had no connection for 38 s; 1 node more is silent: worker-18".to_owned(),
+    }
+}
+
+fn seen_with(standing: Option<InstanceStanding>) -> (String, String) {
+    let mut player = player_with(FileOwner { host: "node-17".to_owned(), ..FileOwner::default() }, standing);
+    let page = super::super::page::render(&player.past, AT_MS + 1, std::path::Path::new("/var/lib/baton"));
+    (text(80, 24, |frame| draw_body(frame, frame.area(), &mut player)), page)
+}
+
+/// Regression: a moment had neither the headline of `baton status` nor the nodes that were silent then.
+#[test]
+fn the_headline_and_the_silent_nodes_are_those_of_the_moment() {
+    let (shown, page) = seen_with(Some(standing()));
+    let words = shown.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("ready for the VIP, every backend full") && words.contains("a reason"), "{shown}");
+    assert!(words.contains("worker-17 has had no connection for 38 s"), "{shown}");
+    for said in [
+        "<span class=\"pill bad\">ready for the VIP, every",
+        "pill notice\">worker-17 has",
+        "<title>ready for the VIP, every",
+    ] {
+        assert!(page.contains(said), "{said}: {page}");
+    }
+    assert!(!shown.contains("not recorded") && !page.contains("not recorded:"), "{shown}");
+    // One of a version that recorded neither.
+    let (shown, page) = seen_with(None);
+    for seen in [&shown, &page] {
+        assert!(seen.contains("not recorded: the service state, and which nodes were silent"), "{seen}");
+    }
+}
+
+/// Regression: the clock lay upon the end of the first line.
+#[test]
+fn the_clock_covers_no_word_of_the_headline() {
+    for (width, height) in [(80, 24), (60, 24), (40, 30)] {
+        let mut player =
+            player_with(FileOwner { host: "node-17".to_owned(), ..FileOwner::default() }, Some(standing()));
+        let shown = text(width, height, |frame| draw_body(frame, frame.area(), &mut player));
+        let (_, time) = date_and_time(AT_MS);
+        let without_clock = shown.replace(&format!("{time}Z"), "");
+        let words =
+            without_clock.split_whitespace().filter(|it| !it.starts_with("2025-")).collect::<Vec<_>>().join(" ");
+        assert!(words.contains("on node-17: ready for the VIP, every backend full for api, pid "), "{width}: {shown}");
+        assert!(shown.lines().next().is_some_and(|line| line.ends_with('Z')), "{shown}");
+    }
+}
+
+/// Regression: the page said 1 new flow a second in its headline, and 4.5 in the legend of its chart.
+#[test]
+fn the_legends_of_the_past_page_have_the_figures_of_its_headline() {
+    let (_, page) = seen_with(None);
+    let headline = page.split_once("<dt>New flows</dt><dd>").unwrap().1.split_once(" /s").unwrap().0;
+    let legend = page.split_once("New flows /s <b>").unwrap().1.split_once("</b>").unwrap().0;
+    assert_eq!((headline, legend), ("1.0", "1.0"));
 }

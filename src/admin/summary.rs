@@ -16,7 +16,7 @@ use crate::model::health::{Cause, HealthState};
 use crate::model::weight::Weight;
 use crate::sys::clock::unix_ms;
 use crate::table::backend::BackendEntry;
-use crate::table::journal::{Event, EventSeverity, Journal};
+use crate::table::journal::{Event, EventRank, EventSeverity, Journal, Trouble};
 
 /// An event is older news than what the summary says beside it.
 pub(crate) const EVENTS_WITHIN_MS: u64 = 3_600_000;
@@ -28,13 +28,24 @@ const RATE_S: f64 = 10.0;
 /// and a backend that fails while another comes back takes two.
 const CHANGES_OF_MIND: u32 = 3;
 
-/// The latest event of each severity so far.
-#[derive(Debug, Default)]
+/// What goes on, and the latest event of each rank of what does not.
+#[derive(Clone, Debug, Default)]
 pub(super) struct WorstSoFar {
     /// The number of the next event to look at.
     next: u64,
-    /// In the order of [`EventSeverity`].
-    latest: [Option<WorstEvent>; EventSeverity::NUMBER],
+    /// Whether the events of the processes before are among them.
+    has_earlier: bool,
+    open: Vec<OpenTrouble>,
+    /// In the order of [`EventRank`].
+    latest: [Option<WorstEvent>; EventRank::NUMBER],
+}
+
+/// What an event began, and none has ended.
+#[derive(Clone, Debug)]
+struct OpenTrouble {
+    trouble: Trouble,
+    severity: EventSeverity,
+    event: WorstEvent,
 }
 
 impl WorstSoFar {
@@ -46,14 +57,30 @@ impl WorstSoFar {
     }
 
     fn add(&mut self, Event { at_unix_ms, what, .. }: &Event) {
-        if let Some(severity) = what.severity() {
-            let (is_bad, sentence) = (what.weight() == Weight::Bad, what.sentence());
-            self.latest[severity as usize] = Some(WorstEvent { at_unix_ms: *at_unix_ms, is_bad, sentence });
+        let over: Vec<_> = self.open.extract_if(.., |it| it.trouble.is_over_by(what)).collect();
+        over.into_iter().for_each(|it| self.put(it.severity.rank_over(), it.event));
+        let Some(severity) = what.severity() else { return };
+        let event =
+            WorstEvent { at_unix_ms: *at_unix_ms, is_bad: what.weight() == Weight::Bad, sentence: what.sentence() };
+        match Trouble::begun_by(what) {
+            Some(trouble) => self.open.push(OpenTrouble { trouble, severity, event }),
+            None => self.put(severity.rank_of_point(), event),
         }
     }
 
-    /// The worst event of the last hour, by [`EventSeverity`]; of equal ones the newest. `earlier`: of the processes before this one.
+    fn put(&mut self, rank: EventRank, event: WorstEvent) {
+        let latest = &mut self.latest[rank as usize];
+        if latest.as_ref().is_none_or(|before| before.at_unix_ms <= event.at_unix_ms) {
+            *latest = Some(event);
+        }
+    }
+
+    /// The worst event of the last hour, by [`EventRank`]; of equal ones the newest. `earlier`: of the processes before this one.
     fn look(&mut self, journal: &Journal, earlier: Option<&Self>, now_unix_ms: u64) -> Option<WorstEvent> {
+        if let Some(earlier) = earlier.filter(|_| !self.has_earlier) {
+            // They come before those of this process, which may end them.
+            *self = Self { has_earlier: true, ..earlier.clone() };
+        }
         let mut latest_ms = 0;
         for event in journal.since(self.next, false) {
             self.next = event.number + 1;
@@ -61,11 +88,11 @@ impl WorstSoFar {
             self.add(&event);
         }
         let since_ms = latest_ms.max(now_unix_ms).saturating_sub(EVENTS_WITHIN_MS);
-        let of_severity = |severity: usize| {
-            let earlier = earlier.and_then(|it| it.latest[severity].as_ref());
-            self.latest[severity].as_ref().or(earlier).filter(|event| event.at_unix_ms >= since_ms)
-        };
-        (0..EventSeverity::NUMBER).rev().find_map(of_severity).cloned()
+        self.open.retain(|it| it.event.at_unix_ms >= since_ms);
+        let open = self.open.iter().map(|it| (it.severity.rank_open() as usize, &it.event));
+        let others = self.latest.iter().enumerate().filter_map(|(rank, event)| Some((rank, event.as_ref()?)));
+        let recent = open.chain(others).filter(|(_, event)| event.at_unix_ms >= since_ms);
+        recent.max_by_key(|(rank, event)| (*rank, event.at_unix_ms)).map(|(_, event)| event.clone())
     }
 }
 
@@ -150,6 +177,7 @@ fn settled_after(config: &Config, frontend: &str) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::nodes::SilenceKind;
     use crate::table::journal::What;
 
     /// Regression: a worker that hung was gone from the fleet's pages as soon as somebody mistyped a reload.
@@ -170,6 +198,61 @@ mod tests {
         assert!(after(refused()).starts_with("worker 1 is stuck"), "it is worse, though older");
         assert!(after(stuck(2)).starts_with("worker 2 is stuck"), "the newest of equal ones");
         assert_eq!(worst.look(&journal, None, now_ms + EVENTS_WITHIN_MS + 60_000), None);
+    }
+
+    /// Regression: three nodes that were silent for twelve seconds, fifty minutes ago, hid that a backend is down and that 40 flows were reset since.
+    #[test]
+    fn what_is_over_hides_neither_what_goes_on_nor_what_was_felt() {
+        let journal = Journal::default();
+        let mut worst = WorstSoFar::default();
+        let now_ms = unix_ms();
+        let mut after = |what| {
+            journal.record(what);
+            worst.look(&journal, None, now_ms).map_or_else(String::new, |event| event.sentence)
+        };
+        let nodes = || vec!["worker-17".to_owned()];
+        let silent = |for_ms| What::NodesSilent { nodes: nodes(), more: 0, why: SilenceKind::NoConnection, for_ms };
+        let back = || What::NodesBack { nodes: nodes(), more: 0, for_ms: 12_000 };
+        let changed = |to| What::BackendChanged {
+            frontend: "api".to_owned(),
+            backend: "cp1".to_owned(),
+            from: HealthState::Ready,
+            to,
+            cause: Cause::Refused,
+        };
+        let failed_over = What::FailedOver { instance: InstanceName("lb-b".into()), inherited: 3, reset: 40 };
+        let refused = What::ReloadRefused { errors: vec!["a typing error".to_owned()] };
+        assert!(after(refused).contains("a typing error"));
+        assert!(after(silent(10_000)).starts_with("worker-17"));
+        assert!(after(back()).starts_with("worker-17"), "worse than an order, also once it is over");
+        assert!(after(changed(HealthState::Ejected)).contains("cp1"), "a loss that goes on");
+        assert!(after(failed_over).contains("lb-b"), "clients felt it");
+        assert!(after(silent(11_000)).starts_with("worker-17"), "clients suffer now");
+        assert!(after(back()).contains("lb-b"));
+    }
+
+    /// Regression: an end that the next process told did not end what the one before it had told.
+    #[test]
+    fn what_an_earlier_process_began_is_over_by_an_event_of_this_one() {
+        let changed = |to| What::BackendChanged {
+            frontend: "api".to_owned(),
+            backend: "cp1".to_owned(),
+            from: HealthState::Ready,
+            to,
+            cause: Cause::Refused,
+        };
+        let now_ms = unix_ms();
+        let began = |ago_ms, what| Event { number: 9, at_unix_ms: now_ms - ago_ms, what };
+        let suffered = What::AcceptPaused { worker: 0, error: "no file descriptors".to_owned() };
+        let resumed = What::AcceptResumed { worker: 0, paused_ms: 100 };
+        let earlier =
+            WorstSoFar::of(&[began(9000, suffered), began(8900, resumed), began(8000, changed(HealthState::Ejected))]);
+        let (journal, mut worst) = (Journal::default(), WorstSoFar::default());
+        journal.record(What::Started { version: "1".to_owned() });
+        let mut look = |journal: &Journal| worst.look(journal, Some(&earlier), now_ms).unwrap().sentence;
+        assert!(look(&journal).contains("cp1"), "it is down still");
+        journal.record(changed(HealthState::Ready));
+        assert!(look(&journal).contains("worker 0"));
     }
 
     /// Regression: a crash took the worst event, which was often its cause, from the fleet's pages.
@@ -207,8 +290,8 @@ mod tests {
         let event =
             |at_unix_ms, sentence: &str| Some(WorstEvent { at_unix_ms, is_bad: true, sentence: sentence.to_owned() });
         let mut worst = WorstSoFar::default();
-        worst.latest[EventSeverity::ClientsSuffer as usize] = event(1_000, "older");
-        worst.latest[EventSeverity::Lost as usize] = event(2_000, "newer");
+        worst.latest[EventRank::Felt as usize] = event(1_000, "older");
+        worst.latest[EventRank::Lost as usize] = event(2_000, "newer");
         let journal = Journal::default();
         let mut at = |now_ms| worst.look(&journal, None, now_ms).map(|event| event.sentence);
         assert_eq!(at(EVENTS_WITHIN_MS + 1_000).as_deref(), Some("older"));

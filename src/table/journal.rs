@@ -4,6 +4,7 @@ mod sentences;
 mod severity;
 #[cfg(test)]
 pub(crate) mod testing;
+mod trouble;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +21,8 @@ use crate::model::nodes::SilenceKind;
 use crate::ports::news::News;
 use crate::ports::unrecorded::Unrecorded;
 use crate::sys::clock::unix_ms;
-pub(crate) use severity::EventSeverity;
+pub(crate) use severity::{EventRank, EventSeverity};
+pub(crate) use trouble::Trouble;
 
 /// Limit for each kind of event: ended flows are too many to share a ring with the others.
 const KEEP: usize = 1000;

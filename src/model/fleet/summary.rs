@@ -45,8 +45,9 @@ pub struct InstanceSummary {
     pub silent_nodes: Option<u64>,
     /// It runs with an earlier configuration, because it refused the present one.
     pub reload_refused: bool,
-    /// Its worst event of the last hour, if one was more than plain: worst is what its clients feel, then a backend or a peer that
-    /// is lost, then an order, reload or upgrade that failed, then all that may be a fault; the latest of equal ones.
+    /// Its worst event of the last hour, if one was more than plain: worst is what its clients feel now, then what they felt at a moment, a
+    /// backend or a peer that is lost still, what clients felt until it was over, other losses, an order, reload or upgrade that failed, and
+    /// all that may be a fault; the latest of equal ones.
     pub worst_event: Option<WorstEvent>,
     /// In the order of its configuration. If they are too many, those that are not ready come first.
     pub backends: Vec<BackendSummary>,

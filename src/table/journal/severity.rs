@@ -17,8 +17,53 @@ pub(crate) enum EventSeverity {
     ClientsSuffer,
 }
 
+/// How much a reader needs to know of an event now, the most last: what goes on comes before what is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum EventRank {
+    Notice,
+    Refused,
+    /// A loss that is over, or that no event ends.
+    Lost,
+    /// Clients suffered until an event told the end.
+    Suffered,
+    LostStill,
+    /// Clients suffered at that moment: no event ends it.
+    Felt,
+    SufferStill,
+}
+
+impl EventRank {
+    pub(crate) const NUMBER: usize = Self::SufferStill as usize + 1;
+}
+
 impl EventSeverity {
-    pub(crate) const NUMBER: usize = Self::ClientsSuffer as usize + 1;
+    /// Of an event that begins something which goes on.
+    pub(crate) fn rank_open(self) -> EventRank {
+        match self {
+            Self::ClientsSuffer => EventRank::SufferStill,
+            Self::Lost => EventRank::LostStill,
+            Self::Refused | Self::Notice => self.rank_over(),
+        }
+    }
+
+    /// Of an event that begins nothing, or whose end has come. `is_point`: the former.
+    fn rank_past(self, is_point: bool) -> EventRank {
+        match self {
+            Self::ClientsSuffer if is_point => EventRank::Felt,
+            Self::ClientsSuffer => EventRank::Suffered,
+            Self::Lost => EventRank::Lost,
+            Self::Refused => EventRank::Refused,
+            Self::Notice => EventRank::Notice,
+        }
+    }
+
+    pub(crate) fn rank_over(self) -> EventRank {
+        self.rank_past(false)
+    }
+
+    pub(crate) fn rank_of_point(self) -> EventRank {
+        self.rank_past(true)
+    }
 }
 
 impl What {

@@ -49,10 +49,12 @@ pub(crate) struct BackendFlows {
 }
 
 impl FlowFates {
-    /// A process ends, and its host lives: the kernel closes the sockets, and carries offloaded flows on.
-    pub(crate) fn of_killed_instance(flows: OwnFlows) -> Self {
-        let kept = flows.offloaded + flows.offloaded_to_own;
-        Self { kept, reset: flows.with_sockets, ..Self::default() }
+    /// A process ends, and its host lives: the kernel closes the sockets, and carries offloaded flows on if the BPF program stays. `stays`: it
+    /// does. Otherwise no socket answers to their packets, and the kernel answers the next one with RST (RFC 9293 section 3.5.2).
+    pub(crate) fn of_killed_instance(flows: OwnFlows, stays: bool) -> Self {
+        let offloaded = flows.offloaded + flows.offloaded_to_own;
+        let (kept, lost) = if stays { (offloaded, 0) } else { (0, offloaded) };
+        Self { kept, reset: flows.with_sockets + lost, ..Self::default() }
     }
 
     /// A host is gone. `heir`: whether another instance knows its flows.
@@ -173,7 +175,9 @@ mod tests {
         let fates = |kept, moved, reset, waiting| FlowFates { kept, moved, reset, waiting };
         assert_eq!(FlowFates::of_lost_host(flows, true), fates(0, 20, 13, 0));
         assert_eq!(FlowFates::of_lost_host(flows, false), fates(0, 0, 0, 33));
-        assert_eq!(FlowFates::of_killed_instance(flows), fates(30, 0, 3, 0));
+        assert_eq!(FlowFates::of_killed_instance(flows, true), fates(30, 0, 3, 0));
+        // Regression: where the BPF file system ends with the process, offloaded flows were foretold to go on.
+        assert_eq!(FlowFates::of_killed_instance(flows, false), fates(0, 0, 33, 0));
     }
 
     #[test]
@@ -221,10 +225,10 @@ mod tests {
         }
 
         #[test]
-        fn no_flow_has_two_fates_or_none(offloaded in 0..1000_u64, offloaded_to_own in 0..1000_u64, with_sockets in 0..1000_u64, heir: bool) {
+        fn no_flow_has_two_fates_or_none(offloaded in 0..1000_u64, offloaded_to_own in 0..1000_u64, with_sockets in 0..1000_u64, heir: bool, stays: bool) {
             let flows = OwnFlows { offloaded, offloaded_to_own, with_sockets };
             let all = offloaded + offloaded_to_own + with_sockets;
-            for FlowFates { kept, moved, reset, waiting } in [FlowFates::of_lost_host(flows, heir), FlowFates::of_killed_instance(flows)] {
+            for FlowFates { kept, moved, reset, waiting } in [FlowFates::of_lost_host(flows, heir), FlowFates::of_killed_instance(flows, stays)] {
                 prop_assert_eq!(kept + moved + reset + waiting, all);
             }
         }

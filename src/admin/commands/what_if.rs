@@ -21,7 +21,7 @@ use crate::model::humane::plural;
 use crate::model::ids::BackendId;
 use crate::model::what_if::{BackendFlows, FlowFates, Happening, OwnFlows, restarted_in_turn};
 use crate::sys::clock::now_ns;
-use crate::sys::netdev;
+use crate::sys::{bpffs, netdev};
 use crate::table::backend::{BackendEntry, Registry};
 use crate::table::flows::{FlowState, FlowView};
 use succession::{Survivor, VipMover, VipSuccession};
@@ -248,10 +248,13 @@ impl WhatIfLook<'_> {
             let its = plural(counted.offloaded_to_own, "offloaded flow");
             notes.push(format!("{its} end with their backend, which is on this host."));
         }
+        let stays = offloaded == 0 || !bpffs::ends_with_process(&self.config.offload.pins);
+        notes.extend((!stays).then(|| UNPINNED.to_owned()));
         let is_idle = !members.is_empty() && self.flows.is_empty() && !has_vip;
         let lonely = members.is_empty() && matches!(mover, VipMover::AsksBaton | VipMover::Ignorant);
         // Another program may know hosts that Baton does not.
-        let cases = self.of_instance(counted, (!lonely).then_some(&succession), stacked, is_idle);
+        let killed = FlowFates::of_killed_instance(counted, stays);
+        let cases = self.of_instance(counted, killed, (!lonely).then_some(&succession), stacked, is_idle);
         let all = self.flows.iter().collect::<Vec<_>>();
         self.report(own_name(self.config), Happening::Dies, &all, cases, notes)
     }
@@ -295,7 +298,8 @@ impl WhatIfLook<'_> {
         if !is_idle {
             notes.extend(succession_notes(&succession, has_vip, peer.flows, peer.offloaded));
         }
-        let mut cases = self.of_instance(counted, Some(&succession), !there.is_empty(), is_idle);
+        let killed = FlowFates::of_killed_instance(counted, true);
+        let mut cases = self.of_instance(counted, killed, Some(&succession), !there.is_empty(), is_idle);
         if peer.liveness == Liveness::Unlinked && !is_idle {
             cases.iter_mut().for_each(|case| case.gap = ExpectedGap::Unknown(UNLINKED.to_owned()));
         }
@@ -336,16 +340,14 @@ impl WhatIfLook<'_> {
     fn of_instance(
         &self,
         flows: OwnFlows,
+        killed: FlowFates,
         succession: Option<&VipSuccession>,
         stacked: bool,
         is_idle: bool,
     ) -> Vec<WhatIfCase> {
         let host = if stacked { BudgetFault::StackedHostDies } else { BudgetFault::HostDies };
         let heir = succession.is_some_and(|it| it.takers.iter().any(|taker| taker.knows));
-        let faults = [
-            (BudgetFault::InstanceKilled, FlowFates::of_killed_instance(flows)),
-            (host, FlowFates::of_lost_host(flows, heir)),
-        ];
+        let faults = [(BudgetFault::InstanceKilled, killed), (host, FlowFates::of_lost_host(flows, heir))];
         let case = |(fault, fates): (BudgetFault, FlowFates)| WhatIfCase {
             fault: fault.label().to_owned(),
             fates,
@@ -525,6 +527,7 @@ const VIP_STAYS: &str =
     "the VIP stays, and clients wait until this host serves again: no track_script of keepalived's runs `baton ready`";
 const ROUTERS: &str = "as long as the routers take to leave this host: their BFD or hold time";
 const NO_MOVER: &str = "it depends on how the VIP moves: set cluster.vrrp_advert_interval, or [vip]";
+const UNPINNED: &str = "The BPF file system of offload.pins is Baton's own mount, which ends with the process, and the BPF program with it: the host answers the next packet of each offloaded flow with RST, and a client that sends none waits. Mount it on the host: mount -t bpf bpf /sys/fs/bpf.";
 const WAITING: &str =
     "nobody would reset the clients of flows that no other instance knows: each waits until it gives up by itself";
 const UNLINKED: &str =

@@ -115,6 +115,7 @@ impl Admin {
             flow_log: table.part(),
             recorder: table.part(),
             nodes: table.part(),
+            probes: table.part(),
         };
         collect::register(&metrics, parts, config.clone(), census.clone());
         let (history, searching) = (Mutex::default(), Mutex::default());

@@ -283,9 +283,10 @@ fn assemble(
         reachability: ports.part(),
         fleet: ports.part(),
         fleet_view: table.part(),
+        probes: table.part(),
         engine: ports.part(),
     };
-    let checker = Checker::resume(parts, metrics.clone(), &config, Handle::current(), state.backends);
+    let checker = Checker::resume(parts, &config, Handle::current(), state.backends);
     rebalance::restore_outages(&table.registry, state.outages);
     let (orders, rebalance_orders) = mpsc::channel(REBALANCE_ORDERS_MAX);
     let core = Arc::new(Core {

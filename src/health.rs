@@ -29,7 +29,6 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::config::Config;
 use crate::essential::Tasks;
-use crate::metrics::Metrics;
 use crate::model::health::machine::Arrival;
 use crate::model::health::{Dismissal, Order, SavedBackend};
 use crate::model::ids::{BackendId, FrontendId};
@@ -42,6 +41,7 @@ use crate::table::backend::{BackendEntry, Registry};
 use crate::table::fleet::FleetView;
 use crate::table::flows::FlowTable;
 use crate::table::journal::{Journal, What};
+use crate::table::latency::ProbeLatencies;
 pub(crate) use succession::dismissal_after;
 use succession::{dismissal_of, fixed, order_for};
 use votes::Votes;
@@ -59,6 +59,7 @@ pub(crate) struct HealthParts {
     pub reachability: Part<Reachability>,
     pub fleet: Part<Fleet>,
     pub fleet_view: Part<FleetView>,
+    pub probes: Part<ProbeLatencies>,
     /// To have the offload engine challenge clients.
     pub engine: Part<EngineWake>,
 }
@@ -91,7 +92,6 @@ pub(crate) enum OrderError {
 #[derive(Debug)]
 struct SharedHealth {
     table: HealthParts,
-    metrics: Arc<Metrics>,
     runtime: Handle,
     /// The latest configuration.
     config: Mutex<Arc<Config>>,
@@ -124,21 +124,15 @@ struct Watched {
 impl Checker {
     /// [`Checker::resume`] without another process's state.
     #[cfg(test)]
-    pub(crate) fn start(table: HealthParts, metrics: Arc<Metrics>, config: &Arc<Config>, runtime: Handle) -> Self {
-        Self::resume(table, metrics, config, runtime, Vec::new())
+    pub(crate) fn start(table: HealthParts, config: &Arc<Config>, runtime: Handle) -> Self {
+        Self::resume(table, config, runtime, Vec::new())
     }
 
     /// Begins to probe the backends of `config` on `runtime`. When this returns, their entries exist and those with a
     /// fixed address have it. `saved`: another process's state of the backends.
-    pub(crate) fn resume(
-        table: HealthParts,
-        metrics: Arc<Metrics>,
-        config: &Arc<Config>,
-        runtime: Handle,
-        saved: Vec<SavedBackend>,
-    ) -> Self {
+    pub(crate) fn resume(table: HealthParts, config: &Arc<Config>, runtime: Handle, saved: Vec<SavedBackend>) -> Self {
         let (roster, latest) = (Mutex::default(), Mutex::new(config.clone()));
-        let shared = Arc::new(SharedHealth { table, metrics, runtime, config: latest, roster });
+        let shared = Arc::new(SharedHealth { table, runtime, config: latest, roster });
         let strangers = Tasks::default();
         strangers.spawn_on("health", shared.clone().watch_strangers(), &shared.runtime);
         let checker = Self { shared, _strangers: strangers };

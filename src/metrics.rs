@@ -3,9 +3,8 @@
 mod exposition;
 mod process;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::prometheus_protobuf::{EncodeError, encode_to_vec};
@@ -13,21 +12,11 @@ use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::{Histogram, NativeHistogramConfig};
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::model::histogram::{LATENCY_BOUNDS_S, NATIVE_SCHEMA};
 use process::ProcessCollector;
 
 pub use exposition::Exposition;
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct ProbeLabels {
-    pub frontend: String,
-    pub backend: String,
-    /// `passed`, `not_ready`, or the kind of failure.
-    pub outcome: &'static str,
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct UpgradeLabels {
@@ -70,46 +59,9 @@ pub struct DiscoveryGauges {
     pub backends: Family<FrontendLabels, Gauge>,
 }
 
-/// Duration of probes, by backend and outcome. All series of a removed backend are removed.
-#[derive(Debug)]
-pub struct Probes {
-    durations: Family<ProbeLabels, Histogram>,
-    seen: Mutex<BTreeMap<(String, String), BTreeSet<&'static str>>>,
-}
-
-impl Default for Probes {
-    fn default() -> Self {
-        let histogram =
-            || Histogram::new_classic_and_native(LATENCY_BOUNDS_S, NativeHistogramConfig::with_schema(NATIVE_SCHEMA));
-        Self { durations: Family::new_with_constructor(histogram), seen: Mutex::default() }
-    }
-}
-
-impl Probes {
-    pub fn observe(&self, labels: &ProbeLabels, seconds: f64) {
-        let of = (labels.frontend.clone(), labels.backend.clone());
-        self.seen().entry(of).or_default().insert(labels.outcome);
-        self.durations.get_or_create(labels).observe(seconds);
-    }
-
-    /// No backend has this name any more.
-    pub(crate) fn forget(&self, frontend: &str, backend: &str) {
-        let of = (frontend.to_owned(), backend.to_owned());
-        let outcomes = self.seen().remove(&of).unwrap_or_default();
-        for outcome in outcomes {
-            self.durations.remove(&ProbeLabels { frontend: of.0.clone(), backend: of.1.clone(), outcome });
-        }
-    }
-
-    fn seen(&self) -> MutexGuard<'_, BTreeMap<(String, String), BTreeSet<&'static str>>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// All instruments, and the registry that renders them.
 #[derive(Debug)]
 pub struct Metrics {
-    pub probe: Probes,
     pub reloads: Family<ReloadLabels, Counter>,
     pub last_reload_successful: Gauge,
     /// Unix seconds.
@@ -134,7 +86,6 @@ impl Default for Metrics {
         let mut unprefixed = Registry::default();
         unprefixed.register_collector(Box::new(ProcessCollector::default()));
         let metrics = Self {
-            probe: Probes::default(),
             reloads: Family::default(),
             last_reload_successful: Gauge::default(),
             last_reload_success_time: Gauge::default(),
@@ -151,12 +102,6 @@ impl Default for Metrics {
         drop(metrics.reloads.get_or_create(&ReloadLabels { outcome: "failure" }));
         drop(metrics.upgrades.outcomes.get_or_create(&UpgradeLabels { outcome: "failed" }));
         metrics.with_registry(|registry| {
-            registry.register_with_unit(
-                "probe_duration",
-                "Duration of health probes, by outcome",
-                Unit::Seconds,
-                metrics.probe.durations.clone(),
-            );
             registry.register("config_reloads", "Reloads of the configuration, by outcome", metrics.reloads.clone());
             let last = metrics.last_reload_successful.clone();
             registry.register("config_last_reload_successful", "1 if the last reload succeeded, else 0", last);

@@ -11,6 +11,7 @@ pub(crate) mod fleet;
 pub mod flow_transfer;
 pub mod flows;
 pub mod journal;
+pub mod latency;
 pub mod names;
 pub mod nodes;
 pub mod offload;
@@ -36,6 +37,7 @@ use count::Tally;
 use fleet::{FleetCensus, FleetView};
 use flows::FlowTable;
 use journal::Journal;
+use latency::ProbeLatencies;
 use names::ClientNames;
 use nodes::NodeBoard;
 use offload::OffloadCensus;
@@ -62,6 +64,7 @@ pub struct Table {
     pub flow_log: FlowLogCensus,
     pub recorder: RecorderCensus,
     pub(crate) standing: StandingBoard,
+    pub probes: ProbeLatencies,
     /// One entry per worker thread.
     pub workers: Box<[WorkerState]>,
 }
@@ -89,6 +92,7 @@ impl Table {
             flow_log: FlowLogCensus::default(),
             recorder: RecorderCensus::default(),
             standing: StandingBoard::default(),
+            probes: ProbeLatencies::default(),
             workers: (0..workers).map(|_| WorkerState::default()).collect(),
         })
     }
@@ -123,5 +127,6 @@ parts! {
     FlowLogCensus => table.flow_log;
     RecorderCensus => table.recorder;
     StandingBoard => table.standing;
+    ProbeLatencies => table.probes;
     [WorkerState] => table.workers;
 }

@@ -26,6 +26,7 @@ use crate::sys::netlink::conntrack;
 use crate::table::backend::{BackendEntry, BackendLane, FrontendEntry, Registry, Service};
 use crate::table::fleet::{FleetView, MemberView};
 use crate::table::flows::{FlowState, FlowTable};
+use crate::table::latency::ProbeLatencies;
 use crate::table::nodes::NodeBoard;
 use crate::table::offload::OffloadCensus;
 use crate::table::recorder::RecorderCensus;
@@ -47,6 +48,7 @@ pub struct CollectorParts {
     pub flow_log: Part<FlowLogCensus>,
     pub recorder: Part<RecorderCensus>,
     pub nodes: Part<NodeBoard>,
+    pub probes: Part<ProbeLatencies>,
 }
 
 /// Adds the counters of `table` and the limits of `config` to `metrics`. Call it once for each pair.
@@ -193,6 +195,11 @@ impl TableCollector {
         let mut family = families.histogram("connect_duration", help)?;
         for (backend, label) in &backends {
             family.encode_family(&labels(backend, label))?.latency(&backend.connect_latency())?;
+        }
+        let mut family = families.histogram("probe_duration", "Duration of health probes, by outcome")?;
+        for ([frontend, backend, outcome], latency) in &self.table.probes.snapshots() {
+            let labels = [("frontend", frontend), ("backend", backend), ("outcome", outcome)];
+            family.encode_family(&labels.map(|(name, value)| (name, value.as_str())))?.latency(latency)?;
         }
         Ok(())
     }

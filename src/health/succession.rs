@@ -139,7 +139,7 @@ impl SharedHealth {
     /// Makes `entry` the current entry of its name.
     pub(super) fn lead(&self, entry: &Arc<BackendEntry>) {
         self.table.registry.lead(entry);
-        self.metrics.probe.forget(&entry.frontend.name, &entry.former_label());
+        self.table.probes.forget(&entry.frontend.name, &entry.former_label());
     }
 
     /// `entry` should have become current, and shall not any more.

@@ -108,7 +108,6 @@ async fn serve(first: TcpListener, addr: SocketAddr, mut mode: watch::Receiver<M
 
 struct Bench {
     table: HealthParts,
-    metrics: Arc<Metrics>,
     checker: Checker,
     writer: ShardWriter,
 }
@@ -116,10 +115,9 @@ struct Bench {
 impl Bench {
     fn start(config: &Arc<Config>) -> Self {
         let table = parts();
-        let metrics = Arc::<Metrics>::default();
-        let checker = Checker::start(table.clone(), metrics.clone(), config, Handle::current());
+        let checker = Checker::start(table.clone(), config, Handle::current());
         let writer = table.flows.writer(0);
-        Self { table, metrics, checker, writer }
+        Self { table, checker, writer }
     }
 
     fn entry(&self, name: &str) -> Arc<BackendEntry> {
@@ -198,6 +196,7 @@ fn parts() -> HealthParts {
         reachability: ports.part(),
         fleet: ports.part(),
         fleet_view: table.part(),
+        probes: table.part(),
         engine: ports.part(),
     }
 }
@@ -526,10 +525,8 @@ async fn each_probe_is_measured() {
     let stub = Stub::start(Mode::Answers(200)).await;
     let bench = Bench::start(&config(vec![one(&stub, quick())]));
     bench.checker.first_round().await;
-    let mut text = String::new();
-    bench.metrics.with_registry(|registry| prometheus_client::encoding::text::encode(&mut text, registry).unwrap());
-    let labels = r#"frontend="apiserver",backend="cp1",outcome="passed""#;
-    assert!(text.contains(&format!("baton_probe_duration_seconds_count{{{labels}}} ")), "{text}");
+    let measured = bench.table.probes.snapshots();
+    assert!(measured.iter().any(|(labels, _)| *labels == ["apiserver", "cp1", "passed"]), "{measured:?}");
 }
 
 #[tokio::test]
@@ -693,7 +690,7 @@ async fn a_removed_backend_that_the_next_process_has_again_is_ready() {
     let saved = bench.checker.save().await;
     let table = parts();
     let again = config(vec![one(&stub, quick())]);
-    let checker = Checker::resume(table.clone(), Arc::default(), &again, Handle::current(), saved);
+    let checker = Checker::resume(table.clone(), &again, Handle::current(), saved);
     let entry = table.registry.backends().into_iter().find(|it| &*it.name == "cp1").unwrap();
     bench.until("it is ready", || entry.health().health_state == HealthState::Ready).await;
     assert_eq!((entry.health().order, entry.health().drain_deadline_ns), (None, None));

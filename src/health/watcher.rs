@@ -19,7 +19,6 @@ use super::votes::{Vote, Votes};
 use super::{Ordered, SharedHealth};
 use crate::addr::BackendAddr;
 use crate::config::{self, Backend, Config, Frontend, Health, Target};
-use crate::metrics::ProbeLabels;
 use crate::model::health::Cause;
 use crate::model::health::doubt::Silence;
 use crate::model::health::machine::{Arrival, DampingPolicy, Machine, Policy, ProbeOutcome};
@@ -360,16 +359,11 @@ impl Watcher {
 
     fn judge(&mut self, report: ProbeReport) {
         let (frontend, backend) = self.entry.full_name();
-        let labels = ProbeLabels { frontend, backend, outcome: report.outcome.label() };
-        self.shared.metrics.probe.observe(&labels, report.took.as_secs_f64());
+        self.shared.table.probes.record(&frontend, &backend, report.outcome.label(), report.took);
         self.last_probe = Some(report.outcome.to_string());
         self.last_probe_us = report.took.as_micros() as u64;
         if let ProbeOutcome::Inconclusive { error } = &report.outcome {
-            tracing::warn!(
-                backend = labels.backend,
-                error,
-                "this host cannot send a probe; it does not count as failed"
-            );
+            tracing::warn!(backend, error, "this host cannot send a probe; it does not count as failed");
         }
         let listened = Listened { table: &self.shared.table, entry: &self.entry, spec: &self.spec };
         match self.surroundings.hear(listened, &report.outcome, report.flows_moved, report.began_ns) {
@@ -484,7 +478,7 @@ impl Watcher {
         let twice = std::mem::replace(&mut retiring.was_empty, empty) && empty;
         let retired = twice && self.shared.retire(&self.entry, &self.inbox, retiring.with_frontend);
         if retired {
-            self.shared.metrics.probe.forget(&self.entry.frontend.name, &self.entry.label());
+            self.shared.table.probes.forget(&self.entry.frontend.name, &self.entry.label());
         }
         retired
     }

@@ -1,12 +1,13 @@
 //! Counters since the start, by name: an upgrade passes them on, so that no counter falls.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
 use super::Table;
 use super::backend::{BackendEntry, BackendLane, FrontendEntry, Registry};
 use super::count::{Count, Tally};
+use super::latency::{LatencyTotals, ProbeTotals};
 use crate::model::connect::ConnectFailure;
 use crate::model::end_reason::EndReason;
 use crate::model::histogram::cells_of_buckets;
@@ -21,6 +22,9 @@ pub struct Totals {
     pub tallies: BTreeMap<String, u64>,
     /// By peer. Absent from a release that does not send them.
     pub resyncs: BTreeMap<String, u64>,
+    /// Turns of the event loop, by worker. Absent from a release that does not send them, and so are the probes.
+    pub loop_turns: Vec<LatencyTotals>,
+    pub probes: Vec<ProbeTotals>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,7 +59,9 @@ impl Totals {
     pub(crate) fn of_table(table: &Table) -> Self {
         let tallies = tallies(table).into_iter().map(|(name, tally)| (name, tally.value()));
         let tallies = tallies.filter(|(_, count)| *count > 0).collect();
-        Self { tallies, resyncs: table.fleet.resyncs(), ..Self::of(&table.registry) }
+        let (resyncs, probes) = (table.fleet.resyncs(), table.probes.totals());
+        let loop_turns = table.workers.iter().map(|worker| LatencyTotals::of(&worker.turn.snapshot())).collect();
+        Self { tallies, resyncs, loop_turns, probes, ..Self::of(&table.registry) }
     }
 
     /// The totals of frontends and backends alone.
@@ -76,6 +82,13 @@ impl Totals {
         for (name, tally) in tallies(table) {
             tally.carry(before.get(&name).copied().unwrap_or(0));
         }
+        let mut turns = vec![LatencyTotals::default(); table.workers.len()];
+        let places = (0..turns.len()).cycle();
+        self.loop_turns.iter().zip(places).for_each(|(of_worker, place)| turns[place].add(of_worker));
+        table.workers.iter().zip(&turns).for_each(|(worker, before)| worker.turn.carry(before));
+        let backends: HashSet<_> = table.registry.backends().iter().map(|entry| entry.full_name()).collect();
+        let is_known = |it: &&ProbeTotals| backends.contains(&(it.frontend.clone(), it.backend.clone()));
+        self.probes.iter().filter(is_known).for_each(|it| table.probes.carry(it));
         table.fleet.carry_resyncs(self.resyncs.clone());
         self.carry_into(&table.registry);
     }
@@ -139,6 +152,7 @@ fn of_backend(entry: &BackendEntry) -> BackendTotals {
     let failed = |failure: ConnectFailure| sum(&|lane| lane.failures[failure as usize].value());
     let failures = ConnectFailure::ALL.map(|failure| (failure.label().to_owned(), failed(failure)));
     let connect = entry.connect_latency();
+    let LatencyTotals { cells, sum_us } = LatencyTotals::of(&connect);
     BackendTotals {
         frontend: entry.frontend.name.to_string(),
         name: entry.name.to_string(),
@@ -148,8 +162,8 @@ fn of_backend(entry: &BackendEntry) -> BackendTotals {
         hedged: sum(&|lane| lane.hedged.value()),
         failures: failures.into_iter().filter(|(_, count)| *count > 0).collect(),
         connect_counts: connect.buckets().to_vec(),
-        connect_cells: connect.cells().to_vec(),
-        connect_sum_us: (connect.sum_s * 1e6).round() as u64,
+        connect_cells: cells,
+        connect_sum_us: sum_us,
     }
 }
 
@@ -161,13 +175,11 @@ fn carry_backend(totals: &BackendTotals, lane: &BackendLane) {
     for failure in ConnectFailure::ALL {
         raise(&lane.failures[failure as usize], totals.failures.get(failure.label()).copied().unwrap_or(0));
     }
-    let before = lane.connect.snapshot();
     let mut cells = totals.connect_cells.clone();
     if cells.is_empty() {
         cells = cells_of_buckets(&totals.connect_counts);
     }
-    let grown: Vec<_> = cells.iter().zip(before.cells()).map(|(now, was)| now.saturating_sub(*was)).collect();
-    lane.connect.absorb(&grown, totals.connect_sum_us.saturating_sub((before.sum_s * 1e6).round() as u64));
+    LatencyTotals { cells, sum_us: totals.connect_sum_us }.raise(&lane.connect);
 }
 
 fn raise(count: &Count, to: u64) {
@@ -238,6 +250,35 @@ mod tests {
         assert_eq!(Totals::of_table(&new).resyncs["b"], 7, "before the first word of a peer");
         new.fleet.show_members(vec![resynced("b", 1)], 0);
         assert_eq!(Totals::of_table(&new).resyncs["b"], 8);
+    }
+
+    /// Regression: after each upgrade the histograms of probes and of the event loop began anew.
+    #[test]
+    fn latencies_of_probes_and_of_the_event_loop_go_on_in_the_next_process() {
+        let with_backend = |workers| {
+            let table = Table::new(workers);
+            table.registry.backend(&table.registry.frontend(&"apiserver".into()), &"cp1".into());
+            table
+        };
+        let (old, new) = (with_backend(3), with_backend(2));
+        let ms = Duration::from_millis;
+        (1..).zip(&old.workers).for_each(|(took, worker)| worker.turn.record(ms(took)));
+        ["cp1", "removed"].into_iter().for_each(|name| old.probes.record("apiserver", name, "passed", ms(3)));
+        new.probes.record("apiserver", "cp1", "passed", ms(7));
+        for _ in 0..2 {
+            // As it is sent; and the first message is followed by another.
+            let sent = serde_json::to_string(&Totals::of_table(&old)).unwrap();
+            serde_json::from_str::<Totals>(&sent).unwrap().carry_into_table(&new);
+        }
+        let turns = [0, 1].map(|at| new.workers[at].turn.snapshot());
+        assert_eq!(turns.each_ref().map(|it| it.count()), [2, 1], "of the third worker, the first goes on");
+        assert!((turns[0].sum_s - 0.004).abs() < 1e-9, "{turns:?}");
+        let probes = new.probes.snapshots();
+        let [(labels, passed)] = &probes[..] else { panic!("{probes:?}") };
+        assert_eq!((labels, passed.count()), (&["apiserver", "cp1", "passed"].map(str::to_owned), 2));
+        // An older release sends neither.
+        serde_json::from_str::<Totals>(r#"{"frontends":[],"backends":[]}"#).unwrap().carry_into_table(&new);
+        assert_eq!(new.probes.snapshots(), probes);
     }
 
     fn resynced(name: &str, resyncs: u64) -> MemberView {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 
 use super::count::{Count, Tally};
-use crate::model::histogram::LatencyHistogram;
+use super::latency::LatencyTally;
 
 /// State of one worker, in cache lines of its own. The worker alone writes it.
 #[derive(Debug, Default)]
@@ -26,13 +26,13 @@ pub struct WorkerState {
     pub accept_shed: Tally,
     pub pipes_in_use: AtomicU64,
     /// Duration of each turn of the event loop: how long an event may have waited.
-    pub turn: LatencyHistogram,
+    pub turn: LatencyTally,
     /// Ended flows that found the queue to the log full.
     pub ended_unlogged: Tally,
 }
 
 impl WorkerState {
-    /// All counters by name, for an upgrade. It does not compile with a new field that is not named here.
+    /// All counters by name, for an upgrade, which passes `turn` on as well. It does not compile with a new field that is not named here.
     pub(crate) fn tallies(&self) -> [(&'static str, &Tally); 3] {
         let Self {
             accept_errors,

@@ -143,8 +143,7 @@ async fn the_page_escapes_what_comes_from_outside() {
 async fn promtool_finds_nothing_to_complain_about() {
     let instance = FakeInstance::start();
     instance.admin.metrics.reloads.get_or_create(&baton::metrics::ReloadLabels { outcome: "success" }).inc();
-    let probe = baton::metrics::ProbeLabels { frontend: "a".into(), backend: "b".into(), outcome: "passed" };
-    instance.admin.metrics.probe.observe(&probe, 0.003);
+    instance.table.probes.record("a", "b", "passed", Duration::from_millis(3));
     let answer = get(&instance, "/metrics").await;
     assert!(answer.head.contains("content-type: text/plain; version=0.0.4"), "{}", answer.head);
     for line in [

@@ -4,8 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use std::time::Duration;
 
-use baton::metrics::{AddressLabels, FrontendLabels, ProbeLabels};
+use baton::metrics::{AddressLabels, FrontendLabels};
 use baton::sys::clock::now_ns;
 use baton::table::nodes::{SilenceKind, SilentNode};
 use baton::table::offload::OffloadView;
@@ -64,8 +65,7 @@ async fn the_list_of_metrics_is_that_of_the_page() {
 fn everything() -> FakeInstance {
     let instance = FakeInstance::start();
     let metrics = &instance.admin.metrics;
-    let probe = ProbeLabels { frontend: "apiserver".into(), backend: "cp1".into(), outcome: "passed" };
-    metrics.probe.observe(&probe, 0.003);
+    instance.table.probes.record("apiserver", "cp1", "passed", Duration::from_millis(3));
     let labels = FrontendLabels { frontend: "apiserver".to_owned() };
     for family in [&metrics.discovery.failing, &metrics.discovery.backends] {
         family.get_or_create(&labels).set(0);

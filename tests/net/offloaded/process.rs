@@ -123,8 +123,7 @@ fn an_upgrade_takes_offloaded_flows_along_without_a_touch() {
 }
 
 /// Counters of the process itself, and of its own work alone; all others continue.
-const OF_THE_PROCESS: [&str; 5] =
-    ["process_", "baton_config_reloads", "baton_upgrade", "baton_probe_duration", "baton_event_loop_turn"];
+const OF_THE_PROCESS: [&str; 3] = ["process_", "baton_config_reloads", "baton_upgrade"];
 
 /// Every sample of a counter or a histogram on the page.
 fn counters(page: &str) -> Vec<(String, f64)> {

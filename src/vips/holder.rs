@@ -189,9 +189,10 @@ impl VipHolder {
         }
         let before = self.built_in.take();
         let had_vip = before.is_some();
-        if let Some(before) = before {
-            self.end(before, config.vip.as_ref());
-        }
+        let had_it = match before {
+            Some(before) => self.end(before, config.vip.as_ref()),
+            None => self.is_succession(now_ns()),
+        };
         let addresses = config.vip.as_ref().map(|settings| settings.addresses.clone()).unwrap_or_default();
         self.parts.vip.set_addresses(addresses);
         self.parts.fleet_view.show_vip(None);
@@ -207,6 +208,7 @@ impl VipHolder {
             priority: settings.priority,
             addresses: address_set(&settings.addresses),
             has_peers: config.peers.is_some(),
+            had_it,
         };
         (self.check_at_ns, self.show_at_ns) = (0, 0);
         for ip in &settings.addresses {
@@ -229,17 +231,18 @@ impl VipHolder {
         });
     }
 
-    /// Ends a VIP that the file no longer has. Addresses that the next VIP has too stay on the host, and its machine finds them.
-    fn end(&mut self, before: BuiltInVip, next: Option<&VipSettings>) {
+    /// Ends a VIP that the file no longer has. Addresses that the next VIP has too stay on the host, and its machine finds them. Returns whether
+    /// the host has the VIP, and it has lost nothing.
+    fn end(&mut self, before: BuiltInVip, next: Option<&VipSettings>) -> bool {
         let stays = |ip: &IpAddr| {
             next.is_some_and(|next| next.interface == before.settings.interface && next.addresses.contains(ip))
         };
         if !before.machine.holds() {
-            return;
+            return false;
         }
         let goes: Vec<_> = before.settings.addresses.iter().copied().filter(|ip| !stays(ip)).collect();
         if goes.is_empty() {
-            return;
+            return true;
         }
         self.keep(&goes);
         let entries = addresses::on(&before.settings.interface, &goes).unwrap_or_default().0;
@@ -255,6 +258,12 @@ impl VipHolder {
         }
         self.hooks.run(&before.settings.on_loss, "loss", &before.settings.addresses);
         self.parts.vip.set_held(false);
+        false
+    }
+
+    /// Whether this process has just got everything from the one before it.
+    fn is_succession(&self, now_ns: u64) -> bool {
+        self.host.is_successor && now_ns.saturating_sub(self.began_ns) < SUCCESSION_NS
     }
 
     fn turn(&mut self) {
@@ -333,7 +342,7 @@ impl VipHolder {
         let now_ns = now_ns();
         self.overhear(vip, now_ns);
         let bar = self.bar();
-        let is_succession = self.host.is_successor && now_ns.saturating_sub(self.began_ns) < SUCCESSION_NS;
+        let is_succession = self.is_succession(now_ns);
         let shown = self.parts.vip.peers().filter(|(at_ns, _)| now_ns.saturating_sub(*at_ns) < LINK_LOOKS_NS);
         let peers: Option<Vec<PeerVip>> = if vip.has_peers { shown.map(|(_, peers)| peers) } else { Some(Vec::new()) };
         let members = self.parts.fleet_view.members();
@@ -539,6 +548,7 @@ impl VipHolder {
             }
         };
         let what = match note {
+            VipNote::Kept => return gauge(1),
             VipNote::Gained(why) => {
                 gauge(1);
                 self.host.metrics.vip_gains.inc();

@@ -477,19 +477,19 @@ impl VipMachine {
     }
 
     fn gain(&mut self, gain: VipGain, claim: u64, now_ns: u64) {
+        let note = VipNote::Gained(gain.clone());
+        self.begin_to_hold(gain, claim, now_ns, note);
+    }
+
+    fn begin_to_hold(&mut self, gain: VipGain, claim: u64, now_ns: u64, note: VipNote) {
         self.claim = claim;
         self.claim_max = self.claim_max.max(claim);
-        self.stage = VipStage::Holds {
-            since_ns: now_ns,
-            renewed_ns: now_ns,
-            announce_from_ns: now_ns,
-            announced: 1,
-            gain: gain.clone(),
-        };
+        self.stage =
+            VipStage::Holds { since_ns: now_ns, renewed_ns: now_ns, announce_from_ns: now_ns, announced: 1, gain };
         (self.vacant_ns, self.answered, self.is_contested, self.changed_ns) = (None, None, false, now_ns);
         (self.deafness, self.holder_since) = (Deafness::default(), None);
         (self.flows_here, self.counted) = (0, None);
-        self.orders.extend([VipOrder::Add, VipOrder::Announce, VipOrder::Note(VipNote::Gained(gain))]);
+        self.orders.extend([VipOrder::Add, VipOrder::Announce, VipOrder::Note(note)]);
     }
 
     fn give_up(&mut self, loss: VipLoss, now_ns: u64) {

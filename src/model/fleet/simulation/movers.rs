@@ -138,7 +138,13 @@ impl World {
             return;
         }
         let Some(process) = &mut self.nodes[node].process else { return };
-        let terms = VipTerms { me: name(node), priority: 100, addresses: address_set(&[vip(0).ip()]), has_peers: true };
+        let terms = VipTerms {
+            me: name(node),
+            priority: 100,
+            addresses: address_set(&[vip(0).ip()]),
+            has_peers: true,
+            had_it: false,
+        };
         process.vip = Some(OwnVip { machine: VipMachine::new(terms), heard_ns: 0 });
         let standing = VipStanding { priority: 100, addresses: address_set(&[vip(0).ip()]), ..Default::default() };
         process.exchange.set_vip(standing, self.now_ns);

@@ -3,7 +3,7 @@
 
 use super::{
     AGAIN_LATER_NS, AGAIN_NS, CUT_OFF_NS, FAILED_NS, LINKING_NS, NO_BACKEND_NS, PeerVip, SOON_NS, UNREADY_AGAIN_NS,
-    VipBar, VipGain, VipLook, VipLoss, VipMachine, VipNote, VipOrder, VipStage, VipWhy,
+    VipBar, VipGain, VipLook, VipLoss, VipMachine, VipNote, VipOrder, VipPresence, VipStage, VipWhy,
 };
 use crate::addr::Mac;
 use crate::model::fleet::InstanceName;
@@ -57,7 +57,9 @@ impl VipMachine {
         let is_void = |order: &VipOrder| {
             matches!(
                 order,
-                VipOrder::Tell(_) | VipOrder::Announce | VipOrder::Note(VipNote::Gained(_) | VipNote::Restored)
+                VipOrder::Tell(_)
+                    | VipOrder::Announce
+                    | VipOrder::Note(VipNote::Gained(_) | VipNote::Kept | VipNote::Restored)
             )
         };
         let is_fresh = self.orders.iter().any(|order| matches!(order, VipOrder::Note(VipNote::Gained(_))));
@@ -86,7 +88,11 @@ impl VipMachine {
         let loss = bar.map(VipLoss::Barred).or(holder.map(|holder| VipLoss::LeftOver { holder }));
         match loss.or(is_strange.then_some(VipLoss::Strange)) {
             Some(loss) => self.clear(loss, now_ns),
-            None => self.gain(VipGain::Found, 0, now_ns),
+            None => {
+                let is_kept = self.settings.had_it && self.why == VipWhy::Unseen && look.here == VipPresence::Whole;
+                let note = if is_kept { VipNote::Kept } else { VipNote::Gained(VipGain::Found) };
+                self.begin_to_hold(VipGain::Found, 0, now_ns, note);
+            }
         }
     }
 

@@ -13,6 +13,8 @@ pub(crate) struct VipTerms {
     pub addresses: u32,
     /// Whether there are other instances to give the VIP to.
     pub has_peers: bool,
+    /// Whether Baton had the VIP on this host until now, by other settings or by the process before this one. Then it gains nothing.
+    pub had_it: bool,
 }
 
 /// How many of the VIP's addresses are on the interface.
@@ -76,10 +78,12 @@ pub(crate) enum VipOrder {
     Note(VipNote),
 }
 
-/// Events for the journal; the hooks run at the first two.
+/// Events for the journal, but for [`VipNote::Kept`]; the hooks run at a gain and a loss.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum VipNote {
     Gained(VipGain),
+    /// The VIP is on this host as before, see [`VipTerms::had_it`].
+    Kept,
     Lost(VipLoss),
     /// This host, which does not hold the VIP, reaches nobody.
     CutOff(VipWhy),

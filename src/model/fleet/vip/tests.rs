@@ -34,7 +34,8 @@ fn peer(name: &str, part: VipPart) -> PeerVip {
 
 impl Bench {
     fn new(peers: Vec<PeerVip>) -> Self {
-        let settings = VipTerms { me: named("lb-b"), priority: 1, addresses: 7, has_peers: !peers.is_empty() };
+        let settings =
+            VipTerms { me: named("lb-b"), priority: 1, addresses: 7, has_peers: !peers.is_empty(), had_it: false };
         Self {
             machine: VipMachine::new(settings),
             now_ns: START_NS,
@@ -216,6 +217,25 @@ fn a_vip_that_a_starting_instance_finds_stays_there_while_it_links_with_its_read
     (bench.bar, bench.ready) = (Some(VipBar::Starting), false);
     bench.run(1000);
     assert_eq!(bench.lost(), Some(&VipLoss::NotReady { heir: named("lb-a") }), "it has started for too long");
+}
+
+/// Regression: a reload of `[vip]` and an upgrade ran `on_gain` and told of a gain, though the VIP had never left the host.
+#[test]
+fn a_reload_or_an_upgrade_with_the_vip_on_the_host_is_no_gain() {
+    for has_peers in [false, true] {
+        let notes_of = |had_it: bool, here: VipPresence| {
+            let mut bench = Bench::new(Vec::new());
+            bench.machine = VipMachine::new(VipTerms { has_peers, had_it, ..bench.machine.settings.clone() });
+            bench.here = here;
+            bench.run(100);
+            let notes = bench.orders.iter().filter(|order| matches!(order, VipOrder::Note(_))).cloned();
+            (bench.machine.holds(), notes.collect::<Vec<_>>())
+        };
+        let found = || vec![VipOrder::Note(VipNote::Gained(VipGain::Found))];
+        assert_eq!(notes_of(true, VipPresence::Whole), (true, vec![VipOrder::Note(VipNote::Kept)]));
+        assert_eq!(notes_of(false, VipPresence::Whole), (true, found()), "a process before it had crashed");
+        assert_eq!(notes_of(true, VipPresence::Partial), (true, found()), "it has one address more");
+    }
 }
 
 /// Regression: the VIP stayed, and new connections were reset there for as long as the host reached no backend.

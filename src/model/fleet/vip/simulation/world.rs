@@ -180,7 +180,8 @@ impl VipWorld {
     fn start(&mut self, host: usize) {
         let (count, now_ns) = (self.hosts.len(), self.now_ns);
         let it = &mut self.hosts[host];
-        let settings = VipTerms { me: named(host), priority: it.priority, addresses: 7, has_peers: true };
+        let settings =
+            VipTerms { me: named(host), priority: it.priority, addresses: 7, has_peers: true, had_it: false };
         it.starts_ns = None;
         it.process = Some(Process {
             machine: VipMachine::new(settings),
@@ -332,7 +333,7 @@ impl VipWorld {
                         process.again_ns = now_ns + UNREADY_AGAIN_NS + UNREADY_MAX_NS;
                     }
                     match note {
-                        VipNote::Gained(VipGain::Found) => {}
+                        VipNote::Gained(VipGain::Found) | VipNote::Kept => {}
                         VipNote::Gained(_) => self.judge_gain(host),
                         _ => {}
                     }

@@ -118,7 +118,7 @@ fn version(status: &ProgramStatus, output: &Output) -> String {
 
 fn remove(pins: &Path, yes: bool, output: &Output) -> Result<ExitCode, CliError> {
     let fail = |error| CliError::path(pins, error);
-    let _lock = unused(pins)?;
+    let lock = unused(pins)?;
     if !yes {
         let status = program::status(pins).map_err(|source| CliError::Unread { path: pins.to_owned(), source })?;
         if let Some(entries) = status.and_then(|status| status.entries).filter(|entries| *entries > 0) {
@@ -131,6 +131,7 @@ fn remove(pins: &Path, yes: bool, output: &Output) -> Result<ExitCode, CliError>
         eprintln!("baton: cannot reset the flows; each of them ends at its next packet: {error}");
     }
     let removal = program::remove(pins).map_err(fail)?;
+    lock.map_or(Ok(()), |lock| lock.remove(pins)).map_err(|error| CliError::path(&PinsLock::path(pins), error))?;
     let ports = proxy::remove_shared_ports();
     if output.json {
         output.document(&removal)?;

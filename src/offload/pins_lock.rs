@@ -1,8 +1,9 @@
 //! The lock of an instance on what it has pinned, for as long as it uses it. Two instances with the same pins would take each
 //! other's flows for those of a dead process; and an instance whose pins are removed loses each flow that it offloads from then on.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -35,30 +36,72 @@ impl PinsLock {
     /// For an instance that uses the pins.
     pub(crate) fn take(pins: &Path) -> Result<Self, PinsLockError> {
         std::fs::create_dir_all(LOCKS)?;
-        Self::of(File::options().create(true).append(true).open(Self::path(pins))?)
+        let path = Self::path(pins);
+        loop {
+            let file = File::options().create(true).append(true).open(&path)?;
+            if let Some(lock) = Self::of(file, &path)? {
+                return Ok(lock);
+            }
+        }
     }
 
     /// For a command that needs no instance; `None`: no instance has ever used the pins since the host's boot.
     pub(crate) fn take_if_there(pins: &Path) -> Result<Option<Self>, PinsLockError> {
-        match File::options().append(true).open(Self::path(pins)) {
-            Ok(file) => Self::of(file).map(Some),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error.into()),
+        let path = Self::path(pins);
+        loop {
+            let lock = match File::options().append(true).open(&path) {
+                Ok(file) => Self::of(file, &path)?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(error.into()),
+            };
+            if lock.is_some() {
+                return Ok(lock);
+            }
         }
     }
 
-    fn of(file: File) -> Result<Self, PinsLockError> {
+    /// Frees the pins, which have been removed, and removes the file: an instance that begins now makes another one.
+    pub(crate) fn remove(self, pins: &Path) -> io::Result<()> {
+        std::fs::remove_file(Self::path(pins))
+    }
+
+    /// `None`: whoever had the lock has removed the file since it was opened, and somebody else may have the lock of the file that is at
+    /// `path` now.
+    fn of(file: File, path: &Path) -> Result<Option<Self>, PinsLockError> {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self(file)),
-            Err(Errno::WOULDBLOCK) => Err(PinsLockError::InUse),
-            Err(error) => Err(PinsLockError::Io(error.into())),
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(PinsLockError::InUse),
+            Err(error) => return Err(PinsLockError::Io(error.into())),
         }
+        let own = file.metadata()?;
+        let is_it = |at: &Metadata| (at.dev(), at.ino()) == (own.dev(), own.ino());
+        Ok(std::fs::metadata(path).is_ok_and(|at| is_it(&at)).then_some(Self(file)))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Regression: `baton offload remove` left the file of its lock behind.
+    #[test]
+    fn a_removed_lock_leaves_no_file_and_nobody_holds_the_lock_of_a_removed_one() {
+        if rustix::process::geteuid().as_raw() != 0 {
+            return;
+        }
+        let pins = PathBuf::from(format!("/nowhere/baton-unlock-{}", std::process::id()));
+        let path = PinsLock::path(&pins);
+        let removes = PinsLock::take(&pins).unwrap();
+        // Another process has opened the file, and has not asked for the lock yet.
+        let late = File::options().append(true).open(&path).unwrap();
+        removes.remove(&pins).unwrap();
+        assert!(!path.exists());
+        let begins = PinsLock::take(&pins).unwrap();
+        assert!(PinsLock::of(late, &path).unwrap().is_none(), "two processes would have the pins");
+        assert!(matches!(PinsLock::take(&pins), Err(PinsLockError::InUse)));
+        begins.remove(&pins).unwrap();
+        assert!(PinsLock::take_if_there(&pins).unwrap().is_none() && !path.exists());
+    }
 
     #[test]
     fn pins_named_with_another_spelling_passed_for_unused() {

@@ -381,14 +381,9 @@ impl Bound {
         let vips = vips::keep(core.table.part(), core.latest.subscribe(), metrics);
         tasks.spawn("vips", once_serving(core.drain.watch(), vips));
         tasks.spawn("sweep", sweep(core.clone()));
-        let parts = RecorderParts {
-            journal: table.part(),
-            registry: table.part(),
-            standing: table.part(),
-            census: table.part(),
-        };
-        let recorder = recorder::start(parts, core.latest.subscribe());
-        let recorder = recorder
+        let (journal, registry) = (table.part(), table.part());
+        let parts = RecorderParts { journal, registry, standing: table.part(), census: table.part() };
+        let recorder = recorder::start(parts, core.latest.subscribe())
             .inspect_err(|error| tracing::error!(%error, "cannot start the recorder: no event is written to its files"))
             .ok();
         let workers = core.proxy.workers();

@@ -337,6 +337,12 @@ fn the_built_in_vip_follows_a_reload() {
     follow(&hooked("eth1"));
     eventually(LONG, "it is on the other interface", || !on("eth0", VIP) && on("eth1", VIP));
     have_run(&gained);
+    // The VIP stays where it is: that is no gain.
+    let gains = instance.baton.events_of("vip_gained").len();
+    follow(&hooked("eth1").vip("priority", 8));
+    eventually(LONG, "the priority is another", || vip_of(&instance)["view"]["priority"] == 8);
+    eventually(LONG, "it holds it", || vip_of(&instance)["view"]["part"] == "holds");
+    assert_eq!(instance.baton.events_of("vip_gained").len(), gains);
     follow(&hooked("eth0"));
     eventually(LONG, "it is back", || on("eth0", VIP) && !on("eth1", VIP));
     have_run(&format!("{gained}{lost}{gained}"));

@@ -40,6 +40,16 @@ struct RecordingInstance {
     socket: PathBuf,
     /// Why it writes nothing at present.
     fault: Option<String>,
+    /// Events that it could not write.
+    dropped: u64,
+}
+
+/// Why the running instance is asked beside the files.
+enum MemoryNeed {
+    /// They cannot be read, or it writes none at present.
+    NoFiles(String),
+    /// They lack events.
+    Gaps,
 }
 
 /// The needed part of the status.
@@ -98,7 +108,7 @@ pub(super) fn find(
         Some((socket, status.recorder))
     });
     if let Some((socket, recorder)) = running {
-        let instance = RecordingInstance { socket, fault: recorder.fault };
+        let instance = RecordingInstance { socket, fault: recorder.fault, dropped: recorder.dropped_total };
         return Ok(RecordingSource { place: recorder.directory, instance: Some(instance) });
     }
     let path = config.map_or_else(|| PathBuf::from(socket::DEFAULT_CONFIG), Path::to_owned);
@@ -122,20 +132,25 @@ fn configured(path: &Path, must_be: bool) -> Result<PathBuf, CliError> {
 }
 
 impl RecordingSource {
-    /// What is in the files; and what the running instance knows, if these are of no use or it writes none at present. Then it says so
-    /// on standard error.
+    /// What is in the files; and what the running instance knows, if these are of no use or lack events, or it writes none at present.
+    /// Then it says so on standard error.
     pub(super) fn read(&self, times: RangeInclusive<u64>) -> Result<Recording, CliError> {
         let is_within = |what: &Recorded| what.at_unix_ms().is_some_and(|at| times.contains(&at));
         let recorded = self.place().and_then(|place| match place.is_file() {
             true => Ok(recorder::read_files(of_bundle(place)?, is_within)?),
             false => Ok(recorder::read_times(place, &times, is_within)?),
         });
-        let Some((memory, why)) = self.remembered(recorded.as_ref().err()) else { return recorded };
+        let Some((memory, need)) = self.remembered(recorded.as_ref().err()) else { return recorded };
         let beside = if recorded.is_ok() { "beside its recorder's files" } else { "alone" };
         let since = memory.since_in_words();
-        eprintln!("baton: the running instance answers from its memory {beside}, which goes back to {since}: {why}");
         let mut recording = recorded.unwrap_or_default();
-        recording.remember(memory.owner, memory.events, unix_ms(), is_within);
+        let added = recording.remember(memory.owner, memory.events, unix_ms(), is_within);
+        let why = match need {
+            MemoryNeed::NoFiles(why) => why,
+            MemoryNeed::Gaps if added == 0 => return Ok(recording),
+            MemoryNeed::Gaps => format!("they lack {} that it knows", plural(added as u64, "event")),
+        };
+        eprintln!("baton: the running instance answers from its memory {beside}, which goes back to {since}: {why}");
         Ok(recording)
     }
 
@@ -176,11 +191,15 @@ impl RecordingSource {
     }
 
     /// What the running instance knows, and why it is asked. `fault`: why its files cannot be read.
-    fn remembered(&self, fault: Option<&CliError>) -> Option<(InstanceMemory, String)> {
-        let RecordingInstance { socket, fault: writes_nothing } = self.instance.as_ref()?;
-        let why = fault.map(ToString::to_string);
-        let why = why.or_else(|| writes_nothing.as_ref().map(|why| format!("it writes nothing at present, {why}")))?;
-        Some((InstanceMemory::ask(socket)?, why))
+    fn remembered(&self, fault: Option<&CliError>) -> Option<(InstanceMemory, MemoryNeed)> {
+        let RecordingInstance { socket, fault: writes_nothing, dropped } = self.instance.as_ref()?;
+        let need = match (fault, writes_nothing) {
+            (Some(fault), _) => MemoryNeed::NoFiles(fault.to_string()),
+            (None, Some(why)) => MemoryNeed::NoFiles(format!("it writes nothing at present, {why}")),
+            (None, None) if *dropped > 0 => MemoryNeed::Gaps,
+            (None, None) => return None,
+        };
+        Some((InstanceMemory::ask(socket)?, need))
     }
 
     /// The time that the files cover.

@@ -1,5 +1,6 @@
 //! Reads the files of a recorder, of the process that runs or of any before it.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::ops::RangeInclusive;
@@ -55,6 +56,8 @@ pub(crate) struct Recording {
     pub ends_from_ms: Option<u64>,
     /// Whether a part of it is from the memory of the running process.
     pub is_remembered: bool,
+    /// The events that tell of records which the disk did not take, and which are here from a process's memory: owner and number.
+    pub filled: HashSet<(usize, u64)>,
     pub skipped_bytes: u64,
     /// Whole records that this version cannot read.
     pub unknown: u64,
@@ -212,33 +215,61 @@ impl Recording {
         self.ends_from_ms.unwrap_or(u64::MAX).saturating_sub(COUNTED_EARLIER_MS)
     }
 
-    /// Adds what the process `owner` knows at `now_ms`, of which a part may be in the files.
+    /// Adds what the process `owner` knows at `now_ms`, of which a part may be in the files. Returns how many events these lacked.
     pub(crate) fn remember(
         &mut self,
         owner: FileOwner,
         events: Vec<Event>,
         now_ms: u64,
         wanted: impl Fn(&Recorded) -> bool,
-    ) {
-        self.is_remembered = true;
+    ) -> usize {
+        let read_nothing = self.covers.is_none();
         self.cover(now_ms);
-        let mut owner = Some(self.owner(owner));
-        events.into_iter().for_each(|event| self.add(Recorded::Event(event), &mut owner, &wanted));
+        let added = self.add_remembered(owner, events, wanted);
+        self.is_remembered |= added > 0 || read_nothing;
         self.sort();
+        added
+    }
+
+    /// Adds those events of `owner` that are not here yet, and returns their number.
+    fn add_remembered(&mut self, owner: FileOwner, events: Vec<Event>, wanted: impl Fn(&Recorded) -> bool) -> usize {
+        let of_owner = |record: &&TimedRecord| self.owners[record.owner].is_same_process(&owner);
+        let found = self.records.iter().filter(of_owner).filter_map(TimedRecord::event);
+        let known: HashSet<_> = found.map(|event| (event.number, event.at_unix_ms)).collect();
+        let owner = self.owner(owner);
+        let before = self.records.len();
+        for event in events.into_iter().filter(|event| !known.contains(&(event.number, event.at_unix_ms))) {
+            self.add(Recorded::Event(event), &mut Some(owner), &wanted);
+        }
+        let mut added: Vec<_> = self.records[before..].iter().filter_map(TimedRecord::event).collect();
+        added.sort_by_key(|event| event.number);
+        let this = &self.owners[owner];
+        let of_this = self.records.iter().filter(|record| self.owners[record.owner].is_same_process(this));
+        let dropped = of_this.filter_map(|record| match record.event()? {
+            Event { number, what: What::RecordsDropped { records }, .. } => Some((record.owner, *number, *records)),
+            _ => None,
+        });
+        let mut dropped: Vec<_> = dropped.collect();
+        dropped.sort_by_key(|(_, number, _)| *number);
+        let mut since = 0;
+        for (its, number, records) in dropped {
+            let until = added.partition_point(|event| event.number < number);
+            if (until - since) as u64 >= records {
+                self.filled.insert((its, number));
+            }
+            since = until;
+        }
+        added.len()
+    }
+
+    /// Whether it tells of events that the files lack, all of which are here from the memory of their process.
+    pub(crate) fn is_filled(&self, record: &TimedRecord) -> bool {
+        record.event().is_some_and(|event| self.filled.contains(&(record.owner, event.number)))
     }
 
     fn sort(&mut self) {
         // Stable: records of one moment keep the order of their file.
         self.records.sort_by_key(|record| (record.at_unix_ms, record.number()));
-        if !self.is_remembered {
-            return;
-        }
-        let owners = &self.owners;
-        self.records.dedup_by(|again, first| {
-            let is_same_event = matches!((&again.what, &first.what), (Recorded::Event(again), Recorded::Event(first))
-                if (again.number, again.at_unix_ms) == (first.number, first.at_unix_ms));
-            is_same_event && owners[again.owner].is_same_process(&owners[first.owner])
-        });
     }
 
     /// The index of a process.
@@ -251,16 +282,22 @@ impl Recording {
     }
 
     fn add_file(&mut self, file: String, content: &[u8], wanted: impl Fn(&Recorded) -> bool) -> Result<(), ReadFault> {
-        // A bundle has it beside the files.
+        // A bundle has it after the files.
         let is_memory = series_of(&file) == Some(MEMORY);
         let mut records = RecordsIn::new(content).map_err(|source| ReadFault::Content { file, source })?;
         let mut owner = None;
+        let mut remembered = Vec::new();
         for (kind, body) in records.by_ref() {
             match entry::parse(kind, body) {
                 None => self.unknown += 1,
                 Some(Recorded::Owner(found)) => owner = Some(self.owner(found)),
+                Some(Recorded::Event(event)) if is_memory => remembered.push(event),
                 Some(what) => self.add(what, &mut owner, &wanted),
             }
+        }
+        if is_memory {
+            let owner = owner.map_or_else(FileOwner::default, |owner| self.owners[owner].clone());
+            self.add_remembered(owner, remembered, wanted);
         }
         self.is_remembered |= is_memory;
         self.skipped_bytes += records.skipped();
@@ -294,11 +331,15 @@ impl Recording {
 }
 
 impl TimedRecord {
-    fn number(&self) -> u64 {
+    fn event(&self) -> Option<&Event> {
         match &self.what {
-            Recorded::Event(event) => event.number,
-            Recorded::Owner(_) | Recorded::Sample(_) => u64::MAX,
+            Recorded::Event(event) => Some(event),
+            Recorded::Owner(_) | Recorded::Sample(_) => None,
         }
+    }
+
+    fn number(&self) -> u64 {
+        self.event().map_or(u64::MAX, |event| event.number)
     }
 }
 

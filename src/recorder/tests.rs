@@ -424,3 +424,35 @@ proptest! {
         prop_assert_eq!(&kept[..], &all[..kept.len()]);
     }
 }
+
+/// Regression: after a disk that had been full was free again, `explain` told of a backend as ejected that was ready again in the events of
+/// the gap, which the running instance still knew.
+#[test]
+fn events_that_a_full_disk_did_not_take_are_told_from_the_memory_of_the_process() {
+    let started = || What::Started { version: "1".to_owned() };
+    let event = |number: u64, what| Event { number, at_unix_ms: 1_000 + number, what };
+    let all = vec![
+        event(0, started()),
+        event(1, What::Reloaded { changes: Vec::new() }),
+        event(2, ended(2)),
+        event(3, What::RecordsDropped { records: 2 }),
+        event(4, ended(4)),
+    ];
+    let owner = FileOwner { pid: 7, began_unix_ms: 1, ..FileOwner::default() };
+    let file = |number: &[usize]| as_file(&owner, &number.iter().map(|at| all[*at].clone()).collect::<Vec<_>>()).1;
+    let recorded = || ("history-1-7.rec".to_owned(), file(&[0, 3, 4]));
+    let numbers =
+        |recording: &Recording| -> Vec<_> { recording.records.iter().map(|it| it.at_unix_ms - 1_000).collect() };
+    let filled = |recording: &Recording| recording.records.iter().any(|it| recording.is_filled(it));
+    let with = |memory: &[usize]| {
+        let mut recording = read_files(vec![recorded()], |_| true).unwrap();
+        let events = memory.iter().map(|at| all[*at].clone()).collect();
+        let added = recording.remember(owner.clone(), events, 2_000, |_| true);
+        (added, numbers(&recording), filled(&recording))
+    };
+    assert_eq!(with(&[0, 1, 2, 3, 4]), (2, vec![0, 1, 2, 3, 4], true));
+    assert_eq!(with(&[2, 3, 4]), (1, vec![0, 2, 3, 4], false), "a part is forgotten");
+    assert_eq!(with(&[3, 4]), (0, vec![0, 3, 4], false));
+    let bundle = read_files(vec![recorded(), as_file(&owner, &all)], |_| true).unwrap();
+    assert_eq!((numbers(&bundle), filled(&bundle)), (vec![0, 1, 2, 3, 4], true), "of a bundle");
+}

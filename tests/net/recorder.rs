@@ -293,9 +293,13 @@ fn a_full_disk_leaves_no_empty_files_and_is_written_to_again_once_it_has_room() 
     assert!(after.len() <= before + 1, "{before} files have become {}", after.len());
     let empty = after.iter().filter(|file| file.metadata().expect("a file").len() == 0).count();
     assert_eq!(empty, 0);
+    it.baton.order(&["eject", "b3"]);
     std::fs::remove_file(&filler).expect("a file");
     drop(full);
     eventually(LONG, "it records again", || !it.recorded("records_dropped").is_empty());
+    // Regression: the files lacked the events of the gap, and the running instance, which knew them, was not asked.
+    let last = it.baton.order(&["explain", "b3"]);
+    assert!(last.contains("→ ejected") && last.contains("orders: baton eject b3"), "{last}");
 }
 
 /// Regression guard: events of the last moments before a kill are those that explain it.

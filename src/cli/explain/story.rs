@@ -80,6 +80,8 @@ pub(super) type Explained = (Vec<String>, Figures);
 impl<'r> Story<'r> {
     pub(super) fn new(recording: &'r Recording) -> Self {
         let event = |record: &'r TimedRecord| match &record.what {
+            // What the disk did not take is there all the same.
+            _ if recording.is_filled(record) => None,
             Recorded::Event(event) => Some((event, record.owner)),
             Recorded::Owner(_) | Recorded::Sample(_) => None,
         };

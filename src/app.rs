@@ -356,6 +356,7 @@ impl Bound {
             ended: ports.part(),
             registry: table.part(),
             names: table.part(),
+            nodes: table.part(),
             journal: table.part(),
             census: table.part(),
         };

@@ -363,7 +363,8 @@ impl TableCollector {
         let now = now_ns();
         let mut family = families.gauge("node_silent_seconds", &help)?;
         for node in silent.iter().take(NODES_MAX) {
-            let labels = [("node", &*node.name), ("reason", node.kind.label())];
+            let labels =
+                [("node", &*node.name), ("reason", node.refused.map_or(node.kind.label(), |it| it.reason.label()))];
             let silent_s = now.saturating_sub(node.since_ns) as f64 / 1e9;
             family.encode_family(&labels)?.encode_gauge(&silent_s)?;
         }

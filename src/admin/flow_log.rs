@@ -13,6 +13,7 @@ use crate::sys::clock::now_ns;
 use crate::table::backend::Registry;
 use crate::table::journal::{Journal, What};
 use crate::table::names::ClientNames;
+use crate::table::nodes::{NodeBoard, NodeRefusal};
 use crate::table::{FlowLogCensus, Part};
 
 /// The parts of the table that the flow log may touch.
@@ -23,6 +24,8 @@ pub(crate) struct FlowLogParts {
     /// To find their names.
     pub registry: Part<Registry>,
     pub names: Part<ClientNames>,
+    /// For nodes that Baton refuses.
+    pub nodes: Part<NodeBoard>,
     pub journal: Part<Journal>,
     pub census: Part<FlowLogCensus>,
 }
@@ -103,6 +106,9 @@ impl FlowLogWriter {
         let frontend = registry.find_frontend(flow.origin.frontend).map_or_else(String::new, |it| it.name.to_string());
         let backend = flow.backend.and_then(|id| registry.find_backend(id)).map(|it| it.name.to_string());
         let duration_ms = flow.ended_at_ns.saturating_sub(flow.origin.accepted_at_ns) / 1_000_000;
+        if NodeRefusal::REASONS.contains(&flow.reason) {
+            self.note_refused(flow);
+        }
         let error = (flow.errno != 0).then(|| std::io::Error::from_raw_os_error(flow.errno).to_string());
         let what = What::FlowEnded {
             flow: flow.id,
@@ -142,6 +148,14 @@ impl FlowLogWriter {
             );
         }
     }
+
+    /// Here, and not where it is refused: this costs no worker anything.
+    fn note_refused(&self, flow: &EndedFlow) {
+        let FlowLogParts { names, nodes, .. } = &self.table;
+        if let Some(node) = names.nodes().by_address.get(&flow.origin.client.ip().to_canonical()) {
+            nodes.note_refused(node, flow.reason);
+        }
+    }
 }
 
 fn wants_line(flows: FlowLog, reason: EndReason) -> bool {
@@ -167,6 +181,7 @@ mod tests {
     use crate::table::Table;
     use crate::table::flows::FlowOrigin;
     use crate::table::journal::testing::logged;
+    use crate::table::names::NameSource;
 
     fn log(flows: FlowLog, flows_per_second: u32) -> Log {
         Log { format: LogFormat::Json, level: LogLevel::Info, flows, flows_per_second }
@@ -176,8 +191,9 @@ mod tests {
         let (table, ports) = (Table::new(1), AllPorts::new(1).unwrap());
         let frontend = table.registry.frontend(&"apiserver".into());
         let backend = table.registry.backend(&frontend, &"cp1".into()).id;
-        let (registry, names, journal, census) = (table.part(), table.part(), table.part(), table.part());
-        (FlowLogParts { ended: ports.part(), registry, names, journal, census }, backend)
+        let (registry, names, nodes) = (table.part(), table.part(), table.part());
+        let (journal, census) = (table.part(), table.part());
+        (FlowLogParts { ended: ports.part(), registry, names, nodes, journal, census }, backend)
     }
 
     fn end(table: &FlowLogParts, backend: BackendId, reason: EndReason) {
@@ -201,6 +217,23 @@ mod tests {
             errno: libc::ECONNRESET,
         };
         assert!(table.ended.report(0, flow));
+    }
+
+    /// Regression: a node that `deny` keeps out was told as one that does not connect, though Baton refused it 30 times.
+    #[test]
+    fn refusals_of_a_listed_node_are_counted_until_it_has_a_connection() {
+        let (table, backend) = table();
+        let name: Arc<str> = "worker-3".into();
+        table.names.set(NameSource::File, [("192.0.2.7".parse().unwrap(), name.clone())].into_iter().collect());
+        let reasons = [EndReason::RateSource, EndReason::Denied, EndReason::ClientReset, EndReason::NoBackend];
+        reasons.into_iter().for_each(|reason| end(&table, backend, reason));
+        let log = log(FlowLog::Errors, 10);
+        FlowLogWriter::new(table.clone(), &log, 0).write(&log, 0);
+        let refused = table.nodes.refused(|_| true);
+        let refusal = NodeRefusal { reason: EndReason::Denied, times: 2 };
+        assert_eq!(refused.into_iter().collect::<Vec<_>>(), [(name, refusal)]);
+        assert!(table.nodes.refused(|node| node != "worker-3").is_empty(), "it has a connection");
+        assert!(table.nodes.refused(|_| true).is_empty(), "and it is forgotten");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Looks at the connections of the cluster's nodes once a second, for `baton nodes`, its metrics and its events.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,8 @@ use crate::config::Config;
 use crate::drain::LifePhase;
 use crate::model::fleet::{Farewell, InstanceName, Liveness};
 use crate::model::nodes::{
-    NodeConnection, NodeFlows, NodeNews, NodeSight, NodeSilence, NodeState, NodeTimers, NodeView,
+    NodeConnection, NodeFlows, NodeNews, NodeRefusal, NodeSight, NodeSilence, NodeState, NodeTimers, NodeView,
+    NodeWatch,
 };
 use crate::sys::clock::{now_ns, thread_cpu_ns};
 use crate::table::fleet::MemberView;
@@ -51,6 +52,9 @@ pub(crate) struct NodeRow {
     pub last_byte_ms: Option<u64>,
     /// Until the node is NotReady, if it renews nothing from now on.
     pub budget_ms: Option<u64>,
+    /// If it has no connection, and Baton itself refuses it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<NodeRefusal>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,7 +114,11 @@ pub(super) fn last_report(admin: &Admin) -> NodesReport {
     let backends = admin.table.registry.backends();
     let backends: HashMap<_, _> = backends.iter().map(|entry| (entry.id, entry.label())).collect();
     let watch = admin.table.nodes.watch();
-    let row = |view: NodeView<'_>| NodeRow::of(&view, now_ns, |id| Some(backends.get(&id)?.clone().into_owned()));
+    let refused = refused(admin, &watch, &timers, now_ns);
+    let row = |view: NodeView<'_>| NodeRow {
+        refused: refused.get(view.name).copied(),
+        ..NodeRow::of(&view, now_ns, |id| Some(backends.get(&id)?.clone().into_owned()))
+    };
     // Those of an earlier process are not listed until a source does.
     let listed = watch.views(now_ns, &timers).filter(|_| list.source.is_some());
     let mut nodes: Vec<_> = listed.map(row).collect();
@@ -149,15 +157,23 @@ fn look(admin: &Admin) {
     let found = find(admin, &list);
     let (timers, now_ns) = (timers(&config), now_ns());
     let news = watch.handle_look(now_ns, &timers, sight, found);
+    let refused = refused(admin, &watch, &timers, now_ns);
     admin.table.nodes.show_counts(Some(count(watch.views(now_ns, &timers))));
     let silent = watch.views(now_ns, &timers).filter_map(|view| {
         let NodeSilence { since_ns, kind } = view.silence?;
-        Some(SilentNode { name: view.name.clone(), since_ns, kind })
+        Some(SilentNode { name: view.name.clone(), since_ns, kind, refused: refused.get(view.name).copied() })
     });
     let mut silent: Vec<_> = silent.collect();
     silent.sort_by_key(|node| node.since_ns);
     admin.table.nodes.show((sight == NodeSight::All).then_some(silent));
-    tell(admin, news, now_ns);
+    tell(admin, news, &refused, now_ns);
+}
+
+/// The nodes without a connection that Baton itself refuses, by name.
+fn refused(admin: &Admin, watch: &NodeWatch, timers: &NodeTimers, now_ns: u64) -> HashMap<Arc<str>, NodeRefusal> {
+    let without = watch.views(now_ns, timers).filter(|view| !matches!(view.state, NodeState::Connected(_)));
+    let without: HashSet<_> = without.map(|view| &**view.name).collect();
+    admin.table.nodes.refused(|node| without.contains(node))
 }
 
 fn count<'a>(views: impl Iterator<Item = NodeView<'a>>) -> NodeCounts {
@@ -175,7 +191,7 @@ fn count<'a>(views: impl Iterator<Item = NodeView<'a>>) -> NodeCounts {
     counts
 }
 
-fn tell(admin: &Admin, news: NodeNews, now_ns: u64) {
+fn tell(admin: &Admin, news: NodeNews, refused: &HashMap<Arc<str>, NodeRefusal>, now_ns: u64) {
     let longest_ms = |all: &[(Arc<str>, NodeSilence)]| {
         all.iter().map(|(_, silence)| now_ns.saturating_sub(silence.since_ns) / 1_000_000).max().unwrap_or(0)
     };
@@ -183,11 +199,16 @@ fn tell(admin: &Admin, news: NodeNews, now_ns: u64) {
         let names = all.iter().take(NAMED_MAX).map(|(name, _)| name.to_string()).collect();
         (names, all.len().saturating_sub(NAMED_MAX))
     };
-    for why in [SilenceKind::NoConnection, SilenceKind::NoByte] {
-        let of_kind: Vec<_> = news.silent.iter().filter(|(_, silence)| silence.kind == why).cloned().collect();
+    let reason = |name: &Arc<str>| refused.get(name).map(|it| it.reason);
+    let by_baton = NodeRefusal::REASONS.map(|reason| (SilenceKind::NoConnection, Some(reason)));
+    for (why, refusal) in [(SilenceKind::NoConnection, None), (SilenceKind::NoByte, None)].into_iter().chain(by_baton) {
+        let is_it = |(name, silence): &&(Arc<str>, NodeSilence)| silence.kind == why && reason(name) == refusal;
+        let of_kind: Vec<_> = news.silent.iter().filter(is_it).cloned().collect();
         if !of_kind.is_empty() {
             let (nodes, more) = named(&of_kind);
-            admin.table.journal.record(What::NodesSilent { nodes, more, why, for_ms: longest_ms(&of_kind) });
+            let times = of_kind.iter().filter_map(|(name, _)| refused.get(name)).map(|it| it.times).sum();
+            let refused = refusal.map(|reason| NodeRefusal { reason, times });
+            admin.table.journal.record(What::NodesSilent { nodes, more, why, for_ms: longest_ms(&of_kind), refused });
         }
     }
     if !news.back.is_empty() {
@@ -298,6 +319,7 @@ impl NodeRow {
             age_ms: flows.here.map(|here| since_ms(here.oldest_ns)),
             last_byte_ms: last_byte_ns.map(since_ms),
             budget_ms: view.budget_ns.map(|ns| ns / 1_000_000),
+            refused: None,
         }
     }
 
@@ -305,6 +327,7 @@ impl NodeRow {
         match self.state {
             NodeRowState::Silent { .. } => 0,
             NodeRowState::Lost { .. } => 1,
+            NodeRowState::NeverSeen if self.refused.is_some() => 1,
             NodeRowState::Unknown => 2,
             NodeRowState::Connected if self.budget_ms.is_some() => 3,
             NodeRowState::Connected => 4,

@@ -20,7 +20,7 @@ use crate::table::backend::Service;
 use crate::table::fleet::MemberView;
 use crate::table::flows::{FlowState, FlowView};
 use crate::table::journal::Event;
-use crate::table::nodes::SilenceKind;
+use crate::table::nodes::{NodeRefusal, SilenceKind};
 
 pub(crate) use matrix::{FleetMatrix, MatrixColumn};
 
@@ -192,6 +192,9 @@ pub struct SilentNodeStatus {
     pub node: String,
     pub why: SilenceKind,
     pub for_ms: u64,
+    /// If Baton itself refuses it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<NodeRefusal>,
 }
 
 /// The place of the VIP that Baton itself moves.

@@ -116,7 +116,8 @@ pub(crate) fn headline_of(instance: (Weight, &str), shortfall: Option<(Weight, S
 /// The silent nodes in a few words that stay the same while they are silent, and in a sentence. `None`: there are none.
 pub(crate) fn silence(nodes: &NodesStatus) -> Option<(String, String)> {
     let first = nodes.silent.first()?;
-    let sentence = format!("{} has {} for {}", first.node, first.why.in_words(), duration_ms(first.for_ms));
+    let refused = first.refused.map_or_else(String::new, |it| format!(": {}", it.in_words(true)));
+    let sentence = format!("{} has {} for {}{refused}", first.node, first.why.in_words(), duration_ms(first.for_ms));
     let others: Vec<_> = nodes.silent.iter().skip(1).take(NAMED_MAX).map(|it| it.node.as_str()).collect();
     let more = nodes.silent_total.unwrap_or_default().saturating_sub(1);
     if others.is_empty() || more == 0 {
@@ -164,6 +165,15 @@ pub(crate) fn disagreement(it: &Disagreement) -> String {
 
 /// Whether a node is connected, and where.
 pub(crate) fn of_node(node: &NodeRow) -> (Weight, String) {
+    if let Some(refusal) = node.refused {
+        let why = refusal.reason.label();
+        return match node.state {
+            NodeRowState::Silent { for_ms, .. } | NodeRowState::Lost { for_ms } => {
+                (Weight::Bad, format!("refused for {}: {why}", duration_ms(for_ms)))
+            }
+            _ => (Weight::Notice, format!("refused: {why}")),
+        };
+    }
     match node.state {
         NodeRowState::Connected if node.peers.is_empty() => (Weight::Plain, "connected".to_owned()),
         NodeRowState::Connected => (Weight::Plain, format!("at {}", list(&node.peers))),
@@ -263,8 +273,9 @@ const NAMED_MAX: usize = 3;
 mod tests {
     use super::super::status::SilentNodeStatus;
     use super::*;
+    use crate::model::end_reason::EndReason;
     use crate::model::fleet::{InstanceName, Opinion};
-    use crate::table::nodes::SilenceKind;
+    use crate::table::nodes::{NodeRefusal, SilenceKind};
 
     #[test]
     fn a_disagreement_names_the_instances_of_each_opinion() {
@@ -297,6 +308,7 @@ mod tests {
                 node: (*name).to_owned(),
                 why: if place == 0 { SilenceKind::NoConnection } else { SilenceKind::NoByte },
                 for_ms: 38_000 - place as u64,
+                refused: None,
             };
             silence(&NodesStatus { silent_total, silent: names.iter().enumerate().map(node).collect() })
         };
@@ -305,6 +317,21 @@ mod tests {
         assert_eq!(silent(&[], Some(0)), None);
         let one = "worker-17 has had no connection for 38 s";
         assert_eq!(said(&["worker-17"], 1), ("worker-17 is silent".to_owned(), one.to_owned()));
+        let refused = Some(NodeRefusal { reason: EndReason::LimitSource, times: 1 });
+        let mut status = NodesStatus {
+            silent_total: Some(1),
+            silent: vec![SilentNodeStatus {
+                node: "worker-3".to_owned(),
+                why: SilenceKind::NoConnection,
+                for_ms: 13_000,
+                refused,
+            }],
+        };
+        let by_baton = "Baton refuses it (limit_source: max_connections_per_source), 1 time since";
+        let sentence = format!("worker-3 has had no connection for 13 s: {by_baton}");
+        assert_eq!(silence(&status).unwrap().1, sentence);
+        status.silent[0].refused = None;
+        assert_eq!(silence(&status).unwrap().1, "worker-3 has had no connection for 13 s");
         let two = said(&["worker-17", "worker-18"], 2);
         assert_eq!(two, ("2 nodes are silent".to_owned(), format!("{one}; 1 node more is silent: worker-18")));
         let many = said(&["worker-17", "a", "b", "c", "d"], 42);

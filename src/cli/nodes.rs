@@ -21,6 +21,9 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// Default limit for lines in the human-readable list.
 const LIMIT: usize = 100;
 
+/// Limit for lines about nodes that Baton itself refuses.
+const REFUSED_MAX: usize = 5;
+
 /// How an instance gets to know the nodes.
 const HOW: &str = "this instance knows no nodes. Have it list the cluster's nodes:
 
@@ -119,6 +122,10 @@ fn in_words(report: &NodesReport, all: usize, more: usize, output: &Output) -> S
     let weight = if report.silent > 0 { Weight::Bad } else { Weight::Plain };
     let silent = output.paint(weight, &format!("{} silent", count(report.silent)));
     text += &format!("{} by {source}, {silent}\n", plural(all as u64, "node"));
+    for row in report.nodes.iter().filter(|row| row.refused.is_some()).take(REFUSED_MAX) {
+        let refused = row.refused.map_or_else(String::new, |it| it.in_words(true));
+        text += &output.paint(Weight::Bad, &format!("{}: {refused}\n", row.node));
+    }
     if let Some(why) = &report.sees_not_all {
         text += &format!("{}\n", output.paint(Weight::Notice, &words::sees_not_all(why)));
     }
@@ -163,9 +170,10 @@ mod tests {
     use super::*;
     use crate::admin::protocol::Refusal;
     use crate::cli::samples;
+    use crate::model::end_reason::EndReason;
     use crate::model::fleet::InstanceName;
     use crate::table::names::NodeListSource;
-    use crate::table::nodes::SilenceKind;
+    use crate::table::nodes::{NodeRefusal, SilenceKind};
 
     fn node(name: &str, state: NodeRowState) -> NodeRow {
         NodeRow {
@@ -177,6 +185,7 @@ mod tests {
             age_ms: None,
             last_byte_ms: None,
             budget_ms: None,
+            refused: None,
         }
     }
 
@@ -239,6 +248,21 @@ mod tests {
         let ended = nodes(&path, &arguments, &Output::new(true)).unwrap_err().to_string();
         assert!(ended.contains("it is the new process"), "{ended}");
         processes.join().unwrap();
+    }
+
+    /// Regression: a node that `deny` keeps out was told as one that does not connect.
+    #[test]
+    fn a_node_that_baton_refuses_is_told_as_refused_and_by_what() {
+        let refused = Some(NodeRefusal { reason: EndReason::Denied, times: 30 });
+        let silent = NodeRowState::Silent { why: SilenceKind::NoConnection, for_ms: 13_000 };
+        let nodes = vec![
+            NodeRow { refused, ..node("worker-3", silent) },
+            NodeRow { refused, ..node("worker-4", NodeRowState::NeverSeen) },
+        ];
+        let said = in_words(&NodesReport { nodes, ..report() }, 2, 0, &Output::new(false));
+        assert!(said.contains("\nworker-3  refused for 13 s: denied") && said.contains("refused: denied"), "{said}");
+        assert!(said.contains("\nworker-3: Baton refuses it (denied: allow, deny), 30 times since\n"), "{said}");
+        assert!(!said.contains("no connection"), "{said}");
     }
 
     #[test]

@@ -16,7 +16,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::end_reason::EndReason;
 use super::fleet::InstanceName;
+use super::humane::plural;
 use super::ids::BackendId;
 
 /// The cluster's timers, in ns.
@@ -92,6 +94,15 @@ pub enum SilenceKind {
     NoConnection,
     /// It sent nothing while it had a connection.
     NoByte,
+}
+
+/// Baton itself refuses the connections of a node that has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRefusal {
+    /// Why it refused the last one: one of [`NodeRefusal::REASONS`].
+    pub reason: EndReason,
+    /// Since the node's last connection.
+    pub times: u64,
 }
 
 /// Whether a connected node has sent something in each renewal.
@@ -371,6 +382,29 @@ impl NodeMemory {
             }
             NodeState::NeverSeen | NodeState::Unknown { .. } => None,
         }
+    }
+}
+
+impl NodeRefusal {
+    /// Those that depend on who connects.
+    pub(crate) const REASONS: [EndReason; 4] =
+        [EndReason::Denied, EndReason::LimitSource, EndReason::RateSource, EndReason::BadProxyHeader];
+
+    /// `denied: allow, deny`, with the keys that decide it.
+    pub(crate) fn why(self) -> String {
+        let keys = match self.reason {
+            EndReason::Denied => "allow, deny",
+            EndReason::LimitSource => "max_connections_per_source",
+            EndReason::RateSource => "accept_rate_per_source",
+            _ => "accept_proxy_from",
+        };
+        format!("{}: {keys}", self.reason.label())
+    }
+
+    /// `Baton refuses it (denied: allow, deny), 30 times since`.
+    pub(crate) fn in_words(self, is_one: bool) -> String {
+        let whom = if is_one { "it" } else { "them" };
+        format!("Baton refuses {whom} ({}), {} since", self.why(), plural(self.times, "time"))
     }
 }
 

@@ -17,7 +17,7 @@ use crate::model::fleet::InstanceName;
 use crate::model::fleet::{Liveness, PortRange, Strangeness};
 use crate::model::health::{Cause, HealthState};
 use crate::model::ids::{FlowId, flow_as_text};
-use crate::model::nodes::SilenceKind;
+use crate::model::nodes::{NodeRefusal, SilenceKind};
 use crate::ports::news::News;
 use crate::ports::unrecorded::Unrecorded;
 use crate::sys::clock::unix_ms;
@@ -401,6 +401,9 @@ pub enum What {
         why: SilenceKind,
         /// The longest.
         for_ms: u64,
+        /// If Baton itself refuses their connections.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        refused: Option<NodeRefusal>,
     },
     /// They have a connection and send again.
     NodesBack {

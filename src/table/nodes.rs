@@ -1,11 +1,13 @@
 //! The cluster's nodes, as of the last look at all connections.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwapOption;
 
+use crate::model::end_reason::EndReason;
 use crate::model::nodes::NodeWatch;
-pub use crate::model::nodes::SilenceKind;
+pub use crate::model::nodes::{NodeRefusal, SilenceKind};
 
 /// Written once a second, read for each scrape.
 #[derive(Debug, Default)]
@@ -13,6 +15,8 @@ pub struct NodeBoard {
     watch: Mutex<NodeWatch>,
     silent: ArcSwapOption<Vec<SilentNode>>,
     counts: ArcSwapOption<NodeCounts>,
+    /// Nodes of the list that have no connection since.
+    refused: Mutex<HashMap<Arc<str>, NodeRefusal>>,
 }
 
 /// How many nodes of the list are in each state, by its name.
@@ -25,6 +29,8 @@ pub struct SilentNode {
     /// Monotonic.
     pub since_ns: u64,
     pub kind: SilenceKind,
+    /// If Baton itself refuses it.
+    pub refused: Option<NodeRefusal>,
 }
 
 impl NodeBoard {
@@ -42,6 +48,20 @@ impl NodeBoard {
     /// `None`: no source lists the nodes.
     pub(crate) fn counts(&self) -> Option<Arc<NodeCounts>> {
         self.counts.load_full()
+    }
+
+    /// A connection of this node of the list was refused.
+    pub(crate) fn note_refused(&self, node: &Arc<str>, reason: EndReason) {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let it = refused.entry(node.clone()).or_insert(NodeRefusal { reason, times: 0 });
+        *it = NodeRefusal { reason, times: it.times + 1 };
+    }
+
+    /// The nodes whose connections were refused, without those that are not listed any more or have one again.
+    pub(crate) fn refused(&self, has_none: impl Fn(&str) -> bool) -> HashMap<Arc<str>, NodeRefusal> {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        refused.retain(|node, _| has_none(node));
+        refused.clone()
     }
 
     pub fn show_counts(&self, counts: Option<NodeCounts>) {

@@ -78,7 +78,8 @@ fn everything() -> FakeInstance {
     instance.table.offload.show(view);
     instance.ports.fleet.set_enabled(true);
     instance.table.fleet.show_members(vec![a_peer()], now_ns());
-    let node = SilentNode { name: "worker-17".into(), since_ns: now_ns(), kind: SilenceKind::NoConnection };
+    let node =
+        SilentNode { name: "worker-17".into(), since_ns: now_ns(), kind: SilenceKind::NoConnection, refused: None };
     instance.table.nodes.show(Some(vec![node]));
     instance
         .table

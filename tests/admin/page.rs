@@ -66,6 +66,7 @@ async fn silent_nodes_are_in_the_headline_the_title_and_the_status() {
         name: name.into(),
         since_ns: now_ns() - seconds * 1_000_000_000,
         kind,
+        refused: None,
     };
     let silent = [node("worker-17", 61, SilenceKind::NoConnection), node("<b>", 20, SilenceKind::NoByte)];
     instance.table.nodes.show(Some(silent[..1].to_vec()));

@@ -171,6 +171,7 @@ pub(in crate::admin) fn nodes(admin: &Admin, now_ns: u64) -> NodesStatus {
         node: it.name.to_string(),
         why: it.kind,
         for_ms: now_ns.saturating_sub(it.since_ns) / 1_000_000,
+        refused: it.refused,
     });
     NodesStatus { silent_total: Some(silent.len() as u64), silent: first.collect() }
 }

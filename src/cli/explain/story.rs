@@ -220,8 +220,9 @@ impl<'r> Story<'r> {
                     }
                 }
             }
-            What::NodesSilent { nodes, more, for_ms, why } => {
+            What::NodesSilent { nodes, more, for_ms, why, refused } => {
                 sentences.extend(self.silence(at, nodes, nodes.len() + more == 1, *for_ms, *why));
+                refusals::add_refused(self, at, *for_ms, *refused, &mut sentences);
                 let over = nodes.iter().find_map(|node| self.silence_over(at, node, *for_ms));
                 let goes_on = last::still_silent(self, at);
                 if let Some((over, ms)) = over {

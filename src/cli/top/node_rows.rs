@@ -98,6 +98,7 @@ pub(super) mod tests {
             age_ms: (place > 0).then_some(273_600_000),
             last_byte_ms: Some(39_200 / (1 + place as u64)),
             budget_ms: Some(40_000 - 39_200 / (1 + place as u64)),
+            refused: None,
         };
         NodesReport {
             source: Some(NodeListSource::Cluster),

@@ -438,11 +438,13 @@ impl What {
                 let number = plural(*names as u64, "name");
                 say!(Good, { source, names }, "names of clients come again from {source}: {number}")
             }
-            Self::NodesSilent { nodes, more, why, for_ms } => {
+            Self::NodesSilent { nodes, more, why, for_ms, refused } => {
                 let (who, for_how_long) = (named_nodes(nodes, *more), duration_ms(*for_ms));
                 let (why, done) = (why.label(), why.in_words());
-                let have = if nodes.len() + more == 1 { "has" } else { "have" };
-                say!(Notice, { why, for_ms }, "{who} {have} {done} for {for_how_long}")
+                let is_one = nodes.len() + more == 1;
+                let have = if is_one { "has" } else { "have" };
+                let refused = refused.map_or_else(String::new, |it| format!(": {}", it.in_words(is_one)));
+                say!(Notice, { why, for_ms }, "{who} {have} {done} for {for_how_long}{refused}")
             }
             Self::NodesBack { nodes, more, for_ms } => {
                 let (who, lasted) = (named_nodes(nodes, *more), duration_ms(*for_ms));

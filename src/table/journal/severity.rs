@@ -129,7 +129,13 @@ mod tests {
         let ordered = |reason| What::FlowsOrdered { frontend: why(), backend: why(), flows: 717, reason }.severity();
         assert_eq!(ordered(EndReason::BackendEjected), Some(EventSeverity::Lost));
         assert_eq!(ordered(EndReason::EjectedByOperator), None);
-        let silent = What::NodesSilent { nodes: vec![why()], more: 29, why: SilenceKind::NoConnection, for_ms: 10_000 };
+        let silent = What::NodesSilent {
+            nodes: vec![why()],
+            more: 29,
+            why: SilenceKind::NoConnection,
+            for_ms: 10_000,
+            refused: None,
+        };
         assert_eq!(silent.severity(), Some(EventSeverity::ClientsSuffer));
         let given_up =
             |late_ms| What::VipGivenUp { vip: String::new(), why: why(), late_ms, cut_off: false }.severity();

@@ -5,7 +5,8 @@ use super::{Explained, Figures, Story, limit, moment};
 use crate::model::end_reason::EndReason;
 use crate::model::health::HealthState;
 use crate::model::humane::{duration_ms, plural};
-use crate::table::journal::What;
+use crate::model::nodes::NodeRefusal;
+use crate::table::journal::{Event, What};
 
 /// An instance looks for them so often, and tells of them after the first.
 const NOTICED_MS: u64 = 250;
@@ -64,6 +65,5 @@ fn loss_before(story: &Story<'_>, at: usize, frontend: &str) -> Option<String> {
     let lost = story.events[..at].iter().rev().map(|(event, _)| *event).find(
         |event| matches!(&event.what, What::BackendChanged { frontend: f, to, .. } if f == frontend && *to != HealthState::Ready),
     )?;
-    let earlier = duration_ms(story.events[at].0.at_unix_ms.saturating_sub(lost.at_unix_ms));
-    Some(format!("{earlier} earlier, at {}, {}.", moment(lost.at_unix_ms), lost.what.sentence()))
+    Some(earlier(story, at, lost))
 }

@@ -241,7 +241,8 @@ fn a_reload_that_was_refused_is_no_fault_once_another_is_applied_and_silent_node
     assert_eq!(told(&recording(vec![refused.clone(), applied]), Subject::Last), None);
     let lost = (20_000, changed(HealthState::Ready, HealthState::Ejected, Cause::Refused));
     let why = crate::model::nodes::SilenceKind::NoConnection;
-    let silent = (45_000, What::NodesSilent { nodes: vec!["worker-1".to_owned()], more: 0, why, for_ms: 22_000 });
+    let silent =
+        (45_000, What::NodesSilent { nodes: vec!["worker-1".to_owned()], more: 0, why, for_ms: 22_000, refused: None });
     let said = told(&recording(vec![refused, lost, silent]), Subject::Last).unwrap();
     assert!(said[0].contains("worker-1") && said[1].starts_with("25 s earlier, at "), "{said:?}");
     assert!(said[1].contains("cp2: ready → ejected"), "{said:?}");
@@ -581,7 +582,7 @@ fn silent_nodes_are_told_with_what_came_before_their_silence_and_with_an_outage_
     let What::FlowEnded { node, .. } = &mut end else { unreachable!() };
     *node = Some("worker-1".to_owned());
     let why = crate::model::nodes::SilenceKind::NoConnection;
-    let silent = What::NodesSilent { nodes: vec!["worker-1".to_owned()], more: 0, why, for_ms: 10_000 };
+    let silent = What::NodesSilent { nodes: vec!["worker-1".to_owned()], more: 0, why, for_ms: 10_000, refused: None };
     let lost = || (9000, changed(Ready, Ejected, Cause::Refused));
     let said = told(&recording(vec![(0, end.clone()), lost(), (10_000, silent.clone())]), Subject::Last).unwrap();
     assert!(!said.iter().any(|it| it.contains("cp2: ready → ejected")), "{said:?}");

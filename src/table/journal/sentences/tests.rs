@@ -7,7 +7,7 @@ use crate::model::end_reason::EndReason;
 use crate::model::fleet::{InstanceName, Liveness};
 use crate::model::health::{Cause, HealthState};
 use crate::model::ids::FlowId;
-use crate::model::nodes::SilenceKind;
+use crate::model::nodes::{NodeRefusal, SilenceKind};
 use crate::table::journal::Journal;
 use crate::table::journal::testing::logged;
 
@@ -87,10 +87,31 @@ fn flows_that_have_ended_are_logged_by_whoever_records_them_if_at_all() {
 #[test]
 fn silent_nodes_are_named_up_to_a_number() {
     let nodes = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-    let one =
-        What::NodesSilent { nodes: nodes(&["worker-17"]), more: 0, why: SilenceKind::NoConnection, for_ms: 38_000 };
+    let one = What::NodesSilent {
+        nodes: nodes(&["worker-17"]),
+        more: 0,
+        why: SilenceKind::NoConnection,
+        for_ms: 38_000,
+        refused: None,
+    };
     assert_eq!(one.sentence(), "worker-17 has had no connection for 38 s");
-    let many = What::NodesSilent { nodes: nodes(&["a", "b"]), more: 40, why: SilenceKind::NoByte, for_ms: 20_000 };
+    let refused = |nodes| What::NodesSilent {
+        nodes,
+        more: 0,
+        why: SilenceKind::NoConnection,
+        for_ms: 13_000,
+        refused: Some(NodeRefusal { reason: EndReason::Denied, times: 30 }),
+    };
+    let said = "worker-3 has had no connection for 13 s: Baton refuses it (denied: allow, deny), 30 times since";
+    assert_eq!(refused(nodes(&["worker-3"])).sentence(), said);
+    assert!(refused(nodes(&["a", "b"])).sentence().contains(": Baton refuses them (denied"));
+    let many = What::NodesSilent {
+        nodes: nodes(&["a", "b"]),
+        more: 40,
+        why: SilenceKind::NoByte,
+        for_ms: 20_000,
+        refused: None,
+    };
     assert_eq!(many.sentence(), "42 nodes (a, b and 40 more) have sent no byte for 20 s");
     let back = What::NodesBack { nodes: nodes(&["a", "b"]), more: 0, for_ms: 61_000 };
     assert_eq!(back.sentence(), "2 nodes (a, b) are heard again after 1 m 01 s");

@@ -4,7 +4,13 @@ use super::*;
 use crate::model::nodes::SilenceKind;
 
 fn silent(node: &str) -> What {
-    What::NodesSilent { nodes: vec![node.to_owned()], more: 0, why: SilenceKind::NoConnection, for_ms: 38_000 }
+    What::NodesSilent {
+        nodes: vec![node.to_owned()],
+        more: 0,
+        why: SilenceKind::NoConnection,
+        for_ms: 38_000,
+        refused: None,
+    }
 }
 
 fn slow(from: HealthState, to: HealthState) -> What {
@@ -85,6 +91,7 @@ fn a_node_that_is_silent_still_is_named_beside_the_one_that_came_back() {
         more: 0,
         why: SilenceKind::NoConnection,
         for_ms: 10_000,
+        refused: None,
     };
     let back = |node: &str| What::NodesBack { nodes: vec![node.to_owned()], more: 0, for_ms: 23_000 };
     let said = |events| Story::new(&recording(events)).tell(&Subject::Last).unwrap();

@@ -1,6 +1,7 @@
 //! New connections that were reset.
 
 use super::*;
+use crate::model::nodes::{NodeRefusal, SilenceKind};
 
 fn begun(reason: EndReason) -> What {
     What::RefusalsBegun { frontend: "apiserver".to_owned(), reason }
@@ -43,4 +44,24 @@ fn without_a_backend_the_last_loss_is_told_and_stays_the_last_fault() {
     );
     let last = told(&recording, Subject::Last).unwrap();
     assert!(last[0].contains("cp2: ready → ejected"), "{last:?}");
+}
+
+/// Regression: a node that `deny` kept out was told as one that does not live, and the reload that denied it was not named.
+#[test]
+fn a_silent_node_that_baton_refuses_is_explained_by_its_settings() {
+    let reloaded = What::Reloaded { changes: vec!["frontend apiserver: deny".to_owned()] };
+    let refused = Some(NodeRefusal { reason: EndReason::Denied, times: 30 });
+    let (nodes, why) = (vec!["worker-3".to_owned()], SilenceKind::NoConnection);
+    let silent = What::NodesSilent { nodes, more: 0, why, for_ms: 10_000, refused };
+    let said = told(&recording(vec![(0, reloaded), (12_000, silent)]), Subject::Event(1)).unwrap();
+    assert!(
+        said[0].ends_with("has had no connection for 10 s: Baton refuses it (denied: allow, deny), 30 times since."),
+        "{said:?}"
+    );
+    assert!(said[1].contains("Baton reloaded the configuration: frontend apiserver: deny"), "{said:?}");
+    assert!(
+        said[2].starts_with("Baton itself refused 30 new connections of that time (denied: allow, deny)"),
+        "{said:?}"
+    );
+    assert!(!said.join(" ").contains("a node that lives connects again"), "{said:?}");
 }

@@ -109,7 +109,7 @@ fn a_standby_without_a_flow_tells_no_gap_of_its_backends() {
 #[test]
 fn a_silence_is_told_with_its_length_beside_the_grace_and_its_end_by_the_same_words() {
     let nodes = || vec!["worker-5".to_owned()];
-    let silent = What::NodesSilent { nodes: nodes(), more: 0, why: SilenceKind::NoByte, for_ms: 20_000 };
+    let silent = What::NodesSilent { nodes: nodes(), more: 0, why: SilenceKind::NoByte, for_ms: 20_000, refused: None };
     let back = |for_ms| What::NodesBack { nodes: nodes(), more: 0, for_ms };
     let other = What::PeerLinked { peer: "lb-b".to_owned(), version: "1".to_owned() };
     let recording = recording(vec![(0, silent), (3_800, other), (32_800, back(52_800))]);
@@ -137,6 +137,7 @@ fn a_node_s_silence_is_not_put_down_to_a_backend_that_it_was_not_connected_to() 
         more: 0,
         why: SilenceKind::NoConnection,
         for_ms: 10_000,
+        refused: None,
     };
     let recording = recording(vec![
         (0, of_cp2()),
@@ -225,6 +226,7 @@ fn a_flow_that_ended_long_before_a_silence_is_not_its_last_one() {
         more: 0,
         why: SilenceKind::NoConnection,
         for_ms,
+        refused: None,
     };
     let mut end = ended(1, EndReason::ClientClosed);
     let What::FlowEnded { node, .. } = &mut end else { unreachable!() };

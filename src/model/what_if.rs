@@ -49,12 +49,17 @@ pub(crate) struct BackendFlows {
 }
 
 impl FlowFates {
-    /// A process ends, and its host lives: the kernel closes the sockets, and carries offloaded flows on if the BPF program stays. `stays`: it
-    /// does. Otherwise no socket answers to their packets, and the kernel answers the next one with RST (RFC 9293 section 3.5.2).
-    pub(crate) fn of_killed_instance(flows: OwnFlows, stays: bool) -> Self {
+    /// A process ends, and its host lives: the kernel closes the sockets, and carries offloaded flows on until another instance has the VIP.
+    /// `heir`: whether the instance that takes the VIP knows its flows; `None`: no instance takes it. `stays`: the BPF program does. Otherwise no
+    /// socket answers to their packets, and the kernel answers the next one with RST (RFC 9293 section 3.5.2).
+    pub(crate) fn of_killed_instance(flows: OwnFlows, heir: Option<bool>, stays: bool) -> Self {
         let offloaded = flows.offloaded + flows.offloaded_to_own;
-        let (kept, lost) = if stays { (offloaded, 0) } else { (0, offloaded) };
-        Self { kept, reset: flows.with_sockets + lost, ..Self::default() }
+        match heir {
+            _ if !stays => Self { reset: flows.with_sockets + offloaded, ..Self::default() },
+            None => Self { kept: offloaded, reset: flows.with_sockets, ..Self::default() },
+            Some(true) => Self::of_lost_host(flows, true),
+            Some(false) => Self { reset: flows.with_sockets, waiting: offloaded, ..Self::default() },
+        }
     }
 
     /// A host is gone. `heir`: whether another instance knows its flows.
@@ -175,9 +180,20 @@ mod tests {
         let fates = |kept, moved, reset, waiting| FlowFates { kept, moved, reset, waiting };
         assert_eq!(FlowFates::of_lost_host(flows, true), fates(0, 20, 13, 0));
         assert_eq!(FlowFates::of_lost_host(flows, false), fates(0, 0, 0, 33));
-        assert_eq!(FlowFates::of_killed_instance(flows, true), fates(30, 0, 3, 0));
+        assert_eq!(FlowFates::of_killed_instance(flows, None, true), fates(30, 0, 3, 0));
         // Regression: where the BPF file system ends with the process, offloaded flows were foretold to go on.
-        assert_eq!(FlowFates::of_killed_instance(flows, false), fates(0, 0, 33, 0));
+        for heir in [None, Some(false), Some(true)] {
+            assert_eq!(FlowFates::of_killed_instance(flows, heir, false), fates(0, 0, 33, 0));
+        }
+    }
+
+    /// Regression: flows of a killed process, whose peer takes the VIP and carries them on, were told as kept there.
+    #[test]
+    fn flows_of_a_killed_process_whose_vip_a_peer_takes_move() {
+        let flows = OwnFlows { offloaded: 20, offloaded_to_own: 10, with_sockets: 3 };
+        let fates = |moved, reset, waiting| FlowFates { kept: 0, moved, reset, waiting };
+        assert_eq!(FlowFates::of_killed_instance(flows, Some(true), true), fates(20, 13, 0));
+        assert_eq!(FlowFates::of_killed_instance(flows, Some(false), true), fates(0, 3, 30));
     }
 
     #[test]
@@ -228,7 +244,8 @@ mod tests {
         fn no_flow_has_two_fates_or_none(offloaded in 0..1000_u64, offloaded_to_own in 0..1000_u64, with_sockets in 0..1000_u64, heir: bool, stays: bool) {
             let flows = OwnFlows { offloaded, offloaded_to_own, with_sockets };
             let all = offloaded + offloaded_to_own + with_sockets;
-            for FlowFates { kept, moved, reset, waiting } in [FlowFates::of_lost_host(flows, heir), FlowFates::of_killed_instance(flows, stays)] {
+            let killed = [None, Some(heir)].map(|heir| FlowFates::of_killed_instance(flows, heir, stays));
+            for FlowFates { kept, moved, reset, waiting } in killed.into_iter().chain([FlowFates::of_lost_host(flows, heir)]) {
                 prop_assert_eq!(kept + moved + reset + waiting, all);
             }
         }

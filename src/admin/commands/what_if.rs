@@ -253,8 +253,7 @@ impl WhatIfLook<'_> {
         let is_idle = !members.is_empty() && self.flows.is_empty() && !has_vip;
         let lonely = members.is_empty() && matches!(mover, VipMover::AsksBaton | VipMover::Ignorant);
         // Another program may know hosts that Baton does not.
-        let killed = FlowFates::of_killed_instance(counted, stays);
-        let cases = self.of_instance(counted, killed, (!lonely).then_some(&succession), stacked, is_idle);
+        let cases = self.of_instance(counted, stays, (!lonely).then_some(&succession), stacked, is_idle);
         let all = self.flows.iter().collect::<Vec<_>>();
         self.report(own_name(self.config), Happening::Dies, &all, cases, notes)
     }
@@ -298,8 +297,7 @@ impl WhatIfLook<'_> {
         if !is_idle {
             notes.extend(succession_notes(&succession, has_vip, peer.flows, peer.offloaded));
         }
-        let killed = FlowFates::of_killed_instance(counted, true);
-        let mut cases = self.of_instance(counted, killed, Some(&succession), !there.is_empty(), is_idle);
+        let mut cases = self.of_instance(counted, true, Some(&succession), !there.is_empty(), is_idle);
         if peer.liveness == Liveness::Unlinked && !is_idle {
             cases.iter_mut().for_each(|case| case.gap = ExpectedGap::Unknown(UNLINKED.to_owned()));
         }
@@ -336,18 +334,22 @@ impl WhatIfLook<'_> {
         }
     }
 
-    /// `succession`: `None`: it is not known. `is_idle`: it has no VIP, and so no client that could wait for it.
+    /// `stays`: whether its BPF program does once the process has ended. `succession`: `None`: it is not known. `is_idle`: it has no VIP, and so no client that could wait for it.
     fn of_instance(
         &self,
         flows: OwnFlows,
-        killed: FlowFates,
+        stays: bool,
         succession: Option<&VipSuccession>,
         stacked: bool,
         is_idle: bool,
     ) -> Vec<WhatIfCase> {
         let host = if stacked { BudgetFault::StackedHostDies } else { BudgetFault::HostDies };
         let heir = succession.is_some_and(|it| it.takers.iter().any(|taker| taker.knows));
-        let faults = [(BudgetFault::InstanceKilled, killed), (host, FlowFates::of_lost_host(flows, heir))];
+        let moves = succession.is_some_and(|it| it.moves);
+        let faults = [
+            (BudgetFault::InstanceKilled, FlowFates::of_killed_instance(flows, moves.then_some(heir), stays)),
+            (host, FlowFates::of_lost_host(flows, heir)),
+        ];
         let case = |(fault, fates): (BudgetFault, FlowFates)| WhatIfCase {
             fault: fault.label().to_owned(),
             fates,

@@ -36,6 +36,8 @@ pub(super) struct VipSuccession {
     pub takers: Vec<VipTaker>,
     /// Why not the others, a sentence each.
     pub refusals: Vec<String>,
+    /// The VIP leaves the host for one of them, also if that lives on without its process.
+    pub moves: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -158,7 +160,8 @@ impl VipSuccession {
         };
         let refusal = |it: &Survivor| Some(format!("{} would not take the VIP: {}.", it.name, it.obstacle(mover)?));
         let refusals = if takers.is_empty() { survivors.iter().filter_map(refusal).collect() } else { Vec::new() };
-        Self { takers: takers.into_iter().map(Survivor::taker).collect(), refusals }
+        let moves = has_vip && !takers.is_empty() && !matches!(mover, VipMover::Ignorant);
+        Self { takers: takers.into_iter().map(Survivor::taker).collect(), refusals, moves }
     }
 
     pub(super) fn names(&self) -> String {
@@ -284,6 +287,32 @@ mod tests {
         let holder = Survivor { has_vip: true, ..survivor("lb-a", VipPart::Holds) };
         let others = [holder, survivor("lb-b", VipPart::Out)];
         assert_eq!(names(&VipSuccession::of(&others, false, VipMover::BuiltIn(Some(&view)))), "lb-a");
+    }
+
+    /// Regression: "no instance would take the VIP: lb-b is dead until Baton runs there" was said of a peer from which the network was cut, and
+    /// which took it.
+    #[test]
+    fn of_a_peer_that_is_only_not_heard_both_outcomes_are_told() {
+        let view = VipView { holder: Some(named("lb-a")), ..VipView::default() };
+        let built_in = VipMover::BuiltIn(Some(&view));
+        let silent = |name: &str| {
+            let standing = VipPeerView { heard: false, hears: false, part: None, ..standing(name, VipPart::Out) };
+            let unheard = Some(Liveness::Dead);
+            Survivor { unheard, may_live: true, standing: Some(standing), ..survivor(name, VipPart::Out) }
+        };
+        assert_eq!(names(&VipSuccession::of(&[silent("lb-b")], true, built_in)), "");
+        let lives = VipSuccession::of(&[silent("lb-b").alive()], true, built_in);
+        assert_eq!((&*names(&lives), lives.moves, lives.takers[0].knows), ("lb-b", true, true));
+        assert_eq!(
+            doubt(&[silent("lb-b")], false, 12, Some("12.5s".to_owned())),
+            [
+                "lb-b is not heard: from this host it cannot be known whether it is dead or only cut off from it.",
+                "If lb-b lives, it takes the VIP (longest gap 12.5s), and carries on the offloaded flows that it was told of (of 12); if it is dead, no instance takes it, and clients wait until one does.",
+            ]
+        );
+        let both = doubt(&[silent("lb-b"), silent("lb-c")], true, 0, None);
+        assert!(both[0].starts_with("This host itself is cut off: the others decide without it"), "{both:?}");
+        assert!(both[2].starts_with("If lb-b and lb-c live, one of them takes the VIP; if they are dead"), "{both:?}");
     }
 
     #[test]

@@ -65,14 +65,17 @@ fn what_if_says_which_flows_the_death_of_a_host_then_moves_and_resets() {
 }
 
 #[test]
-fn what_if_says_which_flows_a_killed_process_then_keeps_and_resets() {
-    let test = "what_if_says_which_flows_a_killed_process_then_keeps_and_resets";
+fn what_if_says_which_flows_a_killed_process_then_moves_and_resets() {
+    let test = "what_if_says_which_flows_a_killed_process_then_moves_and_resets";
     let Some((fleet, mut offloaded, mut proxied)) = with_flows_of_both_kinds(test) else { return };
-    let owner = fleet.owner();
+    let (owner, heir) = (fleet.owner(), fleet.heir());
     let report = what_if(&owner.baton, &["this", "is", "killed"]);
-    assert_eq!(fates(case(&report, "Baton killed")), [12, 0, 5, 0], "{report}");
+    assert_eq!(fates(case(&report, "Baton killed")), [0, 12, 5, 0], "{report}");
     owner.baton.process.kill();
     proxied.iter_mut().for_each(|conn| assert_ne!(conn.end(LONG), End::Open));
+    offloaded.iter_mut().for_each(|conn| conn.echo(9, 2000));
+    fleet.wait_served();
+    heir.baton.wait_offloaded(12);
     offloaded.iter_mut().for_each(|conn| conn.echo(9, 2000));
 }
 

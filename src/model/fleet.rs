@@ -84,6 +84,9 @@ pub enum Liveness {
     Left(Farewell),
 }
 
+/// Why there is no link, if a host lives and no process listens there.
+pub(crate) const NOT_LISTENING: &str = "it refuses the connection";
+
 /// The farewell of an instance before it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

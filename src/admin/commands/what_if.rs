@@ -5,6 +5,7 @@ mod succession;
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::kill::pace;
 use super::names;
@@ -14,6 +15,7 @@ use crate::admin::{Admin, status};
 use crate::config::budget::{BudgetHost, FrontendBudget, LongestGap, VipTrack};
 use crate::config::{Config, RebalanceWhen};
 use crate::model::budget::{BudgetFault, lasts};
+use crate::model::duration::display;
 use crate::model::fleet::vip::VipView;
 use crate::model::fleet::{InstanceName, Liveness, MemberView};
 use crate::model::health::HealthState;
@@ -24,7 +26,7 @@ use crate::sys::clock::now_ns;
 use crate::sys::{bpffs, netdev};
 use crate::table::backend::{BackendEntry, Registry};
 use crate::table::flows::{FlowState, FlowView};
-use succession::{Survivor, VipMover, VipSuccession};
+use succession::{Survivor, VipMover, VipSuccession, doubt};
 
 enum WhatIfSubject {
     /// All addresses of one name, the present one first.
@@ -232,7 +234,13 @@ impl WhatIfLook<'_> {
         let view = self.admin.table.fleet.vip();
         let mover = self.mover(view.as_deref());
         let survivors: Vec<_> = members.iter().map(|peer| Survivor::of_peer(peer, mover, peer.told)).collect();
-        let succession = VipSuccession::of(&survivors, has_vip, mover);
+        let mut succession = VipSuccession::of(&survivors, has_vip, mover);
+        let (silent, known): (Vec<_>, Vec<_>) = survivors.into_iter().partition(|it| it.may_live);
+        let if_alive = (succession.takers.is_empty() && !silent.is_empty()).then(|| {
+            succession = VipSuccession::of(&known, has_vip, mover);
+            let living: Vec<_> = silent.iter().cloned().map(Survivor::alive).collect();
+            VipSuccession::of(&living, true, mover)
+        });
         let stacked = !here.is_empty();
         let offloaded = (counted.offloaded + counted.offloaded_to_own) as usize;
         let mut notes = match members.is_empty() {
@@ -253,7 +261,19 @@ impl WhatIfLook<'_> {
         let is_idle = !members.is_empty() && self.flows.is_empty() && !has_vip;
         let lonely = members.is_empty() && matches!(mover, VipMover::AsksBaton | VipMover::Ignorant);
         // Another program may know hosts that Baton does not.
-        let cases = self.of_instance(counted, stays, (!lonely).then_some(&succession), stacked, is_idle);
+        let mut cases = self.of_instance(counted, stays, (!lonely).then_some(&succession), stacked, is_idle);
+        if let Some(if_alive) = if_alive.filter(|it| !is_idle && !it.takers.is_empty()) {
+            let alive = self.of_instance(counted, stays, Some(&if_alive), stacked, is_idle);
+            let gap = alive.iter().filter_map(|case| case.gap.lasts_ms()).max();
+            let is_cut_off = view.as_deref().is_some_and(|view| !view.hears);
+            let gap = gap.map(|ms| display(Duration::from_millis(ms)));
+            notes.splice(0..0, doubt(&silent, is_cut_off, counted.offloaded, gap));
+            let who = if_alive.names();
+            let named =
+                |case: WhatIfCase, state: &str| WhatIfCase { fault: format!("{}, {who} {state}", case.fault), ..case };
+            let dead = cases.into_iter().map(|case| named(case, "dead"));
+            cases = alive.into_iter().map(|case| named(case, "alive")).chain(dead).collect();
+        }
         let all = self.flows.iter().collect::<Vec<_>>();
         self.report(own_name(self.config), Happening::Dies, &all, cases, notes)
     }

@@ -2,7 +2,7 @@
 
 use crate::model::fleet::evacuate::VIP_GIVEN;
 use crate::model::fleet::vip::{VipPart, VipPeerView, VipView};
-use crate::model::fleet::{Farewell, InstanceName, Liveness, MemberView};
+use crate::model::fleet::{Farewell, InstanceName, Liveness, MemberView, NOT_LISTENING};
 
 /// An instance that lives on, as far as it matters for the VIP.
 #[derive(Clone, Debug)]
@@ -10,6 +10,8 @@ pub(super) struct Survivor {
     pub name: InstanceName,
     /// `None`: it is heard.
     pub unheard: Option<Liveness>,
+    /// It is not heard, and nothing says that it does not run: it may be this host that is cut off from it.
+    pub may_live: bool,
     /// Why it should not have the VIP, as it says itself; empty: it should.
     pub not_ready: Vec<String>,
     /// `None`: it says nothing about a VIP that Baton moves.
@@ -58,9 +60,11 @@ impl Survivor {
             other => Some(other),
         };
         let standing = mover.view().and_then(|view| view.peers.iter().find(|it| it.name == peer.name)).cloned();
+        let is_silent = matches!(peer.liveness, Liveness::Dead | Liveness::Silent | Liveness::Unheard);
         Self {
             name: peer.name.clone(),
             unheard,
+            may_live: is_silent && peer.why_not.as_deref() != Some(NOT_LISTENING),
             not_ready: reasons.unwrap_or_default(),
             standing,
             has_vip: !peer.vips.is_empty(),
@@ -85,7 +89,19 @@ impl Survivor {
         });
         let out = mover.view().filter(|view| view.part == VipPart::Out).map(|view| view.why.clone());
         let not_ready = not_ready.into_iter().chain(out).collect();
-        Self { name, unheard: None, not_ready, standing, has_vip, knows: true }
+        Self { name, unheard: None, may_live: false, not_ready, standing, has_vip, knows: true }
+    }
+
+    /// As it would be if it lived, and could take the VIP: what it said last is old.
+    pub(super) fn alive(self) -> Self {
+        let standing = self.standing.map(|its| VipPeerView {
+            part: its.part.filter(|part| *part != VipPart::Out).or(Some(VipPart::Stands)),
+            ready: true,
+            hears: true,
+            heard: true,
+            ..its
+        });
+        Self { unheard: None, may_live: false, not_ready: Vec::new(), standing, knows: true, ..self }
     }
 
     fn is_evacuated(&self) -> bool {
@@ -175,6 +191,28 @@ impl VipSuccession {
     }
 }
 
+/// That it is not known whether `silent` live, and what follows from it: one sentence each. `offloaded`: flows of the instance that dies.
+pub(super) fn doubt(silent: &[Survivor], is_cut_off: bool, offloaded: u64, longest_gap: Option<String>) -> Vec<String> {
+    let names = silent.iter().map(|it| it.name.to_string()).collect::<Vec<_>>().join(" and ");
+    let (is, it, lives, its) =
+        if silent.len() == 1 { ("is", "it", "lives", "is dead") } else { ("are", "they", "live", "are dead") };
+    let heard = format!(
+        "{names} {is} not heard: from this host it cannot be known whether {it} {is} dead or only cut off from it."
+    );
+    let own =
+        "This host itself is cut off: the others decide without it, and may have the VIP and these flows already.";
+    let carries = match offloaded {
+        0 => String::new(),
+        _ => format!(", and carries on the offloaded flows that it was told of (of {offloaded})"),
+    };
+    let gap = longest_gap.map_or_else(String::new, |gap| format!(" (longest gap {gap})"));
+    let one = if silent.len() == 1 { "it" } else { "one of them" };
+    let outcomes = format!(
+        "If {names} {lives}, {one} takes the VIP{gap}{carries}; if {it} {its}, no instance takes it, and clients wait until one does."
+    );
+    is_cut_off.then(|| own.to_owned()).into_iter().chain([heard, outcomes]).collect()
+}
+
 const EVACUATED: &str = "its host is evacuated, and `baton evacuate --cancel` there lets it have the VIP again";
 const NO_BACKEND: &str = "it can use no backend";
 
@@ -206,6 +244,7 @@ mod tests {
         Survivor {
             name: named(name),
             unheard: None,
+            may_live: false,
             not_ready: Vec::new(),
             standing: Some(standing(name, part)),
             has_vip: false,

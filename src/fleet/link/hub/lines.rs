@@ -14,6 +14,7 @@ use crate::config;
 use crate::essential::Tasks;
 use crate::fleet::link::connection::{Input, Site};
 use crate::fleet::link::secure::LinkError;
+use crate::model::fleet::NOT_LISTENING;
 
 /// Pause between two tries to connect: short, for a peer that restarts; longer when only an operator can fix the cause.
 const AGAIN: Duration = Duration::from_millis(250);
@@ -135,9 +136,7 @@ fn is_lasting(error: &LinkError) -> bool {
 
 fn explain(error: &LinkError) -> String {
     match error {
-        LinkError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            "it refuses the connection".to_owned()
-        }
+        LinkError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => NOT_LISTENING.to_owned(),
         LinkError::Io(error) if error.kind() == io::ErrorKind::ConnectionReset => "it reset the connection".to_owned(),
         LinkError::Io(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
             "peers.listen is not an address of this host".to_owned()

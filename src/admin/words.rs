@@ -113,6 +113,11 @@ pub(crate) fn headline_of(instance: (Weight, &str), shortfall: Option<(Weight, S
     }
 }
 
+/// That nothing is recorded at present, if it should be.
+pub(crate) fn recorder_fault(status: &Status) -> Option<String> {
+    status.recorder.fault.as_ref().map(|why| format!("The recorder keeps nothing: {why}"))
+}
+
 /// The silent nodes in a few words that stay the same while they are silent, and in a sentence. `None`: there are none.
 pub(crate) fn silence(nodes: &NodesStatus) -> Option<(String, String)> {
     let first = nodes.silent.first()?;

@@ -176,8 +176,8 @@ fn instance(status: &Status, output: &Output) -> String {
         let unfiltered = format!("No filter of system calls: {why}");
         text += &format!("{}\n", output.paint(Weight::Notice, &unfiltered));
     }
-    if let Some(why) = &status.recorder.fault {
-        text += &format!("{}\n", output.paint(Weight::Notice, &format!("The recorder keeps nothing: {why}")));
+    if let Some(fault) = words::recorder_fault(status) {
+        text += &format!("{}\n", output.paint(Weight::Notice, &fault));
     }
     text += &format!("This host {}\n", words::vips(&instance.vips));
     if let Some((weight, place)) = status.vip.as_ref().map(words::vip) {

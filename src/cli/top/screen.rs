@@ -148,6 +148,7 @@ fn head(
     let unserved = status.frontends.iter().filter(|it| !it.removed && it.service.state != Service::Ready);
     let unserved = unserved.map(|it| format!("{}: {}", it.name, it.service.in_words));
     lines.extend(reasons.chain(unserved).take(REASONS).map(|reason| Line::from(painted(weight, reason))));
+    lines.extend(words::recorder_fault(status).map(|fault| Line::from(painted(Weight::Notice, fault))));
     if let Some((_, sentence)) = words::silence(&status.nodes) {
         lines.push(Line::from(painted(Weight::Notice, sentence)));
     }

@@ -407,3 +407,17 @@ fn the_clock_covers_no_word_of_the_headline() {
         insta::assert_snapshot!(format!("a_long_headline_at_{width}_columns"), screen.backend());
     }
 }
+
+/// Regression: of a recorder whose disk was full `baton status` told, and the screen that one looks at did not.
+#[test]
+fn a_recorder_that_keeps_nothing_is_told() {
+    let mut board = board(true);
+    let says = |board: &mut Board| {
+        drawn(board, 100, 40).backend().to_string().contains("The recorder keeps nothing: No space left")
+    };
+    assert!(!says(&mut board));
+    let mut look = look(12, true, 1);
+    look.status.recorder.fault = Some("No space left on device (os error 28)".to_owned());
+    board.take(FeedReport::Looked(Box::new(look)));
+    assert!(says(&mut board));
+}

@@ -11,6 +11,12 @@ use crate::table::journal::{Event, What};
 /// An instance looks for them so often, and tells of them after the first.
 const NOTICED_MS: u64 = 250;
 
+/// Clients that are refused come again within this time.
+const QUIET_MS: u64 = 3_000;
+
+/// A change of the settings shows itself once a client connects anew.
+const SETTINGS_MS: u64 = 30_000;
+
 /// What the event at `at` begins or ends. `None`: it does neither.
 pub(super) fn refusals(story: &Story<'_>, at: usize) -> Option<Explained> {
     let (What::RefusalsBegun { frontend, reason } | What::RefusalsOver { frontend, reason, .. }) =
@@ -54,10 +60,57 @@ pub(super) fn refusals(story: &Story<'_>, at: usize) -> Option<Explained> {
                 true => String::new(),
                 false => format!("; it has so many: {}", by_reason(&figures)),
             };
-            sentences.push(format!("They were still going on at {}, where the record ends{counted}.", story.ends_at()));
+            let last_ms = last_refused_ms(story, begun, (frontend, *reason));
+            let ends_ms = story.recording.records.last().map_or(last_ms, |record| record.at_unix_ms);
+            sentences.push(match ends_ms.saturating_sub(last_ms) {
+                quiet_ms if quiet_ms > QUIET_MS => format!(
+                    "The last one known came at {}, {} before the end of the record{counted}.",
+                    moment(last_ms),
+                    duration_ms(quiet_ms)
+                ),
+                _ => format!("They were still going on at {}, where the record ends{counted}.", story.ends_at()),
+            });
         }
     }
     Some((sentences, figures))
+}
+
+/// Adds that nodes are silent from before `at` because Baton itself refuses them, and since which change of its settings.
+pub(super) fn add_refused(
+    story: &Story<'_>,
+    at: usize,
+    for_ms: u64,
+    refused: Option<NodeRefusal>,
+    sentences: &mut Vec<String>,
+) {
+    let Some(refusal) = refused else { return };
+    // The last one tells which time decided it that nodes do not live. These do.
+    sentences.pop();
+    let begun_ms = story.events[at].0.at_unix_ms.saturating_sub(for_ms + SETTINGS_MS);
+    let before = story.events[..at].iter().rev().map(|(event, _)| *event);
+    let is_change = |it: &&Event| matches!(&it.what, What::Reloaded { changes } if !changes.is_empty());
+    let changed = before.take_while(|it| it.at_unix_ms >= begun_ms).find(is_change);
+    sentences.extend(changed.map(|it| earlier(story, at, it)));
+    let (times, why) = (plural(refusal.times, "new connection"), refusal.why());
+    sentences.push(format!(
+        "Baton itself refused {times} of that time ({why}): this decided it, and not the nodes or their network."
+    ));
+}
+
+/// An event before the one at `at`: a sentence.
+fn earlier(story: &Story<'_>, at: usize, it: &Event) -> String {
+    let earlier = duration_ms(story.events[at].0.at_unix_ms.saturating_sub(it.at_unix_ms));
+    format!("{earlier} earlier, at {}, {}.", moment(it.at_unix_ms), it.what.sentence())
+}
+
+/// When the last connection of a frontend was reset for a reason, as far as events and samples tell.
+fn last_refused_ms(story: &Story<'_>, begun: usize, (frontend, reason): (&str, EndReason)) -> u64 {
+    let is_one = |what: &What| matches!(what, What::FlowEnded { frontend: f, reason: r, .. } if (&**f, *r) == (frontend, reason));
+    let events = story.events[begun..].iter().rev().map(|(event, _)| *event);
+    let event = events.into_iter().find(|event| is_one(&event.what)).map_or(0, |event| event.at_unix_ms);
+    let samples = story.recording.samples().rev().map(|(_, sample)| sample);
+    let sample = samples.into_iter().find(|it| it.increase.ended.iter().any(|(label, _)| label == reason.label()));
+    event.max(sample.map_or(0, |it| it.at_unix_ms)).max(story.events[begun].0.at_unix_ms)
 }
 
 /// The loss after which no backend was left: a sentence.

@@ -357,6 +357,17 @@ mod tests {
         assert_eq!(words(&on, &pins), ["[offload] pins /sys/fs/bpf/baton becomes /sys/fs/bpf/other"]);
     }
 
+    /// Regression: config/baton.toml said that a process that started with "off" never offloads after a reload, and one that had found flows of
+    /// an earlier process did.
+    #[test]
+    fn a_reload_turns_offloading_on_only_where_this_process_watches_flows_already() {
+        let [off, on] = ["off", "auto"].map(|mode| config("", &format!("[offload]\nmode = \"{mode}\"")));
+        assert!(refused(&off, &on, true).is_empty());
+        assert!(matches!(&refused(&off, &on, false)[..], [only] if only.contains("offload.mode")));
+        let documented = include_str!("../../config/baton.toml");
+        assert!(documented.contains("by a reload only if it found flows of an earlier process"));
+    }
+
     #[test]
     fn a_difference_of_the_probes_tls_is_seen() {
         let tls =

@@ -5,6 +5,7 @@ mod causes;
 mod effects;
 pub(super) mod failovers;
 mod gaps;
+mod kills;
 pub(super) mod last;
 mod refusals;
 #[cfg(test)]
@@ -133,7 +134,10 @@ impl<'r> Story<'r> {
                 refusals::refusals(self, at).or_else(|| self.plain(at))
             }
             What::FlowEnded { .. } => self.end(at),
-            What::OrderReceived { .. } => self.of_order(at).or_else(|| self.plain(at)),
+            What::OrderReceived { .. } => {
+                self.of_order(at).or_else(|| kills::kill(self, at)).or_else(|| self.plain(at))
+            }
+            What::FlowsOrdered { reason: EndReason::Killed, .. } => kills::kill(self, at).or_else(|| self.plain(at)),
             What::NodesBack { .. } => self.plain(self.silence_before(at).unwrap_or(at)),
             // The start that it is told after says more of it.
             What::ProcessDied { .. } => {
@@ -428,7 +432,7 @@ impl<'r> Story<'r> {
         let settings = settings.filter(|_| *reason != EndReason::BadProxyHeader || error.is_some());
         sentences.extend(settings.and_then(|settings| limit(settings, *reason)));
         match reason {
-            EndReason::Killed => sentences.extend(self.order_before(at)),
+            EndReason::Killed => sentences.extend(kills::order_before(self, at).map(|order| self.earlier(at, order))),
             EndReason::Moved => sentences.extend(failovers::owner_near(self, at)),
             _ => {}
         }

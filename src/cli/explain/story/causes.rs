@@ -367,17 +367,21 @@ impl Story<'_> {
     }
 
     /// The events within a time before another one, the last first.
-    fn shortly_before(&self, at: usize, within_ms: u64) -> impl Iterator<Item = usize> {
+    pub(super) fn shortly_before(&self, at: usize, within_ms: u64) -> impl Iterator<Item = usize> {
         let at_ms = self.events[at].0.at_unix_ms;
-        (0..at).rev().take_while(move |before| self.events[*before].0.at_unix_ms + within_ms >= at_ms)
+        (0..at).rev().take_while(move |before| self.events[*before].0.at_unix_ms.saturating_add(within_ms) >= at_ms)
     }
 
     /// The last event within a time before another one that `is_it`, in words.
     fn told_before(&self, at: usize, within_ms: u64, is_it: impl Fn(usize) -> bool) -> Option<String> {
-        let (event, _) = self.events[at];
-        let (found, _) = self.events[self.shortly_before(at, within_ms).find(|before| is_it(*before))?];
+        self.shortly_before(at, within_ms).find(|before| is_it(*before)).map(|found| self.earlier(at, found))
+    }
+
+    /// The event at `found`, which came before the one at `at`, in words.
+    pub(super) fn earlier(&self, at: usize, found: usize) -> String {
+        let [event, found] = [at, found].map(|place| self.events[place].0);
         let earlier = duration_ms(event.at_unix_ms.saturating_sub(found.at_unix_ms));
-        Some(format!("{earlier} earlier, at {}, {}.", moment(found.at_unix_ms), found.what.sentence()))
+        format!("{earlier} earlier, at {}, {}.", moment(found.at_unix_ms), found.what.sentence())
     }
 }
 

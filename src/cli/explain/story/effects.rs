@@ -130,9 +130,14 @@ impl Story<'_> {
                 pace += &format!("; reset_fall = {} decided when", settings.reset_fall);
             }
         }
+        pace + &self.spread(owner)
+    }
+
+    /// The setting that spreads resets: a part of a sentence, or nothing.
+    pub(super) fn spread(&self, owner: usize) -> String {
         match self.recording.owners[owner].reset_within_ms {
-            0 => pace,
-            ms => pace + &format!("; reset_within = {} spreads such resets", duration_ms(ms)),
+            0 => String::new(),
+            ms => format!("; reset_within = {} spreads such resets", duration_ms(ms)),
         }
     }
 
@@ -195,15 +200,20 @@ impl Story<'_> {
     pub(super) fn aftermath(&self, at: usize, figures: &mut Figures) -> Option<String> {
         let event = self.events[at].0;
         let at_ms = event.at_unix_ms;
-        let (times, frontend) = match &event.what {
+        let (times, of) = match &event.what {
+            What::FlowsOrdered { frontend, backend, .. } => {
+                (at_ms..=at_ms + AFTER_MS, (Some(frontend.as_str()), Some(backend.as_str())))
+            }
             What::RebalancePlanned { frontend, .. } => {
                 let next = self.events[at + 1..].iter().find(|(next, _)| of_rebalance(next) == Some(frontend));
                 let spread_until_ms = next.map_or(u64::MAX, |(next, _)| next.at_unix_ms.saturating_sub(1));
-                (at_ms..=spread_until_ms.min(at_ms + SPREAD_MS), Some(frontend.as_str()))
+                (at_ms..=spread_until_ms.min(at_ms + SPREAD_MS), (Some(frontend.as_str()), None))
             }
-            What::Rebalanced { frontend, .. } => (self.planned_ms(at, frontend)?..=at_ms, Some(frontend.as_str())),
+            What::Rebalanced { frontend, .. } => {
+                (self.planned_ms(at, frontend)?..=at_ms, (Some(frontend.as_str()), None))
+            }
             it if ends_no_flow(it) => return None,
-            _ => (at_ms..=at_ms + AFTER_MS, None),
+            _ => (at_ms..=at_ms + AFTER_MS, (None, None)),
         };
         let is_effect = |reason| match &event.what {
             What::FlowsOrdered { reason: ordered, .. } => reason == *ordered,
@@ -215,7 +225,7 @@ impl Story<'_> {
         let ends_ms = self.recording.records.last().map_or(at_ms, |record| record.at_unix_ms).max(at_ms);
         let (so_far, end_ms) = if ends_ms < *times.end() { ("So far, in", ends_ms) } else { ("In", *times.end()) };
         let span = duration_ms(end_ms - times.start());
-        self.count_ends((frontend, None), times.clone(), is_effect, figures);
+        self.count_ends(of, times.clone(), is_effect, figures);
         let lost = self.lost(figures);
         if figures.flows_ended.is_empty() {
             return (!lost.is_empty()).then(|| lost.trim_start().to_owned());
@@ -276,7 +286,7 @@ impl Story<'_> {
     }
 
     /// The number of ends within `times` that were counted before the first one in the record.
-    fn not_recorded(&self, times: &RangeInclusive<u64>, is_reason: impl Fn(EndReason) -> bool) -> u64 {
+    pub(super) fn not_recorded(&self, times: &RangeInclusive<u64>, is_reason: impl Fn(EndReason) -> bool) -> u64 {
         let samples = self.recording.samples().map(|(_, sample)| sample);
         let counted = ends_counted(samples, &(*times.start()..=self.recording.ends_lost_until_ms().min(*times.end())));
         let of_kind = EndReason::ALL.iter().filter(|reason| is_reason(**reason));

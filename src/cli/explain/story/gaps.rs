@@ -84,11 +84,17 @@ pub(super) fn gap_of_order(frontend: &str, lease_renew_ms: u64, other: OtherBack
     if other != OtherBackend::Serves {
         return longest_gap(frontend, 0, lease_renew_ms, other);
     }
+    let (sentence, gap_ms) = gap_of_reset("to another backend ", lease_renew_ms);
+    (sentence, Some(gap_ms))
+}
+
+/// The same while backends served all the time. `whereto`: a part of the sentence, or nothing.
+pub(super) fn gap_of_reset(whereto: &str, lease_renew_ms: u64) -> (String, u64) {
     let gap = limit_ms(lease_renew_ms);
     let sentence = format!(
-        "Their clients could connect to another backend at once, so the longest gap that a node can have seen is {gap}: a renewal's."
+        "Their clients could connect {whereto}at once, so the longest gap that a node can have seen is {gap}: a renewal's."
     );
-    (sentence, Some(lease_renew_ms))
+    (sentence, lease_renew_ms)
 }
 
 /// The longest time that a client can have waited for a process that had died: on the host with the VIP, without an offloaded flow.

@@ -30,9 +30,83 @@ fn flows_that_an_operator_killed_are_not_put_down_to_the_last_loss_of_their_back
         (9003, ended(2, EndReason::ClientReset)),
     ]);
     let said = told(&recording, Subject::Event(3)).unwrap();
-    assert!(said[0].contains("because an operator gave the order"), "{said:?}");
-    assert!(said[1].contains("baton kill --client 10.0.0.31"), "{said:?}");
+    assert!(said[0].contains("baton kill --client 10.0.0.31"), "{said:?}");
+    assert!(said[1].contains("It meant 1 flow: apiserver/cp2 1."), "{said:?}");
     assert!(said[2].contains("1 flow ended for it (killed 1)"), "{said:?}");
+}
+
+fn order(order: &str) -> What {
+    What::OrderReceived { uid: 0, pid: 42, order: order.to_owned() }
+}
+
+fn kills(frontend: &str, backend: &str, flows: usize) -> What {
+    What::FlowsOrdered { frontend: frontend.to_owned(), backend: backend.to_owned(), flows, reason: EndReason::Killed }
+}
+
+fn end_of(flow: u64, of: (&str, &str), reason: EndReason) -> What {
+    let mut what = ended(flow, reason);
+    let What::FlowEnded { frontend, backend, .. } = &mut what else { unreachable!() };
+    (*frontend, *backend) = (of.0.to_owned(), Some(of.1.to_owned()));
+    what
+}
+
+/// Regression: after `baton kill --all` the last backend alone was told, with the ends of each other order and fault of those ten seconds.
+#[test]
+fn a_kill_is_told_with_all_its_backends_and_with_its_own_ends_alone() {
+    let [one, two, other] = [("apiserver", "cp1"), ("apiserver", "cp2"), ("web", "w1")];
+    let recording = recording(vec![
+        (0, order("kill --all")),
+        (1, kills(one.0, one.1, 2)),
+        (1, kills(two.0, two.1, 1)),
+        (1, kills(other.0, other.1, 1)),
+        (5, end_of(1, one, EndReason::ClientReset)),
+        (10, end_of(2, one, EndReason::Killed)),
+        (20, end_of(3, two, EndReason::Killed)),
+        (240, end_of(4, other, EndReason::Killed)),
+        (3_000, order("kill --backend cp2")),
+        (3_001, kills(two.0, two.1, 1)),
+        (3_010, end_of(5, two, EndReason::Killed)),
+        (3_020, end_of(6, other, EndReason::Killed)),
+        (3_030, end_of(7, one, EndReason::BackendEjected)),
+    ]);
+    let explained = |subject: Subject| Story::new(&recording).tell(&subject).unwrap();
+    for event in 0..4 {
+        let (said, figures) = explained(Subject::Event(event));
+        assert!(said[0].ends_with("orders: baton kill --all."), "{event}: {said:?}");
+        assert_eq!(said[1], "It meant 4 flows: apiserver/cp1 2, apiserver/cp2 1, web/w1 1.");
+        assert!(said[2].starts_with("4 flows ended for it (killed 4), the last of them 3.0 s after it"), "{said:?}");
+        assert_eq!((figures.flows_ordered, figures.flows_ended), (4, BTreeMap::from([("killed", 4)])));
+        assert_eq!(figures.longest_gap_ms, Some(10_000), "{said:?}");
+    }
+    for subject in [Subject::Last, Subject::Event(8), Subject::Event(9)] {
+        let (said, figures) = explained(subject);
+        assert!(said[0].ends_with("orders: baton kill --backend cp2."), "{said:?}");
+        assert_eq!(said[1], "It meant 1 flow: apiserver/cp2 1.");
+        assert!(said[2].starts_with("1 flow ended for it (killed 1), the last of them 10 ms after it"), "{said:?}");
+        assert_eq!(figures.flows_ended, BTreeMap::from([("killed", 1)]));
+    }
+    let (said, _) = explained(Subject::Flow(FlowId(4)));
+    assert!(said.iter().any(|it| it.contains("earlier, at ") && it.contains("baton kill --all")), "{said:?}");
+    let (said, _) = explained(Subject::Flow(FlowId(6)));
+    assert!(said.iter().any(|it| it.contains("baton kill --all")), "not the order of another backend: {said:?}");
+}
+
+/// Regression: the ends of another frontend's flows counted as those that an order had ended.
+#[test]
+fn flows_that_an_order_ends_are_told_without_those_of_another_frontend() {
+    let stuck = What::FlowsOrdered {
+        frontend: "apiserver".to_owned(),
+        backend: "cp2".to_owned(),
+        flows: 1,
+        reason: EndReason::Rebalanced,
+    };
+    let recording = recording(vec![
+        (0, stuck),
+        (10, end_of(1, ("apiserver", "cp2"), EndReason::Rebalanced)),
+        (20, end_of(2, ("web", "w1"), EndReason::Rebalanced)),
+    ]);
+    let said = told(&recording, Subject::Event(0)).unwrap();
+    assert!(said.iter().any(|it| it.contains("1 flow ended for it (rebalanced 1)")), "{said:?}");
 }
 
 /// Regression: the ends of all other orders of those ten seconds were told as effects of a rebalancing.

@@ -251,19 +251,12 @@ impl Past {
 
     /// Whether a flow began at this instance.
     fn is_own(&self, flow: FlowId, owner: usize) -> bool {
-        let own = self.owners[owner].instance.as_deref().map_or(0, |name| InstanceName(name.into()).tag());
-        flow.tag() == own || flow.tag() == 0
+        is_own(flow, &self.owners[owner])
     }
 
     /// When flows came from other instances, and the tags of these.
     fn taken(&self) -> Vec<(u64, u16)> {
-        let taken = self.events.iter().filter_map(|(_, event)| match &event.what {
-            What::FailedOver { instance, .. } | What::FlowsClaimed { instance, .. } => {
-                Some((event.at_unix_ms, instance.tag()))
-            }
-            _ => None,
-        });
-        taken.collect()
+        self.events.iter().filter_map(|(_, event)| taken_by(event)).collect()
     }
 
     /// The number of flows in each of `parts` equal parts of the time, at its end. `None`: no process recorded.
@@ -286,6 +279,34 @@ impl ReplayBackend {
     pub(crate) fn health_state(&self) -> Option<HealthState> {
         HealthState::ALL.into_iter().find(|state| state.label() == self.state)
     }
+}
+
+/// Whether a flow began at the instance with these files.
+fn is_own(flow: FlowId, owner: &FileOwner) -> bool {
+    let own = owner.instance.as_deref().map_or(0, |name| InstanceName(name.into()).tag());
+    flow.tag() == own || flow.tag() == 0
+}
+
+/// When flows came from another instance by this event, and the tag of that one.
+fn taken_by(event: &Event) -> Option<(u64, u16)> {
+    match &event.what {
+        What::FailedOver { instance, .. } | What::FlowsClaimed { instance, .. } => {
+            Some((event.at_unix_ms, instance.tag()))
+        }
+        _ => None,
+    }
+}
+
+/// When a flow, which ended at `ended_ms`, came to the instance of `owner` from another one. `None`: it began here, or nothing tells of it.
+pub(crate) fn came_here(recording: &Recording, owner: usize, flow: FlowId, ended_ms: u64) -> Option<u64> {
+    if is_own(flow, &recording.owners[owner]) {
+        return None;
+    }
+    let events = recording.records.iter().filter_map(|record| match &record.what {
+        Recorded::Event(event) => taken_by(event),
+        _ => None,
+    });
+    Some(came_ms(&events.collect::<Vec<_>>(), flow, ended_ms)).filter(|at_ms| *at_ms > 0)
 }
 
 /// When a flow of another instance, which ended at `ended_ms`, came here, by what was taken from others; 0: nothing tells of it.

@@ -7,7 +7,7 @@ use super::output::{CliError, Output};
 use crate::admin::client::Client;
 use crate::admin::protocol::Command;
 use crate::admin::status::VipReport;
-use crate::model::fleet::vip::{VipPart, VipPeerView, VipView};
+use crate::model::fleet::vip::{VipGain, VipPart, VipPeerView, VipView};
 use crate::model::humane::{date_and_time, duration_ms, list};
 use crate::model::weight::Weight;
 
@@ -61,7 +61,7 @@ fn in_words(report: &VipReport, why: bool, output: &Output) -> String {
 }
 
 fn reasons(report: &VipReport, view: &VipView) -> String {
-    let mut text = format!("why: {} (for {})\n", view.why, duration_ms(view.for_ms));
+    let mut text = why_now(view) + "\n";
     text += "these events would move the VIP:\n";
     view.would_move.iter().for_each(|reason| text += &format!("  {reason}\n"));
     if report.moves.is_empty() {
@@ -73,6 +73,20 @@ fn reasons(report: &VipReport, view: &VipView) -> String {
         text += &format!("  {date} {time}Z  {}\n", event.what.sentence());
     }
     text
+}
+
+/// Why this instance has the VIP or not: what is so now, or how it was when the VIP came, and how it is since.
+fn why_now(view: &VipView) -> String {
+    let since = duration_ms(view.for_ms);
+    if view.part != VipPart::Holds {
+        return format!("why: {} (for {since})", view.why);
+    }
+    let Some(VipGain::Silent(name)) = VipGain::from_words(&view.why) else {
+        return format!("why: {} ({since} ago)", view.why);
+    };
+    let is_heard = view.peers.iter().any(|peer| peer.name == name && peer.heard);
+    let now = if is_heard { "is heard again" } else { "is not heard now" };
+    format!("why: {} ({since} ago); {name} {now}", VipGain::Silent(name.clone()))
 }
 
 fn yes(is: bool) -> Cell {
@@ -144,7 +158,7 @@ mod tests {
         let view = VipView {
             part: VipPart::Holds,
             for_ms: 754_000,
-            why: "lb-b had it and is silent".to_owned(),
+            why: "lb-b had it and was silent".to_owned(),
             holder: Some(own.clone()),
             claim: 4,
             ready: true,
@@ -161,7 +175,7 @@ mod tests {
         };
         let what = What::VipGained {
             vip: "10.0.0.100, fd00::100".to_owned(),
-            why: "lb-b had it and is silent".to_owned(),
+            why: "lb-b had it and was silent".to_owned(),
             silent: None,
         };
         let report = VipReport {
@@ -173,6 +187,13 @@ mod tests {
         };
         let output = Output::new(false);
         assert_eq!(samples::shown("docs/vip.md", "baton vip --why"), in_words(&report, true, &output));
+        // Regression: minutes after lb-b was back, this said that it is silent.
+        let mut now = report.view.clone().unwrap();
+        assert_eq!(why_now(&now), "why: lb-b had it and was silent (12 m 34 s ago); lb-b is heard again");
+        (now.peers[0].heard, now.why) = (false, "lb-b had it and is silent".to_owned());
+        assert_eq!(why_now(&now), "why: lb-b had it and was silent (12 m 34 s ago); lb-b is not heard now");
+        (now.part, now.why) = (VipPart::Stands, "lb-b has it".to_owned());
+        assert_eq!(why_now(&now), "why: lb-b has it (for 12 m 34 s)");
         let external = VipReport { view: None, addresses: Vec::new(), ..report };
         assert!(in_words(&external, true, &output).starts_with("Baton does not move the VIP itself"));
     }

@@ -134,7 +134,7 @@ fn a_silent_holder_is_followed_after_its_fifth_missing_beat_and_the_questions() 
     assert_eq!(bench.run(1000), None);
     bench.peers[0].silence_ns = Some(SILENT_NS);
     assert_eq!(bench.run(1000), Some(130));
-    assert_eq!(bench.view().why, "lb-a had it and is silent");
+    assert_eq!(bench.view().why, "lb-a had it and was silent");
     assert!(u64::from(ASKS) * ASK_EVERY_NS + SILENT_NS + 50 * MS < 450 * MS);
 }
 

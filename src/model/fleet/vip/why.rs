@@ -149,7 +149,8 @@ impl fmt::Display for VipGain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Vacant => f.write_str("no instance had it"),
-            Self::Silent(name) => write!(f, "{name} had it and is silent"),
+            // It may be back by the time somebody reads this.
+            Self::Silent(name) => write!(f, "{name} had it and was silent"),
             Self::GivenUp(name) => write!(f, "{name} gave it up"),
             Self::Found => f.write_str("its addresses were on this host already"),
         }
@@ -181,6 +182,32 @@ impl fmt::Display for VipLoss {
     }
 }
 
+impl VipGain {
+    /// The reason that these words tell. `None`: they are another release's.
+    pub(crate) fn from_words(words: &str) -> Option<Self> {
+        let before = |end: &str| words.strip_suffix(end).map(|name| InstanceName(name.into()));
+        // Earlier releases told it as of then.
+        let silent = before(" had it and was silent").or_else(|| before(" had it and is silent"));
+        let of_peer = silent.map(Self::Silent).or_else(|| before(" gave it up").map(Self::GivenUp));
+        of_peer.or_else(|| [Self::Vacant, Self::Found].into_iter().find(|gain| gain.to_string() == words))
+    }
+}
+
 fn spelled(mac: Mac) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_words_of_a_gain_are_read_as_they_are_written() {
+        let lb_b = || InstanceName("lb-b".into());
+        for gain in [VipGain::Vacant, VipGain::Silent(lb_b()), VipGain::GivenUp(lb_b()), VipGain::Found] {
+            assert_eq!(VipGain::from_words(&gain.to_string()), Some(gain));
+        }
+        assert_eq!(VipGain::from_words("lb-b had it and is silent"), Some(VipGain::Silent(lb_b())));
+        assert_eq!(VipGain::from_words("lb-b has it"), None);
+    }
 }

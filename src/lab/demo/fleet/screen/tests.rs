@@ -48,7 +48,7 @@ fn picture(hosts: Vec<HostRow>, lost: Losses) -> FleetPicture {
         command: "baton --socket /tmp/baton-demo-31309/cp1.sock status".to_owned(),
         lines: VecDeque::from([
             line(39_100, "you", "pulled the plug of cp1: no packet reaches or leaves it"),
-            line(39_600, "cp2", "this host has the VIP 10.0.0.100 now: cp1 had it and is silent"),
+            line(39_600, "cp2", "this host has the VIP 10.0.0.100 now: cp1 had it and was silent"),
             line(
                 39_700,
                 "cp2",

@@ -4,6 +4,7 @@ mod beside;
 mod causes;
 mod effects;
 pub(super) mod failovers;
+mod flows;
 mod gaps;
 mod kills;
 pub(super) mod last;
@@ -18,12 +19,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::Subject;
-use crate::model::end_reason::{ClientSaw, EndReason};
+use crate::model::end_reason::EndReason;
 use crate::model::fleet::Liveness;
 use crate::model::health::HealthState;
-use crate::model::humane::{bytes, date_and_time, duration_ms, limit_ms, plural};
+use crate::model::humane::{date_and_time, duration_ms, limit_ms, plural};
 use crate::model::ids::FlowId;
-use crate::model::names::named;
 use crate::recorder::{FrontendSettings, Recorded, RecordedSample, Recording, TimedRecord};
 use crate::table::journal::{Event, What};
 use causes::{decided_by, is_held_back};
@@ -370,88 +370,6 @@ impl<'r> Story<'r> {
         self.recording.owners[owner].frontends.iter().find(|it| it.name == frontend)
     }
 
-    /// The last flow with this number that has ended: without a fleet, each process numbers its flows anew.
-    fn flow(&self, id: FlowId) -> Option<Explained> {
-        let is_end = |(event, _): &&(&Event, usize)| matches!(&event.what, What::FlowEnded { flow, .. } if *flow == id);
-        let (mut sentences, figures) = self.end(self.events.iter().rposition(|it| is_end(&it))?)?;
-        let earlier = self.events.iter().filter(is_end).count() - 1;
-        if earlier > 0 && sentences.len() < SENTENCES_MAX {
-            let flows = plural(earlier as u64, "flow");
-            sentences
-                .push(format!("Earlier processes had {flows} with this number: --until TIME explains such a one."));
-        }
-        Some((sentences, figures))
-    }
-
-    /// The flow whose end is the event at `at`.
-    fn end(&self, at: usize) -> Option<Explained> {
-        let (event, owner) = self.events[at];
-        let What::FlowEnded {
-            flow: id,
-            frontend,
-            backend,
-            client,
-            node,
-            reason,
-            duration_ms: lasted_ms,
-            bytes_to_backend,
-            bytes_to_client,
-            error,
-            ..
-        } = &event.what
-        else {
-            return None;
-        };
-        let shown = backend.as_deref().unwrap_or("no backend");
-        let why = error.as_ref().map_or(String::new(), |error| format!(" ({error})"));
-        let saw = match reason.client_saw() {
-            // Without a socket there is no FIN to send.
-            ClientSaw::Fin if *reason == EndReason::Rebalanced => "its client saw FIN, or RST if it was offloaded",
-            ClientSaw::Fin => "its client saw FIN",
-            ClientSaw::Rst if is_refusal(*reason) => "its client saw RST",
-            ClientSaw::Rst => "its client saw RST, and could connect again at once",
-            ClientSaw::Nothing => "Baton sent its client nothing",
-        };
-        let mut sentences = vec![
-            format!(
-                "Flow {id} of {} to {frontend}/{shown} ended at {} for the reason {}: {}",
-                named(*client, node.as_deref()),
-                moment(event.at_unix_ms),
-                reason.label(),
-                reason.about().trim_end_matches('.')
-            ) + &format!("{why}."),
-            format!(
-                "It had lasted {}, with {} to the backend and {} to the client; {saw}.",
-                duration_ms(*lasted_ms),
-                bytes(*bytes_to_backend as f64),
-                bytes(*bytes_to_client as f64)
-            ),
-        ];
-        let settings = self.settings(owner, frontend);
-        // A header that came, and was wrong, was not late.
-        let settings = settings.filter(|_| *reason != EndReason::BadProxyHeader || error.is_some());
-        sentences.extend(settings.and_then(|settings| limit(settings, *reason)));
-        match reason {
-            EndReason::Killed => sentences.extend(kills::order_before(self, at).map(|order| self.earlier(at, order))),
-            EndReason::Moved => sentences.extend(failovers::owner_near(self, at)),
-            _ => {}
-        }
-        if let (true, Some(backend)) = (is_by_backend(*reason), backend)
-            && let Some(change) = self.change_before(at, frontend, backend)
-            && let Some((decided, _)) = self.change(change)
-        {
-            // What happened, and what decided it.
-            sentences.extend(decided.into_iter().take(2));
-        }
-        let figures = Figures {
-            at_unix_ms: event.at_unix_ms,
-            flows_ended: BTreeMap::from([(reason.label(), 1)]),
-            lasted_ms: Some(*lasted_ms),
-            ..Figures::default()
-        };
-        Some((sentences, figures))
-    }
-
     /// The change of a backend before the event at `at` that made it lose flows.
     fn change_before(&self, at: usize, frontend: &str, backend: &str) -> Option<usize> {
         self.events[..at].iter().rposition(|(event, _)| {
@@ -533,28 +451,6 @@ impl<'r> Story<'r> {
 /// Whether flows end for this reason since their backend's state has changed.
 fn is_by_backend(reason: EndReason) -> bool {
     matches!(reason, EndReason::BackendEjected | EndReason::EjectedByOperator | EndReason::DrainDeadline)
-}
-
-/// Whether another connection would have ended for the same reason.
-fn is_refusal(reason: EndReason) -> bool {
-    use EndReason::{BackendsFull, BadProxyHeader, Denied, LimitFrontend, LimitSource, LimitTotal, NoBackend};
-    matches!(reason, LimitTotal | LimitFrontend | LimitSource | BackendsFull | NoBackend | Denied | BadProxyHeader)
-}
-
-/// The setting that ended a flow, with its value.
-fn limit(settings: &FrontendSettings, reason: EndReason) -> Option<String> {
-    let (key, value) = match reason {
-        EndReason::IdleTimeout => ("idle_timeout", duration_ms(settings.idle_timeout_ms?)),
-        EndReason::DrainDeadline | EndReason::FrontendRemoved => {
-            ("drain_timeout", duration_ms(settings.drain_timeout_ms))
-        }
-        EndReason::BadProxyHeader => ("proxy_header_timeout", duration_ms(settings.proxy_header_timeout_ms?)),
-        EndReason::ConnectTimedOut => ("connect_timeout", duration_ms(settings.connect_timeout_ms)),
-        EndReason::LimitFrontend => ("max_connections", settings.max_connections?.to_string()),
-        EndReason::LimitSource => ("max_connections_per_source", settings.max_connections_per_source?.to_string()),
-        _ => return None,
-    };
-    Some(format!("{key} = {value} decided it."))
 }
 
 /// The setting that moves flows, with its value.

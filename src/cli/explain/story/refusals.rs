@@ -1,7 +1,8 @@
 //! New connections that were reset: since when, why, how many, and until when.
 
 use super::effects::by_reason;
-use super::{Explained, Figures, Story, limit, moment};
+use super::flows::limit;
+use super::{Explained, Figures, Story, moment};
 use crate::model::end_reason::EndReason;
 use crate::model::health::HealthState;
 use crate::model::humane::{duration_ms, plural};

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::drain::LifePhase;
 use crate::essential;
+use crate::model::fleet::STUCK_FOR;
 use crate::model::humane::duration_ms;
 use crate::sys::clock::now_ns;
 use crate::table::Part;
@@ -27,18 +28,14 @@ pub(crate) fn stuck_for(worker: &WorkerState, now_ns: u64) -> Option<Duration> {
 pub(crate) fn complaints(workers: &[WorkerState], beats: &LoopBeats, phase: LifePhase, now_ns: u64) -> Vec<String> {
     let must_serve = (LifePhase::Serving..=LifePhase::Draining).contains(&phase);
     let complaint = |(worker, state): (usize, &WorkerState)| match stuck_for(state, now_ns) {
-        Some(stuck) => Some(format!("worker {worker} has been stuck for {}", duration_ms(stuck.as_millis() as u64))),
+        Some(stuck) => Some(format!("worker {worker}{STUCK_FOR}{}", duration_ms(stuck.as_millis() as u64))),
         None if must_serve && !state.is_alive() => Some(format!("worker {worker} has ended")),
         None => None,
     };
     let workers = workers.iter().enumerate().filter_map(complaint);
     let loops = beats.stuck(now_ns, LOOP_STUCK_AFTER).into_iter();
     workers
-        .chain(
-            loops.map(|(name, stuck)| {
-                format!("the {name} has been stuck for {}", duration_ms(stuck.as_millis() as u64))
-            }),
-        )
+        .chain(loops.map(|(name, stuck)| format!("the {name}{STUCK_FOR}{}", duration_ms(stuck.as_millis() as u64))))
         .collect()
 }
 

@@ -41,6 +41,7 @@ pub(crate) use port_range::port_range;
 pub(crate) use record::{FlowRecord, Keeping, Passage, RewriteState, Strangeness};
 pub(crate) use session::PEER_FLOWS_MAX;
 pub(crate) use standby::{AcceptedFlow, PeerPortRange, StandbyAnswer, StandbyRequest};
+pub(crate) use summary::STUCK_FOR;
 pub use summary::{BackendSummary, InstanceSummary, OffloadBrief, PeerSummary, WorstEvent};
 pub use unknown_packet::{Then, Unknown, UnknownPacket};
 pub(crate) use untold::{Abandoned, Remembered};

@@ -322,6 +322,9 @@ pub enum What {
     PeerLiveness {
         peer: String,
         liveness: Liveness,
+        /// For which a worker of it had been stuck by then, as it had said a moment before; `None`: it had not said so.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        stuck_ms: Option<u64>,
     },
     /// An instance is dead: its offloaded flows go on here, the others are reset.
     FailedOver {

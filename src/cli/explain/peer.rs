@@ -251,7 +251,7 @@ mod tests {
     fn a_peer_that_came_back_is_told_with_its_death() {
         let failed_over = What::FailedOver { instance: InstanceName(PEER.into()), inherited: 30, reset: 0 };
         let linked = What::PeerLinked { peer: PEER.to_owned(), version: "0.1.0".to_owned() };
-        let late = What::PeerLiveness { peer: PEER.to_owned(), liveness: Liveness::Alive };
+        let late = What::PeerLiveness { peer: PEER.to_owned(), liveness: Liveness::Alive, stuck_ms: None };
         let recording = recording(vec![(0, lost()), (300, failed_over), (40_000, linked), (50_000, late)]);
         let (said, _) =
             KnownPeer { peer: view(Liveness::Alive), dies: None }.tell(&Story::new(&recording), AT_MS + 60_000);
@@ -264,7 +264,7 @@ mod tests {
     /// Regression: it was dead only since 0.6 s after its flows had been carried on.
     #[test]
     fn a_peer_is_dead_since_its_flows_were_carried_on() {
-        let dead = What::PeerLiveness { peer: PEER.to_owned(), liveness: Liveness::Dead };
+        let dead = What::PeerLiveness { peer: PEER.to_owned(), liveness: Liveness::Dead, stuck_ms: None };
         let failed_over = What::FailedOver { instance: InstanceName(PEER.into()), inherited: 30, reset: 0 };
         let said = |events| {
             let recording = recording(events);
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn of_a_dead_peer_is_said_what_became_of_its_flows_and_not_what_would() {
-        let dead = What::PeerLiveness { peer: PEER.to_owned(), liveness: Liveness::Dead };
+        let dead = What::PeerLiveness { peer: PEER.to_owned(), liveness: Liveness::Dead, stuck_ms: None };
         let failed_over = What::FailedOver { instance: InstanceName(PEER.into()), inherited: 1092, reset: 112 };
         let recording = recording(vec![(0, lost()), (800, dead), (801, failed_over)]);
         let peer = MemberView { why_not: Some("connection refused".to_owned()), synced: false, ..view(Liveness::Dead) };
@@ -298,7 +298,7 @@ mod tests {
     /// Regression: of a peer that was dead "lb-b has no VIP" was told, as if it could have one.
     #[test]
     fn what_a_dead_peer_had_is_told_as_of_then() {
-        let dead = What::PeerLiveness { peer: PEER.to_owned(), liveness: Liveness::Dead };
+        let dead = What::PeerLiveness { peer: PEER.to_owned(), liveness: Liveness::Dead, stuck_ms: None };
         let held = |by: &str| What::VipHeld { vip: "10.0.0.100".to_owned(), by: by.to_owned() };
         let said = |liveness, vips: &[&str], by: &str| {
             let recording = recording(vec![(0, held(by)), (5_000, dead.clone()), (5_300, held("lb-c"))]);

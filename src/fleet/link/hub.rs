@@ -567,10 +567,16 @@ impl Hub {
                 if !is_new {
                     return tracing::debug!(%peer, liveness = liveness.label(), "the liveness of a peer has changed");
                 }
-                What::PeerLiveness { peer: peer.to_string(), liveness }
+                let stuck_ms = self.stuck_ms(&peer).filter(|_| matches!(liveness, Liveness::Silent | Liveness::Dead));
+                What::PeerLiveness { peer: peer.to_string(), liveness, stuck_ms }
             }
         };
         self.table.journal.record(what);
+    }
+
+    fn stuck_ms(&self, peer: &InstanceName) -> Option<u64> {
+        let members = self.exchange.members(now_ns());
+        members.into_iter().find(|it| it.name == *peer)?.summary?.stuck_ms()
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::message::Message;
+use crate::model::duration;
 use crate::model::health::HealthState;
 use crate::model::humane::printable;
 
@@ -13,6 +14,9 @@ use crate::model::humane::printable;
 const AGAIN_NS: u64 = 5_000_000_000;
 /// A summary older than three such times says nothing of the present.
 pub(super) const OLD_MS: u64 = 3 * AGAIN_NS / 1_000_000;
+
+/// What a reason says of a loop that hangs, between its name and how long it has.
+pub(crate) const STUCK_FOR: &str = " has been stuck for ";
 
 /// Limits for the lists of a summary.
 pub(crate) const BACKENDS_MAX: usize = 64;
@@ -56,6 +60,15 @@ pub struct InstanceSummary {
 }
 
 impl InstanceSummary {
+    /// For how long a worker of it had been stuck when it told this, at least.
+    pub(crate) fn stuck_ms(&self) -> Option<u64> {
+        let stuck = |why: &String| {
+            let (_, lasted) = why.strip_prefix("worker ")?.split_once(STUCK_FOR)?;
+            duration::parse(lasted).ok()
+        };
+        self.not_live.iter().filter_map(stuck).max().map(|lasted| lasted.as_millis() as u64)
+    }
+
     /// The frontends without a backend that takes a new flow, as far as all their backends are told.
     pub(crate) fn unserved(&self) -> Vec<&str> {
         let mut served = Vec::<(&str, bool)>::new();
@@ -111,6 +124,16 @@ pub struct PeerSummary {
     pub is_present: bool,
     #[serde(flatten)]
     pub summary: Arc<InstanceSummary>,
+}
+
+/// An instance says each second how it is, and is dead a second after its last beat: what it said before that may be so no longer.
+const STUCK_SAID_MS: u64 = 3_000;
+
+impl PeerSummary {
+    /// For how long a worker of the peer has been stuck by now, if it said so a moment ago and nothing else since.
+    pub(crate) fn stuck_ms(&self) -> Option<u64> {
+        self.summary.stuck_ms().filter(|_| self.age_ms <= STUCK_SAID_MS).map(|stuck_ms| stuck_ms + self.age_ms)
+    }
 }
 
 /// The summaries that one link carries to its peer.
@@ -197,6 +220,20 @@ impl SummariesTold {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+
+    #[test]
+    fn the_longest_time_for_which_a_worker_is_stuck_is_read_from_the_reasons() {
+        let of = |reasons: &[&str]| {
+            let not_live = reasons.iter().map(|it| (*it).to_owned()).collect();
+            InstanceSummary { not_live, ..InstanceSummary::default() }.stuck_ms()
+        };
+        assert_eq!(of(&["worker 0 has been stuck for 1.2 s", "worker 1 has been stuck for 4.0 s"]), Some(4_000));
+        let stuck = vec!["worker 0 has been stuck for 2.0 s".to_owned()];
+        let summary = Arc::new(InstanceSummary { not_live: stuck, ..InstanceSummary::default() });
+        let said = |age_ms| PeerSummary { age_ms, is_present: false, summary: summary.clone() }.stuck_ms();
+        assert_eq!((said(700), said(3_001)), (Some(2_700), None));
+        assert_eq!(of(&["the offload has been stuck for 9.0 s", "worker 1 has ended"]), None);
+    }
 
     #[test]
     fn a_frontend_is_unserved_if_all_its_backends_are_ejected_and_all_are_told() {

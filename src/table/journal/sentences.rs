@@ -15,7 +15,7 @@ use crate::model::humane::{bytes, duration_ms, duration_us, plural};
 use crate::model::names::named;
 use crate::model::weight::Weight;
 use crate::table::offload::OFF;
-use words::{in_words, named_nodes, ordered_because, ports_overlap, strange};
+use words::{in_words, named_nodes, ordered_because, ports_overlap, strange, stuck_before};
 
 impl What {
     /// One sentence without a full stop.
@@ -356,9 +356,10 @@ impl What {
                     "this instance missed a change of {peer}'s flows; {peer} sends all of them again"
                 )
             }
-            Self::PeerLiveness { peer, liveness } => {
+            Self::PeerLiveness { peer, liveness, stuck_ms } => {
                 let (weight, label) = (Weight::of_liveness(*liveness), liveness.label());
-                say!(weight, { peer, liveness = label }, "{peer} is {}", in_words(*liveness))
+                let stuck = stuck_ms.map_or_else(String::new, stuck_before);
+                say!(weight, { peer, liveness = label, stuck_ms }, "{peer} is {}{stuck}", in_words(*liveness))
             }
             Self::FailedOver { instance, inherited, reset } => {
                 let flows = plural(*inherited as u64, "flow");

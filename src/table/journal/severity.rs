@@ -141,7 +141,7 @@ mod tests {
             |late_ms| What::VipGivenUp { vip: String::new(), why: why(), late_ms, cut_off: false }.severity();
         assert_eq!(given_up(Some(2_000)), Some(EventSeverity::ClientsSuffer), "they waited for a process that hung");
         assert_eq!(given_up(None), Some(EventSeverity::Notice));
-        let dead = What::PeerLiveness { peer: why(), liveness: Liveness::Dead };
+        let dead = What::PeerLiveness { peer: why(), liveness: Liveness::Dead, stuck_ms: None };
         assert_eq!(dead.severity(), changed(HealthState::Ejected).severity());
         assert_eq!(What::UpgradeFailed { why: why(), moved: 0 }.severity(), Some(EventSeverity::Refused));
         assert_eq!(What::WorkerStuck { worker: 0, for_ms: 1 }.severity(), Some(EventSeverity::ClientsSuffer));

@@ -3,7 +3,7 @@
 use super::{AFTER_MS, Explained, Figures, SENTENCES_MAX, Story, is_death, is_of_link, moment, peer_of};
 use crate::model::fleet::Liveness;
 use crate::model::fleet::vip::SILENT_NS;
-use crate::model::humane::{duration_ms, limit_ms};
+use crate::model::humane::{count, duration_ms, limit_ms, plural};
 use crate::table::journal::{Event, What};
 
 /// A failover is over within this time.
@@ -19,7 +19,7 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
     let near = |other: &Event| other.at_unix_ms.abs_diff(event.at_unix_ms) <= WITHIN_MS;
     let around = || story.events.iter().map(|(event, _)| *event).filter(|other| near(other));
     let peer = match &event.what {
-        What::PeerLiveness { peer, liveness: Liveness::Silent | Liveness::Dead } => peer,
+        What::PeerLiveness { peer, liveness: Liveness::Silent | Liveness::Dead, .. } => peer,
         What::FailedOver { instance, .. } => &*instance.0,
         What::VipGained { silent: Some(peer), .. } => peer,
         What::VipGained { silent: None, .. } => peer_of(around().find(|other| is_failover(other) || is_death(other))?)?,
@@ -73,18 +73,31 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
         ));
     }
     let lease_renew_ms = story.recording.owners[owner].lease_renew_ms;
+    // A worker that was stuck served nobody, while other threads of its process beat on.
+    let stuck_ms = of_peer().filter(|it| it.at_unix_ms >= begun_ms).find_map(|it| match it.what {
+        What::PeerLiveness { stuck_ms: Some(ms), .. } => Some(ms.saturating_sub(it.at_unix_ms - begun_ms)),
+        _ => None,
+    });
     // Its clients waited until the VIP was here, or until this instance took its flows.
     if let Some(served) = vip.or(over).filter(|_| had_clients) {
-        let waited_ms = served.at_unix_ms.saturating_sub(begun_ms) + SILENT_MS;
+        let waited_ms = served.at_unix_ms.saturating_sub(begun_ms) + SILENT_MS.max(stuck_ms.unwrap_or(0));
         let gap_ms = waited_ms + lease_renew_ms;
         figures.longest_gap_ms = Some(gap_ms).filter(|_| unlinked_ms.is_none());
         let of_these = if unlinked_ms.is_some() { "Of flows that were known, the" } else { "The" };
         sentences.push(format!(
-            "{of_these} longest gap that a node can have seen is {}: {} from {peer}'s last beat to this, which no setting decides, and a renewal's {}.",
+            "{of_these} longest gap that a node can have seen is {}: {} from {} to this, which no setting decides, and a renewal's {}.",
             limit_ms(gap_ms),
             limit_ms(waited_ms),
+            match stuck_ms.filter(|ms| *ms > SILENT_MS) {
+                Some(_) => format!("the time at which a worker of {peer} was stuck"),
+                None => format!("{peer}'s last beat"),
+            },
             limit_ms(lease_renew_ms)
         ));
+    }
+    sentences.extend(rest_of_its_flows(story, peer, at, vip.or(over).is_some(), over));
+    if had_clients && stuck_ms.is_none() && sentences.len() + usize::from(back.is_some()) < SENTENCES_MAX {
+        sentences.push(format!("Whether workers of {peer} were stuck before its last beat, its own record tells (baton explain last, there)."));
     }
     if let Some(back) = back {
         let lasted_ms = back.at_unix_ms.saturating_sub(begun_ms);
@@ -93,8 +106,61 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
             if death.or(over).or(vip).is_none() { "It was a moment's silence, which changes nothing: " } else { "" };
         sentences.push(format!("{alone}{} later {}.", duration_ms(lasted_ms), back.what.sentence()));
     }
+    // That it carries its flows on says that it is dead.
+    if let (Some(death), Some(_)) = (death.filter(|it| !std::ptr::eq(*it, event)), over)
+        && sentences.len() > SENTENCES_MAX
+    {
+        let said = told(death);
+        sentences.retain(|it| *it != said);
+    }
     sentences.truncate(SENTENCES_MAX);
     Some((sentences, figures))
+}
+
+/// What became of those flows of the peer that this instance neither carries on nor resets, as far as it knows: a sentence.
+/// `has_served`: clients of the peer came here.
+fn rest_of_its_flows(
+    story: &Story<'_>,
+    peer: &str,
+    at: usize,
+    has_served: bool,
+    over: Option<&Event>,
+) -> Option<String> {
+    let at_ms = story.events[at].0.at_unix_ms;
+    if let Some(What::FailedOver { inherited, reset, .. }) = over.map(|it| &it.what) {
+        let (here, known) = ((inherited + reset) as u64, story.events[..at].iter().rev().map(|(event, _)| *event));
+        let known = known.filter(|it| peer_of(it) == Some(peer)).find_map(|it| match it.what {
+            What::PeerSynced { flows, .. } => Some((it.at_unix_ms, flows)),
+            _ => None,
+        });
+        let (known_ms, _) = known.filter(|(_, flows)| *flows > here)?;
+        let (since, flows) = (moment(known_ms), known.map_or(0, |(_, flows)| flows));
+        return Some(format!(
+            "When this instance had got all flows of {peer}, at {since}, it had {}: of the {} beyond these no end is recorded here, they ended at {peer} or moved to a              third instance; one that is known nowhere is reset with its next packet.",
+            plural(flows, "flow"),
+            count(flows - here)
+        ));
+    }
+    let claimed: usize = story
+        .events
+        .iter()
+        .map(|(event, _)| *event)
+        .map(|it| match &it.what {
+            What::FlowsClaimed { instance, flows }
+                if *instance.0 == *peer && it.at_unix_ms.abs_diff(at_ms) <= WITHIN_MS =>
+            {
+                *flows
+            }
+            _ => 0,
+        })
+        .sum();
+    has_served.then(|| match claimed {
+        0 => format!("Which flows of {peer} came here is not recorded: those that stayed there, its own record has (baton explain last, there)."),
+        flows => format!(
+            "{} of {peer} came here with their packets and went on; its others stayed there, and its own record has them (baton explain last, there).",
+            plural(flows as u64, "flow")
+        ),
+    })
 }
 
 /// Which host had the VIP after this one had given it up by the event at `at`: a sentence.
@@ -124,7 +190,7 @@ pub(super) fn holder_found<'r>(story: &Story<'r>, at: usize) -> Option<&'r str> 
     })?
 }
 
-fn soon_after<'r>(story: &Story<'r>, at: usize) -> impl Iterator<Item = &'r Event> {
+pub(super) fn soon_after<'r>(story: &Story<'r>, at: usize) -> impl Iterator<Item = &'r Event> {
     let at_ms = story.events[at].0.at_unix_ms;
     let later = story.events[at + 1..].iter().map(|(event, _)| *event);
     later.take_while(move |it| it.at_unix_ms <= at_ms + AFTER_MS)

@@ -280,7 +280,7 @@ fn an_outage_is_told_with_the_flows_that_the_backend_ended_and_the_connections_t
 }
 
 fn liveness(peer: &str, liveness: Liveness) -> What {
-    What::PeerLiveness { peer: peer.to_owned(), liveness }
+    What::PeerLiveness { peer: peer.to_owned(), liveness, stuck_ms: None }
 }
 
 #[test]

@@ -50,7 +50,7 @@ fn an_event_is_logged_in_the_words_that_the_command_line_and_the_page_use() {
         What::FlowsOrdered { frontend, backend, flows: 1_200, reason: EndReason::BackendEjected },
         What::WorkerMoves { worker: 1 },
         What::VipShared { address: "10.0.0.100".parse().unwrap(), by: "02:00:00:00:00:01".to_owned() },
-        What::PeerLiveness { peer: "lb-b".to_owned(), liveness: Liveness::Dead },
+        What::PeerLiveness { peer: "lb-b".to_owned(), liveness: Liveness::Dead, stuck_ms: None },
         What::FailedOver { instance: instance.clone(), inherited: 3, reset: 1 },
         What::EvacuationBegun { to: Some(instance), flows: 2 },
         What::Evacuated { flows_reset: 0, took_ms: 900 },

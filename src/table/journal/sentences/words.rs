@@ -2,7 +2,7 @@
 
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::{Farewell, Liveness, PortRange, Strangeness};
-use crate::model::humane::plural;
+use crate::model::humane::{duration_ms, plural};
 use crate::model::weight::Weight;
 
 /// Why Baton ends flows of a backend.
@@ -44,6 +44,11 @@ pub(super) fn in_words(liveness: Liveness) -> &'static str {
         Liveness::Left(Farewell::Succeeded) => "being replaced by another process",
         Liveness::Left(Farewell::Stopped) => "stopped",
     }
+}
+
+/// What a peer had said of itself before it was silent.
+pub(super) fn stuck_before(stuck_ms: u64) -> String {
+    format!("; by then one of its workers had been stuck for {}, as it had said", duration_ms(stuck_ms))
 }
 
 /// Why flows of a peer are not taken.

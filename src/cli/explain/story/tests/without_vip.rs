@@ -8,7 +8,7 @@ fn vip() -> String {
 }
 
 fn liveness(liveness: Liveness) -> What {
-    What::PeerLiveness { peer: "lb-b".to_owned(), liveness }
+    What::PeerLiveness { peer: "lb-b".to_owned(), liveness, stuck_ms: None }
 }
 
 fn given_up() -> What {
@@ -237,4 +237,56 @@ fn a_flow_that_ended_long_before_a_silence_is_not_its_last_one() {
     };
     assert!(said(10_000, 10_000).contains("The last flow of worker-7 ended 10 s before"), "{}", said(10_000, 10_000));
     assert!(!said(354_000, 10_000).contains("The last flow"), "{}", said(354_000, 10_000));
+}
+
+/// Regression: of a peer whose worker was stuck before it died the gap began with its silence, and of flows that were not here nothing was said.
+#[test]
+fn the_gap_of_a_peer_that_hung_begins_when_its_worker_was_stuck_and_its_other_flows_are_told() {
+    let silent = |stuck_ms| What::PeerLiveness { peer: "lb-b".to_owned(), liveness: Liveness::Silent, stuck_ms };
+    let dies = |stuck_ms, known| {
+        let events = vec![
+            (0, What::PeerSynced { peer: "lb-b".to_owned(), flows: known }),
+            (60_000, silent(stuck_ms)),
+            (60_800, liveness(Liveness::Dead)),
+            (60_810, What::FailedOver { instance: InstanceName("lb-b".into()), inherited: 40, reset: 1 }),
+            (60_830, What::VipGained { vip: vip(), why: "lb-b had it and was silent".to_owned(), silent: None }),
+            (90_000, What::PeerLinked { peer: "lb-b".to_owned(), version: "1".to_owned() }),
+        ];
+        let (said, figures) = Story::new(&recording(events)).tell(&Subject::Last).unwrap();
+        assert!(said.len() <= SENTENCES_MAX, "{said:?}");
+        (said, figures)
+    };
+    let (said, figures) = dies(Some(4_200), 60);
+    assert!(
+        said[0].ends_with("lb-b is silent; by then one of its workers had been stuck for 4.2 s, as it had said."),
+        "{said:?}"
+    );
+    let gap = "The longest gap that a node can have seen is 15.1 s: 5.1 s from the time at which a worker of lb-b was stuck to this";
+    assert!(said.iter().any(|it| it.starts_with(gap)), "{said:?}");
+    assert_eq!(figures.longest_gap_ms, Some(15_030));
+    let rest = "it had 60 flows: of the 19 beyond these no end is recorded here";
+    assert!(said.iter().any(|it| it.contains(rest)), "{said:?}");
+    // Of one that said nothing, its own record knows more.
+    let (said, _) = dies(None, 3);
+    assert!(said.iter().any(|it| it.contains("1.1 s from lb-b's last beat to this")), "{said:?}");
+}
+
+/// Regression: a VIP that came from a peer that lived on was told without a word of that peer's flows.
+#[test]
+fn what_became_of_the_flows_of_a_peer_that_was_silent_for_a_moment_is_told_as_far_as_it_is_known() {
+    let gained =
+        What::VipGained { vip: vip(), why: "lb-b had it and was silent".to_owned(), silent: Some("lb-b".to_owned()) };
+    let claimed = What::FlowsClaimed { instance: InstanceName("lb-b".into()), flows: 7 };
+    let of = |events: Vec<(u64, What)>| {
+        let silent = vec![(0, liveness(Liveness::Silent)), (300, gained.clone())];
+        told(&recording(silent.into_iter().chain(events).collect()), Subject::Last).unwrap()
+    };
+    let said = of(vec![(900, claimed)]);
+    assert!(
+        said.iter().any(|it| it.starts_with("7 flows of lb-b came here with their packets and went on;")),
+        "{said:?}"
+    );
+    let said = of(Vec::new());
+    assert!(said.iter().any(|it| it.starts_with("Which flows of lb-b came here is not recorded")), "{said:?}");
+    assert!(said.last().unwrap().starts_with("Whether workers of lb-b were stuck before its last beat"), "{said:?}");
 }

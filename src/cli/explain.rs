@@ -100,7 +100,7 @@ pub(super) fn run(
     };
     let explained = explained.or_else(|| match &arguments.subject {
         Subject::Number(number) => story.tell(&Subject::Event(*number)).map(|it| of_event(*number, it)),
-        Subject::Backend(name) => of_peer(name),
+        Subject::Backend(name) => of_peer(name).or_else(|| story.named(name)),
         _ => None,
     });
     let is_gone = arguments.subject == Subject::Last && answers(arguments, named.as_deref(), config) == Some(false);

@@ -13,6 +13,7 @@ mod refusals;
 pub(super) mod testing;
 #[cfg(test)]
 mod tests;
+mod vips;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -101,6 +102,11 @@ impl<'r> Story<'r> {
         }
     }
 
+    /// What else has this name: a VIP.
+    pub(super) fn named(&self, name: &str) -> Option<Explained> {
+        vips::of_address(self, name)
+    }
+
     /// The last event with this number: each process numbers its events anew.
     fn event(&self, number: u64) -> Option<Explained> {
         let is_it = |(event, _): &&(&Event, usize)| event.number == number;
@@ -128,7 +134,7 @@ impl<'r> Story<'r> {
                 Some((sentences, figures))
             }
             What::PeerLiveness { .. } | What::FailedOver { .. } | What::VipGained { .. } => {
-                failovers::failover(self, at).or_else(|| self.plain(at))
+                failovers::failover(self, at).or_else(|| vips::vip(self, at)).or_else(|| self.plain(at))
             }
             What::RefusalsBegun { .. } | What::RefusalsOver { .. } => {
                 refusals::refusals(self, at).or_else(|| self.plain(at))
@@ -148,7 +154,7 @@ impl<'r> Story<'r> {
                 let decided = self.change_before(at, frontend, backend).and_then(|change| self.change(change));
                 decided.or_else(|| self.plain(at))
             }
-            _ => self.plain(at),
+            _ => vips::vip(self, at).or_else(|| self.plain(at)),
         }
     }
 
@@ -241,17 +247,6 @@ impl<'r> Story<'r> {
             What::RebalancePlanned { .. } | What::Rebalanced { .. } => {
                 let ordered = self.order_of(at, "rebalance", None);
                 sentences.extend(ordered.or_else(|| self.settings(owner, of_rebalance(event)?).and_then(rebalances)));
-            }
-            What::VipGivenUp { late_ms: Some(late_ms), .. } => {
-                let (gap, gap_ms) = gap_of_absence(*late_ms, self.recording.owners[owner].lease_renew_ms, None);
-                sentences.push(gap);
-                sentences.extend(failovers::holder_after(self, at));
-                absence_ms = gap_ms;
-            }
-            What::VipGivenUp { late_ms: None, cut_off, .. } => {
-                sentences.extend(self.order_before(at));
-                sentences.extend(if *cut_off { self.had_flows(event.at_unix_ms) } else { None });
-                sentences.extend(failovers::holder_after(self, at));
             }
             // What follows from it comes later.
             What::OrderReceived { .. } => {}

@@ -79,10 +79,10 @@ const UNREADY_AGAIN_NS: u64 = 5_000_000_000;
 const LINKING_NS: u64 = 2_000_000_000;
 /// An instance without a usable backend gives the VIP up to a peer with one after this time: when all backends go or return, the instances
 /// notice it one after the other, and the VIP must not move for that.
-const NO_BACKEND_NS: u64 = 1_500_000_000;
+pub(crate) const NO_BACKEND_NS: u64 = 1_500_000_000;
 /// After this time without a carrier the host is cut off, and another host has taken the VIP. Without an address of its own the host is cut
 /// off, too, unless a program gives the interface another one at once.
-const CUT_OFF_NS: u64 = 250_000_000;
+pub(crate) const CUT_OFF_NS: u64 = 250_000_000;
 /// An instance hears others if it heard its gateway, a backend or a client within this time.
 const HEARD_NS: u64 = 3_000_000_000;
 const FAILED_NS: u64 = 5_000_000_000;

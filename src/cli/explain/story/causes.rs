@@ -373,7 +373,7 @@ impl Story<'_> {
     }
 
     /// The last event within a time before another one that `is_it`, in words.
-    fn told_before(&self, at: usize, within_ms: u64, is_it: impl Fn(usize) -> bool) -> Option<String> {
+    pub(super) fn told_before(&self, at: usize, within_ms: u64, is_it: impl Fn(usize) -> bool) -> Option<String> {
         self.shortly_before(at, within_ms).find(|before| is_it(*before)).map(|found| self.earlier(at, found))
     }
 

@@ -4,6 +4,7 @@ mod ongoing;
 mod orders;
 mod refusals;
 mod takeover;
+mod vips;
 mod without_vip;
 
 use super::testing::{AT_MS, recording};

@@ -182,6 +182,21 @@ impl fmt::Display for VipLoss {
     }
 }
 
+impl VipLoss {
+    /// The reason that these words tell, but for those whose event has more than words. `None`: another one, or another release's.
+    pub(crate) fn from_words(words: &str) -> Option<Self> {
+        let between =
+            |begin: &str, end: &str| words.strip_prefix(begin)?.strip_suffix(end).map(|name| InstanceName(name.into()));
+        let of_heir = between("this instance is not ready, and ", " is").map(|heir| Self::NotReady { heir });
+        let of_heir = of_heir.or_else(|| {
+            between("no backend can be used here, and ", " can use one").map(|heir| Self::NoBackend { heir })
+        });
+        let of_peer = of_heir.or_else(|| between("", " took it later").map(|to| Self::Yielded { to }));
+        let fixed = [Self::Barred(VipBar::Stopping), Self::NoCarrier, Self::NoAddress, Self::Deaf, Self::Strange];
+        of_peer.or_else(|| fixed.into_iter().find(|loss| loss.to_string() == words))
+    }
+}
+
 impl VipGain {
     /// The reason that these words tell. `None`: they are another release's.
     pub(crate) fn from_words(words: &str) -> Option<Self> {
@@ -209,5 +224,16 @@ mod tests {
         }
         assert_eq!(VipGain::from_words("lb-b had it and is silent"), Some(VipGain::Silent(lb_b())));
         assert_eq!(VipGain::from_words("lb-b has it"), None);
+    }
+
+    #[test]
+    fn the_words_of_a_loss_are_read_as_they_are_written() {
+        let lb_b = || InstanceName("lb-b".into());
+        let of_peer =
+            [VipLoss::NotReady { heir: lb_b() }, VipLoss::NoBackend { heir: lb_b() }, VipLoss::Yielded { to: lb_b() }];
+        for loss in of_peer.into_iter().chain([VipLoss::NoCarrier, VipLoss::Barred(VipBar::Stopping)]) {
+            assert_eq!(VipLoss::from_words(&loss.to_string()), Some(loss));
+        }
+        assert_eq!(VipLoss::from_words("the cable is out"), None);
     }
 }

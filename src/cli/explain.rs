@@ -1,5 +1,6 @@
 //! `baton explain`: why something happened, in a few sentences, from what was recorded.
 
+mod node;
 mod peer;
 mod story;
 
@@ -22,13 +23,15 @@ use crate::model::ids::FlowId;
 use crate::model::names::named;
 use crate::recorder::Recording;
 use crate::sys::clock::unix_ms;
+use node::living_of_node;
 use peer::KnownPeer;
-use story::{Explained, Figures, Story};
+use story::{Explained, Figures, SENTENCES_MAX, Story};
 
 #[derive(Debug, Args)]
 pub(super) struct ExplainArguments {
     /// The number of a flow or of an event (flow:7 and event:7 say which), a backend (NAME or FRONTEND/NAME), a peer (its name or its
-    /// address; instance:NAME if a backend has its name), or "last": a fault that still goes on, or else the last event that may be one.
+    /// address; instance:NAME if a backend has its name), this instance, an address of the VIP, a frontend, a node (its name or its
+    /// address), or "last": a fault that still goes on, or else the last event that may be one.
     #[arg(add = shell::backend_and_peer_names())]
     subject: Subject,
     /// Leaves out what was recorded after this time: 03:12, 2026-11-25T03:12Z, 10m (ago).
@@ -45,9 +48,9 @@ pub(super) enum Subject {
     Number(u64),
     Flow(FlowId),
     Event(u64),
-    /// A backend, or else a peer.
+    /// A backend; or else a peer, a VIP, this instance, a frontend or a node.
     Backend(String),
-    /// A peer.
+    /// A peer, or else this instance.
     Instance(String),
     Last,
 }
@@ -88,8 +91,20 @@ pub(super) fn run(
         let known = socket.and_then(|socket| KnownPeer::find(name, &socket));
         known.map_or_else(|| story.tell(&Subject::Instance(name.to_owned())), |peer| Some(peer.tell(&story, unix_ms())))
     };
+    // A kubelet's connections live for days.
+    let of_name = |name: &str| {
+        let lives = instance_of(arguments, named.as_deref(), config).and_then(|socket| living_of_node(name, &socket));
+        match (lives, story.named(name)) {
+            (Some(lives), Some((mut sentences, figures))) => {
+                sentences.insert(0, lives);
+                sentences.truncate(SENTENCES_MAX);
+                Some((sentences, figures))
+            }
+            (lives, recorded) => recorded.or_else(|| lives.map(|lives| (vec![lives], Figures::default()))),
+        }
+    };
     let recorded = match &arguments.subject {
-        Subject::Instance(name) => of_peer(name),
+        Subject::Instance(name) => of_peer(name).or_else(|| of_name(name)),
         subject => story.tell(subject).map(|it| beside_peer(arguments, it, &story)),
     };
     // First what lives: processes before this one may have had a flow of the same number.
@@ -100,7 +115,7 @@ pub(super) fn run(
     };
     let explained = explained.or_else(|| match &arguments.subject {
         Subject::Number(number) => story.tell(&Subject::Event(*number)).map(|it| of_event(*number, it)),
-        Subject::Backend(name) => of_peer(name).or_else(|| story.named(name)),
+        Subject::Backend(name) => of_peer(name).or_else(|| of_name(name)),
         _ => None,
     });
     let is_gone = arguments.subject == Subject::Last && answers(arguments, named.as_deref(), config) == Some(false);
@@ -236,9 +251,9 @@ impl Subject {
                 )
             }
             Self::Backend(name) => format!(
-                "no event of a backend {name:?}, and no peer of this name (`baton nodes` and `baton flows` find a node's flows)"
+                "no event of a backend {name:?}, and no peer, VIP, instance, frontend or node of this name (`baton nodes` and `baton flows` find a node's flows)"
             ),
-            Self::Instance(name) => format!("no peer {name:?}, and no event of one"),
+            Self::Instance(name) => format!("no instance {name:?}, and no event of one"),
             Self::Last => "no event that may be a fault".to_owned(),
         }
     }

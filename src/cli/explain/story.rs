@@ -5,9 +5,12 @@ mod causes;
 mod effects;
 pub(super) mod failovers;
 mod flows;
+mod frontends;
 mod gaps;
 mod kills;
 pub(super) mod last;
+mod nodes;
+mod own;
 mod refusals;
 #[cfg(test)]
 pub(super) mod testing;
@@ -35,7 +38,7 @@ use gaps::{OtherBackend, gap_of_absence, gap_of_order, is_told_at_once, longest_
 const BEFORE_MS: u64 = 5_000;
 
 /// An explanation has no more: nobody reads on at night.
-const SENTENCES_MAX: usize = 6;
+pub(super) const SENTENCES_MAX: usize = 6;
 
 /// What may be a fault, so long after a bad event, may follow from it.
 const LATELY_MS: u64 = 600_000;
@@ -102,9 +105,10 @@ impl<'r> Story<'r> {
         }
     }
 
-    /// What else has this name: a VIP.
+    /// What else has this name: a VIP, this instance, a frontend or a node.
     pub(super) fn named(&self, name: &str) -> Option<Explained> {
-        vips::of_address(self, name)
+        let of_vip = vips::of_address(self, name).or_else(|| own::own(self, name));
+        of_vip.or_else(|| frontends::frontend(self, name)).or_else(|| nodes::node(self, name))
     }
 
     /// The last event with this number: each process numbers its events anew.

@@ -1,5 +1,6 @@
 mod beside;
 mod gaps;
+mod named;
 mod ongoing;
 mod orders;
 mod refusals;

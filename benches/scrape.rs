@@ -63,6 +63,7 @@ fn scrape(c: &mut Criterion) {
         flow_log: table.part(),
         recorder: table.part(),
         nodes: table.part(),
+        probes: table.part(),
     };
     collect::register(&metrics, parts, config, Arc::default());
     let mut group = c.benchmark_group("scrape_at_10000_flows");

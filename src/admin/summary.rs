@@ -211,7 +211,13 @@ mod tests {
             worst.look(&journal, None, now_ms).map_or_else(String::new, |event| event.sentence)
         };
         let nodes = || vec!["worker-17".to_owned()];
-        let silent = |for_ms| What::NodesSilent { nodes: nodes(), more: 0, why: SilenceKind::NoConnection, for_ms };
+        let silent = |for_ms| What::NodesSilent {
+            nodes: nodes(),
+            more: 0,
+            why: SilenceKind::NoConnection,
+            for_ms,
+            refused: None,
+        };
         let back = || What::NodesBack { nodes: nodes(), more: 0, for_ms: 12_000 };
         let changed = |to| What::BackendChanged {
             frontend: "api".to_owned(),

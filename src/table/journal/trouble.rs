@@ -41,7 +41,7 @@ impl Trouble {
             What::BackendChanged { frontend, backend, to: HealthState::Ejected, .. } => {
                 Self::BackendEjected { frontend: frontend.clone(), backend: backend.clone() }
             }
-            What::PeerLiveness { peer, liveness: Liveness::Unheard | Liveness::Silent | Liveness::Dead } => {
+            What::PeerLiveness { peer, liveness: Liveness::Unheard | Liveness::Silent | Liveness::Dead, .. } => {
                 Self::PeerSilent(peer.clone())
             }
             What::VipHostCutOff { .. } => Self::CutOff,
@@ -102,8 +102,13 @@ mod tests {
     #[test]
     fn a_silence_is_over_once_each_of_its_nodes_is_back() {
         let nodes = |names: &[&str]| names.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
-        let silent =
-            What::NodesSilent { nodes: nodes(&["a", "b"]), more: 2, why: SilenceKind::NoConnection, for_ms: 1 };
+        let silent = What::NodesSilent {
+            nodes: nodes(&["a", "b"]),
+            more: 2,
+            why: SilenceKind::NoConnection,
+            for_ms: 1,
+            refused: None,
+        };
         let mut it = Trouble::begun_by(&silent).unwrap();
         let mut after = |names, more| it.is_over_by(&What::NodesBack { nodes: nodes(names), more, for_ms: 1 });
         assert!(!after(&["a"], 0) && !after(&["c"], 1), "b is silent still");
@@ -113,7 +118,7 @@ mod tests {
     #[test]
     fn a_backend_stays_lost_over_an_upgrade_and_a_stuck_worker_does_not() {
         let started = What::Started { version: "1".to_owned() };
-        let peer = |liveness| What::PeerLiveness { peer: "lb-b".to_owned(), liveness };
+        let peer = |liveness| What::PeerLiveness { peer: "lb-b".to_owned(), liveness, stuck_ms: None };
         let mut dead = Trouble::begun_by(&peer(Liveness::Dead)).unwrap();
         assert!(!dead.is_over_by(&started) && dead.is_over_by(&peer(Liveness::Alive)));
         let mut stuck = Trouble::begun_by(&What::WorkerStuck { worker: 1, for_ms: 9 }).unwrap();

@@ -60,6 +60,7 @@ fn of_many_faults_those_that_go_on_are_named() {
         more: 0,
         why: SilenceKind::NoConnection,
         for_ms: 10_000,
+        refused: None,
     };
     let mut events = vec![(0, silent)];
     for number in 0..9u64 {

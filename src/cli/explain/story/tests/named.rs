@@ -69,7 +69,8 @@ fn a_node_is_explained_with_its_connections_and_its_silences() {
     let What::FlowEnded { node, .. } = &mut end else { unreachable!() };
     *node = Some("worker-7".to_owned());
     let nodes = || vec!["worker-7".to_owned()];
-    let silent = What::NodesSilent { nodes: nodes(), more: 0, why: SilenceKind::NoConnection, for_ms: 10_000 };
+    let silent =
+        What::NodesSilent { nodes: nodes(), more: 0, why: SilenceKind::NoConnection, for_ms: 10_000, refused: None };
     let recording = recording(vec![
         (0, end),
         (10_000, silent),

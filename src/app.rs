@@ -79,7 +79,6 @@ const GIVE_UP_MAX: Duration = Duration::from_secs(1);
 /// The same for the operator's program that hears of it.
 const HOOKS_MAX: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-
 /// Limit for the end's wait until the last events are on disk.
 const RECORD_MAX: Duration = Duration::from_secs(1);
 

@@ -96,8 +96,8 @@ impl<'r> Story<'r> {
     /// At most six sentences. `None`: nothing was recorded of it.
     pub(super) fn tell(&self, subject: &Subject) -> Option<Explained> {
         match subject {
-            Subject::Number(number) => self.flow(FlowId(*number)),
-            Subject::Flow(flow) => self.flow(*flow),
+            Subject::Number(number) => flows::flow(self, FlowId(*number)),
+            Subject::Flow(flow) => flows::flow(self, *flow),
             Subject::Event(number) => self.event(*number),
             Subject::Backend(name) => self.backend(name),
             Subject::Instance(name) => self.peer(name),
@@ -143,7 +143,7 @@ impl<'r> Story<'r> {
             What::RefusalsBegun { .. } | What::RefusalsOver { .. } => {
                 refusals::refusals(self, at).or_else(|| self.plain(at))
             }
-            What::FlowEnded { .. } => self.end(at),
+            What::FlowEnded { .. } => flows::end(self, at),
             What::OrderReceived { .. } => {
                 self.of_order(at).or_else(|| kills::kill(self, at)).or_else(|| self.plain(at))
             }
@@ -170,7 +170,7 @@ impl<'r> Story<'r> {
             What::BackendChanged { to, .. } => *to != HealthState::Ready,
             _ => false,
         };
-        let last =
+        let newest =
             |wanted: &dyn Fn(&Event) -> bool| self.events.iter().rposition(|(event, _)| is_it(event) && wanted(event));
         // A drain before it is not why it is dead.
         let is_new = |event: &Event| match &event.what {
@@ -180,13 +180,26 @@ impl<'r> Story<'r> {
             _ => false,
         };
         // One that is held back is not over with its last loss.
-        let held = last(&|event| matches!(event.what, What::BackendChanged { .. }));
+        let held = newest(&|event| matches!(event.what, What::BackendChanged { .. }));
         let held = held.filter(|at| is_held_back(self.events[*at].0));
         let at = held
-            .or_else(|| last(&|event| is_loss(event) && is_new(event)))
-            .or_else(|| last(&is_loss))
-            .or_else(|| last(&|_| true))?;
-        let (sentences, mut figures) = self.of_event(at)?;
+            .or_else(|| newest(&|event| is_loss(event) && is_new(event)))
+            .or_else(|| newest(&is_loss))
+            .or_else(|| newest(&|_| true))?;
+        let (mut sentences, mut figures) = self.of_event(at)?;
+        let is_out_by_order = |event: &Event| match &event.what {
+            What::BackendChanged { to, cause, .. } => *to != HealthState::Ready && last::is_ordered(cause),
+            _ => false,
+        };
+        let ordered = newest(&is_out_by_order).filter(|it| *it > at && last::over_after(self, *it).is_none());
+        if let Some((event, _)) = ordered.map(|it| self.events[it]) {
+            sentences.truncate(SENTENCES_MAX - 1);
+            sentences.push(format!(
+                "What keeps it out now is newer: at {} {}.",
+                moment(event.at_unix_ms),
+                event.what.sentence()
+            ));
+        }
         let (told, _) = of_backend(self.events[at].0)?;
         let frontends = self.events.iter().filter(|(event, _)| is_it(event)).filter_map(|(event, _)| of_backend(event));
         let others: BTreeSet<_> =
@@ -409,7 +422,7 @@ impl<'r> Story<'r> {
         let Some((_, sample)) = self.samples_before(begun_ms).find(is_of_this) else { return String::new() };
         let (its, all) = share(sample, of);
         let earlier = duration_ms(at_unix_ms - sample.at_unix_ms);
-        let since = self.carried_between(sample.at_unix_ms, at_unix_ms).map_or_else(String::new, |(peer, flows)| {
+        let since = self.inherited_between(sample.at_unix_ms, at_unix_ms).map_or_else(String::new, |(peer, flows)| {
             format!(
                 " Since then this instance had carried on {} of {peer}, which that does not count.",
                 plural(flows, "flow")
@@ -419,7 +432,7 @@ impl<'r> Story<'r> {
     }
 
     /// A peer that died in this time, and how many of its flows this instance has carried on.
-    fn carried_between(&self, from_ms: u64, until_ms: u64) -> Option<(&'r str, u64)> {
+    fn inherited_between(&self, from_ms: u64, until_ms: u64) -> Option<(&'r str, u64)> {
         let within =
             self.events.iter().map(|(event, _)| *event).filter(|it| (from_ms..=until_ms).contains(&it.at_unix_ms));
         within.rev().find_map(|it| match &it.what {

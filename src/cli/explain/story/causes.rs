@@ -76,7 +76,7 @@ impl Story<'_> {
         let has_none = || {
             let sampled = self.sample_before(at_ms)?;
             let flows = sampled.frontends.iter().find(|it| it.name == frontend)?.flows;
-            Some(flows == 0 && self.carried_between(sampled.at_unix_ms, at_ms).is_none())
+            Some(flows == 0 && self.inherited_between(sampled.at_unix_ms, at_ms).is_none())
         };
         match self.lacks_vip(at)? {
             true => Some(

@@ -216,6 +216,8 @@ pub(in crate::cli::explain) fn vip_at_death(story: &Story<'_>, peer: &str) -> Op
         (0..=last).rev().take_while(|at| near(story.events[*at].0)).filter(|at| ended(story.events[*at].0)).last()?;
     let moved = story.events[..first].iter().rev().map(|(event, _)| *event).find_map(|event| match &event.what {
         What::VipHeld { vip, by } => Some((event.at_unix_ms, vip, by == peer)),
+        // Taken from it, a moment before it counted as dead.
+        What::VipGained { silent: Some(of), .. } if of == peer && near(event) => None,
         What::VipGained { vip, .. } => Some((event.at_unix_ms, vip, false)),
         _ => None,
     });

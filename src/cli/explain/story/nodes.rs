@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::effects::by_reason;
-use super::{Explained, Figures, SENTENCES_MAX, Story, last, moment};
+use super::{Explained, Figures, SENTENCES_MAX, Story, flows, last, moment};
 use crate::model::humane::{list, plural};
 use crate::table::journal::What;
 
@@ -44,7 +44,7 @@ pub(super) fn node(story: &Story<'_>, name: &str) -> Option<Explained> {
             by_reason(&figures),
             list(&backends)
         ));
-        sentences.extend(story.end(*last).into_iter().flat_map(|(its, _)| its.into_iter().take(2)));
+        sentences.extend(flows::end(story, *last).into_iter().flat_map(|(its, _)| its.into_iter().take(2)));
     } else {
         sentences.push(format!("The record has no end of a flow of {name}."));
     }

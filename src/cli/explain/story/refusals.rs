@@ -15,6 +15,9 @@ const NOTICED_MS: u64 = 250;
 /// Clients that are refused come again within this time.
 const QUIET_MS: u64 = 3_000;
 
+/// By this time the end of refusals is an event: without it some have come since, whose ends are not in the record.
+const OVER_MS: u64 = 12_000;
+
 /// A change of the settings shows itself once a client connects anew.
 const SETTINGS_MS: u64 = 30_000;
 
@@ -64,7 +67,7 @@ pub(super) fn refusals(story: &Story<'_>, at: usize) -> Option<Explained> {
             let last_ms = last_refused_ms(story, begun, (frontend, *reason));
             let ends_ms = story.recording.records.last().map_or(last_ms, |record| record.at_unix_ms);
             sentences.push(match ends_ms.saturating_sub(last_ms) {
-                quiet_ms if quiet_ms > QUIET_MS => format!(
+                quiet_ms if (QUIET_MS..OVER_MS).contains(&quiet_ms) => format!(
                     "The last one known came at {}, {} before the end of the record{counted}.",
                     moment(last_ms),
                     duration_ms(quiet_ms)

@@ -1,10 +1,10 @@
 mod beside;
 mod gaps;
+mod inherited;
 mod named;
 mod ongoing;
 mod orders;
 mod refusals;
-mod takeover;
 mod vips;
 mod without_vip;
 

@@ -76,3 +76,28 @@ fn of_many_faults_those_that_go_on_are_named() {
     assert_eq!(beside.len(), 7, "{beside:?}");
     assert_eq!(beside[6], "and 4 more faults (baton events)");
 }
+
+/// Regression: a backend that an operator ejected once it was dead, and that was well again, was told as dead still.
+#[test]
+fn an_operator_s_ejection_of_a_dead_backend_is_what_keeps_it_out() {
+    let (ejected, ready) = (HealthState::Ejected, HealthState::Ready);
+    let mut events = vec![(0, hangs("cp2")), (20_000, of("cp2", ejected, ejected, Cause::OrderedEject))];
+    let said = |events: &Vec<_>| told(&recording(events.clone()), Subject::Backend("cp2".to_owned())).unwrap();
+    let newer =
+        "What keeps it out now is newer: at 2026-11-25 03:12:27.412Z apiserver/cp2: ejected: ejected by an operator";
+    assert!(said(&events).last().unwrap().starts_with(newer), "{:?}", said(&events));
+    events.push((30_000, of("cp2", ejected, ready, Cause::Passed)));
+    assert!(!said(&events).join(" ").contains("What keeps it out"), "{:?}", said(&events));
+}
+
+/// Regression: "It had no VIP then", of a peer whose VIP this host had taken a millisecond before it counted as dead.
+#[test]
+fn a_vip_that_was_taken_a_moment_before_its_holder_counted_as_dead_was_the_holder_s() {
+    let vip = || "10.0.0.100".to_owned();
+    let held = What::VipHeld { vip: vip(), by: "lb-a".to_owned() };
+    let gained = What::VipGained { vip: vip(), why: "lb-a was silent".to_owned(), silent: Some("lb-a".to_owned()) };
+    let dead = What::PeerLiveness { peer: "lb-a".to_owned(), liveness: Liveness::Dead, stuck_ms: None };
+    let recording = recording(vec![(0, held), (60_000, gained), (60_001, dead)]);
+    let said = failovers::vip_at_death(&Story::new(&recording), "lb-a").unwrap();
+    assert!(said.starts_with("It had the VIP 10.0.0.100 then"), "{said}");
+}

@@ -50,13 +50,13 @@ fn without_a_backend_the_last_loss_is_told_and_stays_the_last_fault() {
 #[test]
 fn refusals_of_which_none_has_come_for_a_while_are_told_by_their_last_one() {
     let reason = EndReason::NoBackend;
-    let back = |at_ms| (at_ms, changed(HealthState::Ejected, HealthState::Ready, Cause::Passed));
+    let back = || changed(HealthState::Ejected, HealthState::Ready, Cause::Passed);
     let said = |events| told(&recording(events), Subject::Event(0)).unwrap();
-    let all = vec![(0, begun(reason)), (2_000, ended(1, reason)), (3_000, back(0).1), (11_000, back(0).1)];
-    let last = "The last one known came at 2026-11-25 03:12:09.412Z, 9 s before the end of the record";
+    let all = vec![(0, begun(reason)), (2_000, ended(1, reason)), (3_000, back()), (11_000, back())];
+    let last = "The last one known came at 2026-11-25 03:12:09.412Z, 9.0 s before the end of the record";
     let of_past = said(all);
     assert!(of_past.last().unwrap().starts_with(last), "{of_past:?}");
-    let now = said(vec![(0, begun(reason)), (2_000, ended(1, reason)), (3_000, back(0).1)]);
+    let now = said(vec![(0, begun(reason)), (2_000, ended(1, reason)), (3_000, back())]);
     assert!(now.last().unwrap().starts_with("They were still going on"), "{now:?}");
 }
 

@@ -25,7 +25,7 @@ use crate::recorder::Recording;
 use crate::sys::clock::unix_ms;
 use node::living_of_node;
 use peer::KnownPeer;
-use story::{Explained, Figures, SENTENCES_MAX, Story};
+use story::{Explained, Figures, SENTENCES_MAX, Story, moment};
 
 #[derive(Debug, Args)]
 pub(super) struct ExplainArguments {
@@ -110,7 +110,13 @@ pub(super) fn run(
     // First what lives: processes before this one may have had a flow of the same number.
     let living = living(arguments, named.as_deref(), config);
     let explained = match (living, recorded) {
-        (Some(living), recorded) => Some((beside_ended(living, recorded.is_some()), Figures::default())),
+        (Some(living), recorded) => {
+            let moved_ms = match arguments.subject {
+                Subject::Number(id) | Subject::Flow(FlowId(id)) => story.moved_away_ms(FlowId(id)),
+                _ => None,
+            };
+            Some((beside_ended(living, recorded.is_some(), moved_ms), Figures::default()))
+        }
         (None, recorded) => recorded,
     };
     let explained = explained.or_else(|| match &arguments.subject {
@@ -146,9 +152,11 @@ fn of_event(number: u64, (mut sentences, figures): (Vec<String>, Figures)) -> (V
     (sentences, figures)
 }
 
-/// Says that the record has the end of another flow with this number.
-fn beside_ended(mut living: Vec<String>, another_has_ended: bool) -> Vec<String> {
-    if another_has_ended {
+/// Says that the record has the end of another flow with this number, or that this one was at another instance meanwhile.
+fn beside_ended(mut living: Vec<String>, another_has_ended: bool, moved_ms: Option<u64>) -> Vec<String> {
+    if let Some(at_ms) = moved_ms {
+        living.push(format!("It had moved to another instance at {}, and came back.", moment(at_ms)));
+    } else if another_has_ended {
         living.push(
             "An earlier process had a flow with this number, which has ended: --until TIME explains that one."
                 .to_owned(),

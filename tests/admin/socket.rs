@@ -262,7 +262,7 @@ async fn the_effects_of_a_death_are_told_with_the_settings_that_decide_and_nothi
     instance.table.fleet.show_members(vec![dead], now_ns());
     let said = ask_of("lb-b", Happening::Dies).await.unwrap();
     assert!(said.cases.iter().all(|case| case.fates == FlowFates::default()) && said.of_subject == 0, "{said:?}");
-    assert!(said.notes[0].starts_with("lb-b is dead already"), "{said:?}");
+    assert!(said.notes[0].starts_with("lb-b counts as dead already"), "{said:?}");
     instance.table.fleet.show_members(vec![a_peer()], now_ns());
 
     let said = ask_of("apiservers", Happening::Restarts).await.unwrap();

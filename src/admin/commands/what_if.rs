@@ -289,7 +289,8 @@ impl WhatIfLook<'_> {
         let there = self.backends_at(&[peer.address.ip()]);
         let mut notes = vec![match is_dead {
             true => format!(
-                "{name} is dead already: other instances carry its flows on or have reset them (baton explain {name}).",
+                "{name} counts as dead already: other instances carry its flows on or have reset them, unless it lives and only this host does not hear it \
+                 (baton explain {name}).",
                 name = peer.name
             ),
             false => format!("Counted are the flows of {} that this instance knows.", peer.name),

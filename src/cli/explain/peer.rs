@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::story::failovers::vip_at_death;
+use super::story::failovers::{last_death, vip_at_death};
 use super::story::last::last_start_ms;
 use super::story::{Explained, Figures, Story, is_of_link, moment};
 use crate::admin::protocol::Command;
@@ -78,13 +78,13 @@ impl KnownPeer {
         }
         sentences.push(self.flows());
         sentences.extend(self.place(story));
-        let failover = story.of_peer(&peer.name.0).find(is_failover);
+        let death = last_death(story, &peer.name.0).map(|at| story.event_at(at));
         let told = |event: &Event| format!("at {} {}.", moment(event.at_unix_ms), event.what.sentence());
         if matches!(peer.liveness, Liveness::Dead | Liveness::Left(_)) {
-            let untold = failover.filter(|event| !last.is_some_and(|last| std::ptr::eq(last, *event)));
+            let untold = death.filter(is_failover).filter(|event| !last.is_some_and(|last| std::ptr::eq(last, *event)));
             sentences.extend(untold.map(|event| format!("Its flows: {}", told(event))));
         } else {
-            sentences.extend(failover.map(|event| format!("It had died before: {}", told(event))));
+            sentences.extend(death.map(|event| format!("It had died before: {}", told(event))));
             sentences.extend(self.dies.iter().flat_map(in_words));
         }
         (sentences, figures)

@@ -105,6 +105,16 @@ impl<'r> Story<'r> {
         }
     }
 
+    /// When the flow with this number moved to another instance, if that is the last that was recorded of it: ms since 1970.
+    pub(super) fn moved_away_ms(&self, id: FlowId) -> Option<u64> {
+        let ends = self.events.iter().rev().map(|(event, _)| *event);
+        let last = ends.into_iter().find_map(|event| match &event.what {
+            What::FlowEnded { flow, reason, .. } if *flow == id => Some((*reason, event.at_unix_ms)),
+            _ => None,
+        });
+        last.filter(|(reason, _)| *reason == EndReason::Moved).map(|(_, at_ms)| at_ms)
+    }
+
     /// What else has this name: a VIP, this instance, a frontend or a node.
     pub(super) fn named(&self, name: &str) -> Option<Explained> {
         let of_vip = vips::of_address(self, name).or_else(|| own::own(self, name));
@@ -214,11 +224,14 @@ impl<'r> Story<'r> {
             self.events.iter().rposition(|(event, _)| peer_of(event) == Some(name) && wanted(event))
         };
         // Of its death more is known than of the link that ended with it; and a moment's silence since then is nothing beside it.
-        let death = last(|event| matches!(event.what, What::FailedOver { .. })).or_else(|| last(is_death));
-        match death {
+        match failovers::last_death(self, name) {
             Some(at) => self.of_event(at),
             None => self.plain(last(is_of_link).or_else(|| last(|_| true))?),
         }
+    }
+
+    pub(super) fn event_at(&self, at: usize) -> &'r Event {
+        self.events[at].0
     }
 
     /// The events of a peer, the newest first.
@@ -237,8 +250,9 @@ impl<'r> Story<'r> {
                 if let Some((died, away_ms)) = self.death_before(at) {
                     sentences.push(died);
                     sentences.extend(self.stuck_before(at));
-                    if failovers::had_given_up(self, at) {
-                        sentences.push("It had given the VIP up before it ended.".to_owned());
+                    sentences.extend(failovers::killed_as_holder(self, at));
+                    if let Some(without) = failovers::had_no_vip(self, at) {
+                        sentences.push(without);
                     } else {
                         let lease_renew_ms = self.recording.owners[owner].lease_renew_ms;
                         let (gap, gap_ms) = gap_of_absence(away_ms, lease_renew_ms, failovers::holder_found(self, at));

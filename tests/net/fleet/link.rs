@@ -32,7 +32,10 @@ fn a_peer_is_explained_by_its_name_and_its_address_while_it_lives_and_after_its_
         assert!(said.contains("the longest gap is decided by this: "), "{said}");
     }
     let unknown = all[0].baton.cli(&["explain", "lb-x"]);
-    assert!(String::from_utf8_lossy(&unknown.stderr).contains("no peer of this name"), "{unknown:?}");
+    assert!(
+        String::from_utf8_lossy(&unknown.stderr).contains("and no peer, VIP, instance, frontend or node of this name"),
+        "{unknown:?}"
+    );
 
     all[1].baton.process.kill();
     all[0].wait_sees("lb-b", "liveness", "dead");

@@ -78,8 +78,8 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
         What::PeerLiveness { stuck_ms: Some(ms), .. } => Some(ms.saturating_sub(it.at_unix_ms - begun_ms)),
         _ => None,
     });
-    // Its clients waited until the VIP was here, or until this instance took its flows.
-    if let Some(served) = vip.or(over).filter(|_| had_clients) {
+    // Its clients waited until the VIP was here, or until this instance took its flows: unless another host serves them, as its answer says.
+    if let Some(served) = vip.or(over).filter(|_| had_clients && (vip.is_some() || answered.is_none())) {
         let waited_ms = served.at_unix_ms.saturating_sub(begun_ms) + SILENT_MS.max(stuck_ms.unwrap_or(0));
         let gap_ms = waited_ms + lease_renew_ms;
         figures.longest_gap_ms = Some(gap_ms).filter(|_| unlinked_ms.is_none());
@@ -136,7 +136,8 @@ fn rest_of_its_flows(
         let (known_ms, _) = known.filter(|(_, flows)| *flows > here)?;
         let (since, flows) = (moment(known_ms), known.map_or(0, |(_, flows)| flows));
         return Some(format!(
-            "When this instance had got all flows of {peer}, at {since}, it had {}: of the {} beyond these no end is recorded here, they ended at {peer} or moved to a              third instance; one that is known nowhere is reset with its next packet.",
+            "When this instance had got all flows of {peer}, at {since}, it had {}: of the {} beyond these no end is \
+             recorded here. They ended at {peer}, or went to an instance other than these two; one that is known nowhere is reset with its next packet.",
             plural(flows, "flow"),
             count(flows - here)
         ));
@@ -163,22 +164,53 @@ fn rest_of_its_flows(
     })
 }
 
+/// The last death of the peer: where this instance took its flows, if it did about then.
+pub(in crate::cli::explain) fn last_death(story: &Story<'_>, peer: &str) -> Option<usize> {
+    let last = |is_it: fn(&Event) -> bool| {
+        story.events.iter().rposition(|(event, _)| peer_of(event) == Some(peer) && is_it(event))
+    };
+    match (last(is_failover), last(is_death)) {
+        (Some(over), Some(death)) => {
+            let [over_ms, death_ms] = [over, death].map(|at| story.events[at].0.at_unix_ms);
+            Some(if over_ms + WITHIN_MS >= death_ms { over } else { death })
+        }
+        (over, death) => over.or(death),
+    }
+}
+
 /// Which host had the VIP after this one had given it up by the event at `at`: a sentence.
 pub(super) fn holder_after(story: &Story<'_>, at: usize) -> Option<String> {
     let given_up_ms = story.events[at].0.at_unix_ms;
     let held = soon_after(story, at).find(|it| matches!(it.what, What::VipHeld { .. } | What::VipGained { .. }))?;
     let after = duration_ms(held.at_unix_ms.saturating_sub(given_up_ms));
-    Some(format!("{after} later {}.", held.what.sentence()))
+    Some(match &story.events[at].0.what {
+        // It hears of it once it hears anybody.
+        What::VipGivenUp { cut_off: true, .. } => {
+            format!("This host heard {after} later that {}.", held.what.sentence())
+        }
+        _ => format!("{after} later {}.", held.what.sentence()),
+    })
 }
 
-/// Whether the process before the one that starts by the event at `at` had given the VIP up before it ended.
-pub(super) fn had_given_up(story: &Story<'_>, at: usize) -> bool {
-    let moved = story.events[..at].iter().rev().find_map(|(event, _)| match &event.what {
-        What::VipGained { .. } => Some(false),
-        What::VipGivenUp { .. } | What::VipHeld { .. } => Some(true),
+/// That the process before the one that starts by the event at `at` had the VIP, and may have been killed for a hang: a sentence.
+pub(super) fn killed_as_holder(story: &Story<'_>, at: usize) -> Option<String> {
+    let mut moves = story.events[..at].iter().rev().filter(|(event, _)| is_vip_move(event));
+    let (Event { what: What::VipGained { .. }, .. }, _) = moves.next()? else { return None };
+    Some("It had the VIP: the kernel kills such a process, too, if it hangs for 1.8 s and a peer is ready.".to_owned())
+}
+
+fn is_vip_move(event: &Event) -> bool {
+    matches!(event.what, What::VipGained { .. } | What::VipGivenUp { .. } | What::VipHeld { .. })
+}
+
+/// That the process before the one that starts by the event at `at` did not have the VIP when it ended: a sentence.
+pub(super) fn had_no_vip(story: &Story<'_>, at: usize) -> Option<String> {
+    story.events[..at].iter().rev().find_map(|(event, _)| match &event.what {
+        What::VipGained { .. } => Some(None),
+        What::VipGivenUp { .. } => Some(Some("It had given the VIP up before it ended.".to_owned())),
+        What::VipHeld { by, .. } => Some(Some(format!("It had no VIP when it ended: {by} had it."))),
         _ => None,
-    });
-    moved.unwrap_or(false)
+    })?
 }
 
 /// The peer that had the VIP when this host's process, which starts by the event at `at`, heard of it.

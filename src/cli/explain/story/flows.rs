@@ -14,7 +14,11 @@ use crate::table::journal::{Event, What};
 pub(super) fn flow(story: &Story<'_>, id: FlowId) -> Option<Explained> {
     let is_end = |(event, _): &&(&Event, usize)| matches!(&event.what, What::FlowEnded { flow, .. } if *flow == id);
     let (mut sentences, figures) = end(story, story.events.iter().rposition(|it| is_end(&it))?)?;
-    let earlier = story.events.iter().filter(is_end).count() - 1;
+    // One that moved and came back is no other.
+    let is_moved =
+        |(event, _): &&(&Event, usize)| matches!(&event.what, What::FlowEnded { reason: EndReason::Moved, .. });
+    let ends = story.events.iter().rev().filter(is_end);
+    let earlier = ends.skip(1).filter(|it| !is_moved(it)).count();
     if earlier > 0 && sentences.len() < SENTENCES_MAX {
         let flows = plural(earlier as u64, "flow");
         sentences.push(format!("Earlier processes had {flows} with this number: --until TIME explains such a one."));

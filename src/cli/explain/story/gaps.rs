@@ -118,6 +118,10 @@ pub(super) fn gap_of_absence(away_ms: u64, lease_renew_ms: u64, holder: Option<&
 
 /// Whether the clients of a backend that is lost by the event at `at` had another one, also when they connected again.
 pub(super) fn without_backend(story: &Story<'_>, at: usize, frontend: &str) -> OtherBackend {
+    // Whoever was reset here connected to the host that has the VIP.
+    if story.lacks_vip(at) == Some(false) {
+        return OtherBackend::Serves;
+    }
     let (begun_ms, owner) = (story.events[at].0.at_unix_ms, story.events[at].1);
     let sampled = story.sample_before(begun_ms);
     let of_frontend = sampled.into_iter().flat_map(|sample| &sample.backends).filter(|it| it.frontend == frontend);

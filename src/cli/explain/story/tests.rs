@@ -5,6 +5,7 @@ mod named;
 mod ongoing;
 mod orders;
 mod refusals;
+mod second;
 mod vips;
 mod without_vip;
 

@@ -222,7 +222,14 @@ fn holder_before(story: &Story<'_>, at: usize) -> String {
     let Some(before) = move_before(story, at) else { return "Who had it before is not recorded.".to_owned() };
     let moved = story.events[before].0;
     let (since, for_ms) = (moment(moved.at_unix_ms), duration_ms(at_ms.saturating_sub(moved.at_unix_ms)));
+    let is_begun = |it: &Event| matches!(it.what, What::Started { .. }) && it.at_unix_ms + AFTER_MS >= moved.at_unix_ms;
     match &moved.what {
+        // A process hears at its start who has it.
+        What::VipHeld { by, .. } if story.events[..before].iter().any(|(event, _)| is_begun(event)) => {
+            format!(
+                "{by} had had it since {since} at the latest, for {for_ms} or more: then a process of this host began."
+            )
+        }
         What::VipHeld { by, .. } => format!("{by} had had it since {since}, for {for_ms}."),
         What::VipGained { .. } => format!("This host had had it since {since}, for {for_ms}."),
         _ => format!("This host had given it up at {since}, {for_ms} before."),

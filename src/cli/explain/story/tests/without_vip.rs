@@ -50,7 +50,7 @@ fn whoever_gives_the_vip_up_says_who_has_it_then() {
     let said = told(&recording(vec![(0, given_up()), (640, held)]), Subject::Event(0)).unwrap();
     assert!(said[1].starts_with("It had 90 flows then: those that were offloaded go on"), "{said:?}");
     assert!(said[2].starts_with("A host that is so for 250 ms gives it up"), "{said:?}");
-    assert_eq!(said[4..], ["640 ms later lb-b has the VIP 10.0.0.100 now."]);
+    assert_eq!(said[4..], ["This host heard 640 ms later that lb-b has the VIP 10.0.0.100 now."]);
 }
 
 /// Regression: a host that was cut off told an outage of a backend, which its clients had at another host by then.

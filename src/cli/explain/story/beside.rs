@@ -2,14 +2,13 @@
 
 use std::collections::HashSet;
 
-use super::last::{is_lost_still, last_start, silent_still};
-use super::{Story, is_by_backend, moment, peer_of};
+use super::last::{is_lost_still, last_start};
+use super::{AFTER_MS, Story, is_by_backend, last, moment, peer_of};
 use crate::model::end_reason::EndReason;
-use crate::model::fleet::Liveness;
 use crate::model::health::HealthState;
 use crate::model::humane::{duration_ms, plural};
 use crate::model::weight::Weight;
-use crate::table::journal::{Event, What};
+use crate::table::journal::{Event, Trouble, What};
 
 /// What is so near to the fault that is told belongs to the same bad minute.
 const NEAR_MS: u64 = 60_000;
@@ -47,6 +46,9 @@ pub(super) fn beside(story: &Story<'_>, told: usize) -> Vec<String> {
     let mut found = Vec::new();
     for at in (0..story.events.len()).rev().filter(|at| *at != told && is_fault(story, *at)) {
         let other = story.events[at].0;
+        if is_effect_of(other, event) {
+            continue;
+        }
         let standing = standing(story, at);
         let is_near = other.at_unix_ms.abs_diff(event.at_unix_ms) <= NEAR_MS;
         let goes_on = standing == Standing::Still && at >= since;
@@ -88,10 +90,24 @@ fn is_fault(story: &Story<'_>, at: usize) -> bool {
     match &event.what {
         What::FlowEnded { .. } | What::NodesBack { .. } | What::RefusalsOver { .. } => false,
         What::FlowsOrdered { reason, .. } if is_by_backend(*reason) => false,
-        What::FailedOver { .. } | What::VipGained { .. } | What::VipGivenUp { .. } => true,
+        // Of a start it is no fault.
+        What::VipGained { .. } => !story.shortly_before(at, AFTER_MS).any(|before| is_start(story.events[before].0)),
+        What::FailedOver { .. } | What::VipGivenUp { .. } => true,
         What::BackendChanged { .. } if is_lost_still(story, at) => true,
         _ => matches!(story.weight(at), Weight::Bad | Weight::Notice),
     }
+}
+
+/// Whether the ends that it tells of are those of the order that is told.
+fn is_effect_of(other: &Event, told: &Event) -> bool {
+    matches!(
+        (&other.what, &told.what),
+        (What::FlowsOrdered { reason: EndReason::Killed, .. }, What::OrderReceived { .. })
+    )
+}
+
+fn is_start(event: &Event) -> bool {
+    matches!(event.what, What::Started { .. })
 }
 
 fn matter(event: &Event) -> Option<Matter<'_>> {
@@ -122,42 +138,31 @@ fn told_with(event: &Event) -> Vec<Matter<'_>> {
 
 fn standing(story: &Story<'_>, at: usize) -> Standing {
     let event = story.events[at].0;
-    let ends: Box<dyn Fn(&Event) -> bool> = match &event.what {
+    let mut is_end: Box<dyn FnMut(&What) -> bool> = match &event.what {
         What::BackendChanged { to: HealthState::Ready, .. } => return Standing::Moment,
-        What::NodesSilent { .. } if !silent_still(story, at).is_empty() => return Standing::Still,
-        What::NodesSilent { nodes, .. } => Box::new(
-            move |it| matches!(&it.what, What::NodesBack { nodes: back, more, .. } if *more > 0 || nodes.iter().all(|node| back.contains(node))),
-        ),
+        // A drain is over, too, with which no trouble begins.
         What::BackendChanged { .. } => {
-            let over = super::last::over_after(story, at);
-            return over.map_or(Standing::Still, |over| over_after(event, over));
+            return last::over_after(story, at).map_or(Standing::Still, |over| over_after(event, over));
         }
-        What::RefusalsBegun { frontend, reason } => Box::new(
-            move |it| matches!(&it.what, What::RefusalsOver { frontend: f, reason: r, .. } if (f, r) == (frontend, reason)),
-        ),
-        What::PeerLiveness { .. } | What::FailedOver { .. } | What::PeerLost { .. } => {
-            let peer = peer_of(event);
-            Box::new(move |it| peer_of(it) == peer && is_heard(it))
+        What::FailedOver { instance, .. } => ends(Trouble::PeerSilent(instance.0.to_string())),
+        What::PeerLost { peer, .. } => {
+            Box::new(move |it| matches!(it, What::PeerLinked { peer: linked, .. } if linked == peer))
         }
-        What::VipHostCutOff { .. } => Box::new(|it| matches!(it.what, What::VipGained { .. } | What::VipHeld { .. })),
-        What::AcceptPaused { .. } => Box::new(|it| matches!(it.what, What::AcceptResumed { .. })),
-        What::VipShared { .. } => Box::new(|it| matches!(it.what, What::VipAlone { .. })),
-        What::DiscoveryFailed { .. } => Box::new(|it| matches!(it.what, What::DiscoveryRecovered { .. })),
-        What::OffloadStopped { .. } => Box::new(|it| matches!(it.what, What::OffloadResumed {})),
-        What::ReloadRefused { .. } => Box::new(|it| matches!(it.what, What::Reloaded { .. })),
-        _ => return Standing::Moment,
+        What::DiscoveryFailed { .. } => Box::new(|it| matches!(it, What::DiscoveryRecovered { .. })),
+        What::ReloadRefused { .. } => Box::new(|it| matches!(it, What::Reloaded { .. })),
+        what => match Trouble::begun_by(what) {
+            Some(trouble) => ends(trouble),
+            None => return Standing::Moment,
+        },
     };
-    let over = story.events[at + 1..].iter().map(|(later, _)| *later).find(|later| ends(later));
+    let over = story.events[at + 1..].iter().map(|(later, _)| *later).find(|later| is_end(&later.what));
     over.map_or(Standing::Still, |over| over_after(event, over))
+}
+
+fn ends(mut trouble: Trouble) -> Box<dyn FnMut(&What) -> bool> {
+    Box::new(move |it| trouble.is_over_by(it))
 }
 
 fn over_after(event: &Event, over: &Event) -> Standing {
     Standing::OverAfter { ms: over.at_unix_ms.saturating_sub(event.at_unix_ms) }
-}
-
-fn is_heard(event: &Event) -> bool {
-    matches!(
-        event.what,
-        What::PeerLinked { .. } | What::PeerLiveness { liveness: Liveness::Alive | Liveness::Unlinked, .. }
-    )
 }

@@ -94,8 +94,7 @@ pub(crate) fn render(
     let axis = span.axis;
     write(page, format_args!("<section class=\"live charts\" id=\"charts\">\n<h2>{}", Escaped(span.title)));
     page.push_str("<span class=\"facts\">UTC, a sample every two seconds</span></h2>\n");
-    let marks = timeline::marks(events, axis);
-    timeline::render(page, events, axis, span.has_moves);
+    let marks = timeline::render(page, events, axis, span.has_moves);
     times(page, axis);
     let moments = |value: fn(&PastMoment) -> Option<f64>| -> Series {
         history.moments(axis.last_slot).map(|it| it.and_then(value)).collect()

@@ -120,11 +120,7 @@ impl TimelineRow {
     }
 }
 
-/// The marks of `events`, which are in the order of time, on a wide screen.
-pub(super) fn marks(events: &[Event], axis: TimeAxis) -> Vec<TimelineMark> {
-    marks_on(events, axis, SCREENS[0])
-}
-
+/// The marks of `events`, which are in the order of time.
 fn marks_on(events: &[Event], axis: TimeAxis, screen: TimelineScreen) -> Vec<TimelineMark> {
     let mut marks: Vec<TimelineMark> = Vec::new();
     for event in events.iter().filter(|it| it.at_unix_ms >= axis.from_unix_ms) {
@@ -151,8 +147,8 @@ fn marks_on(events: &[Event], axis: TimeAxis, screen: TimelineScreen) -> Vec<Tim
     marks
 }
 
-/// `has_fleet`: there may be events of peers and of the VIP.
-pub(super) fn render(page: &mut String, events: &[Event], axis: TimeAxis, has_fleet: bool) {
+/// `events`: in the order of time. `has_fleet`: there may be events of peers and of the VIP. Returns the marks on a wide screen.
+pub(super) fn render(page: &mut String, events: &[Event], axis: TimeAxis, has_fleet: bool) -> Vec<TimelineMark> {
     let on_screens = SCREENS.map(|screen| (screen, marks_on(events, axis, screen)));
     page.push_str("<div class=\"timeline\" id=\"timeline\">\n");
     for row in TimelineRow::ALL {
@@ -176,6 +172,8 @@ pub(super) fn render(page: &mut String, events: &[Event], axis: TimeAxis, has_fl
         page.push_str("</div></div>\n");
     }
     page.push_str("</div>\n");
+    let [(_, wide), ..] = on_screens;
+    wide
 }
 
 impl TimelineMark {
@@ -228,7 +226,7 @@ mod tests {
         let mut events = vec![at(0, 999_000, moves()), at(1, 1_299_000, moves()), at(2, 1_299_100, ordered)];
         events.extend((3..12).map(|number| at(number, 1_300_000, stuck())));
         events.push(at(12, 1_330_000, moves()));
-        let marks = marks(&events, axis);
+        let marks = marks_on(&events, axis, SCREENS[0]);
         let seen: Vec<_> = marks.iter().map(|it| (it.row, &*it.worst, it.events, it.place)).collect();
         let row = TimelineRow::Instance;
         assert_eq!(

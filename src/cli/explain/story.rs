@@ -250,8 +250,8 @@ impl<'r> Story<'r> {
                 if let Some((died, away_ms)) = self.death_before(at) {
                     sentences.push(died);
                     sentences.extend(self.stuck_before(at));
-                    sentences.extend(failovers::killed_as_holder(self, at));
-                    if let Some(without) = failovers::had_no_vip(self, at) {
+                    sentences.extend(vips::killed_as_holder(self, at));
+                    if let Some(without) = vips::had_no_vip(self, at) {
                         sentences.push(without);
                     } else {
                         let lease_renew_ms = self.recording.owners[owner].lease_renew_ms;

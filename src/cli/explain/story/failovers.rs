@@ -192,27 +192,6 @@ pub(super) fn holder_after(story: &Story<'_>, at: usize) -> Option<String> {
     })
 }
 
-/// That the process before the one that starts by the event at `at` had the VIP, and may have been killed for a hang: a sentence.
-pub(super) fn killed_as_holder(story: &Story<'_>, at: usize) -> Option<String> {
-    let mut moves = story.events[..at].iter().rev().filter(|(event, _)| is_vip_move(event));
-    let (Event { what: What::VipGained { .. }, .. }, _) = moves.next()? else { return None };
-    Some("It had the VIP: the kernel kills such a process, too, if it hangs for 1.8 s and a peer is ready.".to_owned())
-}
-
-fn is_vip_move(event: &Event) -> bool {
-    matches!(event.what, What::VipGained { .. } | What::VipGivenUp { .. } | What::VipHeld { .. })
-}
-
-/// That the process before the one that starts by the event at `at` did not have the VIP when it ended: a sentence.
-pub(super) fn had_no_vip(story: &Story<'_>, at: usize) -> Option<String> {
-    story.events[..at].iter().rev().find_map(|(event, _)| match &event.what {
-        What::VipGained { .. } => Some(None),
-        What::VipGivenUp { .. } => Some(Some("It had given the VIP up before it ended.".to_owned())),
-        What::VipHeld { by, .. } => Some(Some(format!("It had no VIP when it ended: {by} had it."))),
-        _ => None,
-    })?
-}
-
 /// The peer that had the VIP when this host's process, which starts by the event at `at`, heard of it.
 pub(super) fn holder_found<'r>(story: &Story<'r>, at: usize) -> Option<&'r str> {
     soon_after(story, at).find_map(|it| match &it.what {

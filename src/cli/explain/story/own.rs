@@ -3,7 +3,7 @@
 use super::vips::is_move;
 use super::{Explained, Figures, SENTENCES_MAX, Story, moment};
 use crate::model::humane::{duration_ms, plural};
-use crate::table::journal::{Event, What};
+use crate::table::journal::{Event, Trouble, What};
 
 /// `None`: the record is not that of an instance or host with this name.
 pub(super) fn own(story: &Story<'_>, name: &str) -> Option<Explained> {
@@ -84,11 +84,9 @@ fn stalls(story: &Story<'_>) -> Option<String> {
     };
     let said = latest(story, "stall", is_stall)?;
     let last = story.events.iter().rposition(|(event, _)| is_stall(&event.what))?;
-    let is_over = |what: &What| match (&story.events[last].0.what, what) {
-        (What::WorkerStuck { worker, .. }, What::WorkerMoves { worker: its })
-        | (What::AcceptPaused { worker, .. }, What::AcceptResumed { worker: its, .. }) => worker == its,
-        (_, What::Started { .. }) => true,
-        _ => false,
+    let mut trouble = Trouble::begun_by(&story.event_at(last).what);
+    let mut is_over = |what: &What| {
+        matches!(what, What::Started { .. }) || trouble.as_mut().is_some_and(|trouble| trouble.is_over_by(what))
     };
     let over = story.events[last + 1..].iter().map(|(event, _)| *event).find(|later| is_over(&later.what));
     let later = over.map(|over| {

@@ -5,7 +5,9 @@ use super::failovers::{holder_after, soon_after};
 use super::gaps::gap_of_absence;
 use super::{AFTER_MS, Explained, Figures, LATELY_MS, SENTENCES_MAX, Story, limit_ms, moment};
 use crate::model::end_reason::{ClientSaw, EndReason};
-use crate::model::fleet::vip::{CUT_OFF_NS, LEASE_NS, NO_BACKEND_NS, SILENT_NS, VipBar, VipGain, VipLoss};
+use crate::model::fleet::vip::{
+    CUT_OFF_NS, LEASE_NS, LEASE_SAFE_NS, NO_BACKEND_NS, SILENT_NS, VipBar, VipGain, VipLoss,
+};
 use crate::model::health::HealthState;
 use crate::model::humane::{duration_ms, plural};
 use crate::table::journal::{Event, What};
@@ -191,6 +193,22 @@ fn again(story: &Story<'_>, at: usize, begins: &str, is_it: impl Fn(&What) -> bo
 /// The last move before the event at `at`.
 fn move_before(story: &Story<'_>, at: usize) -> Option<usize> {
     story.events[..at].iter().rposition(|(event, _)| is_move(&event.what))
+}
+
+/// That the process before the one that starts by the event at `at` had the VIP, and may have been killed for a hang: a sentence.
+pub(super) fn killed_as_holder(story: &Story<'_>, at: usize) -> Option<String> {
+    let What::VipGained { .. } = &story.event_at(move_before(story, at)?).what else { return None };
+    let hang = duration_ms(LEASE_SAFE_NS / 1_000_000);
+    Some(format!("It had the VIP: the kernel kills such a process, too, if it hangs for {hang} and a peer is ready."))
+}
+
+/// That the process before the one that starts by the event at `at` did not have the VIP when it ended: a sentence.
+pub(super) fn had_no_vip(story: &Story<'_>, at: usize) -> Option<String> {
+    match &story.event_at(move_before(story, at)?).what {
+        What::VipGivenUp { .. } => Some("It had given the VIP up before it ended.".to_owned()),
+        What::VipHeld { by, .. } => Some(format!("It had no VIP when it ended: {by} had it.")),
+        _ => None,
+    }
 }
 
 /// That no instance had the VIP before this host took it, if this host knows: a sentence, and the longest gap.

@@ -64,6 +64,7 @@ fn scrape(c: &mut Criterion) {
         recorder: table.part(),
         nodes: table.part(),
         probes: table.part(),
+        beats: table.part(),
     };
     collect::register(&metrics, parts, config, Arc::default());
     let mut group = c.benchmark_group("scrape_at_10000_flows");

@@ -21,6 +21,7 @@ pub(crate) mod history;
 pub mod http;
 pub(crate) mod nodes;
 pub(crate) mod page;
+pub(crate) mod pauses;
 pub mod protocol;
 pub(crate) mod rates;
 pub(crate) mod refusals;
@@ -116,6 +117,7 @@ impl Admin {
             recorder: table.part(),
             nodes: table.part(),
             probes: table.part(),
+            beats: table.part(),
         };
         collect::register(&metrics, parts, config.clone(), census.clone());
         let (history, searching) = (Mutex::default(), Mutex::default());

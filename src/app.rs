@@ -7,6 +7,7 @@
 //!   stop    readiness fails ─▶ no new flows ─▶ flows end by themselves ─▶ the rest is reset
 //! ```
 
+pub(crate) mod broker;
 mod changes;
 mod control;
 mod diff;
@@ -49,7 +50,7 @@ use crate::fleet::link::PeerLinkParts;
 use crate::health::{Checker, HealthParts};
 use crate::late_resets;
 use crate::metrics::Metrics;
-use crate::model::fleet::Farewell;
+use crate::model::fleet::{Farewell, SavedFleet};
 use crate::model::ids::FlowId;
 use crate::offload::engine::EngineParts;
 use crate::offload::program::LAYOUT;
@@ -74,11 +75,6 @@ use upgrade::new::StartingInstance;
 pub(crate) use reload::Reloader;
 pub(crate) use upgrade::{Replacement, Succession, Upgrader};
 
-/// Limit for a stop's wait until the holder has given up the VIP. After the lease the kernel removes the addresses by itself.
-const GIVE_UP_MAX: Duration = Duration::from_secs(1);
-/// The same for the operator's program that hears of it.
-const HOOKS_MAX: Duration = Duration::from_secs(5);
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// Limit for the end's wait until the last events are on disk.
 const RECORD_MAX: Duration = Duration::from_secs(1);
 
@@ -173,7 +169,7 @@ pub(crate) async fn build(
     let (http, socket) = (doors.http_address(), doors.socket_path().to_owned());
     parts.doors.set(doors);
     parts.core.offload.recover();
-    parts.core.link_up();
+    parts.core.link_up(None);
     parts.core.hold_vip(&parts.metrics, false);
     if parts.config.peers.is_none() {
         // A process with peers may have been killed here.
@@ -204,9 +200,7 @@ pub(crate) async fn upgrade_from(config: Config, path: &Path, channel: Channel) 
     discover::found_before(&config, &state.backends, &mut found);
     let assembled = assemble(config, found, path, listeners, state, true).inspect(|(parts, _)| {
         parts.core.proxy.restore(&parts.config, &counters);
-        if welcome.protocol > 1 {
-            parts.core.table.flows.share_ids(IdShare::Odd);
-        }
+        parts.core.table.flows.share_ids(IdShare::Odd);
     });
     let ready =
         assembled.and_then(|(parts, bindings)| Ok((Doors::wait(&parts.config.admin, shared)?, parts, bindings)));
@@ -229,6 +223,7 @@ pub(crate) async fn upgrade_from(config: Config, path: &Path, channel: Channel) 
         runtime: Handle::current(),
         welcome,
         imported: 0,
+        saved: None,
         old,
     };
     let outcome = starting.take(channel);
@@ -366,7 +361,7 @@ impl Bound {
         tasks.spawn("nodes", once_serving(core.drain.watch(), nodes::watch(admin.clone())));
         tasks.spawn("rates", admin.clone().sample_rates());
         tasks.spawn("charts", once_serving(core.drain.watch(), history::fill(admin, core.config.load_full())));
-        tasks.spawn("watchdog", watchdog::run(table.part(), table.part()));
+        tasks.spawn("watchdog", watchdog::run(table.part(), (table.part(), table.part(), table.part()), table.part()));
         tasks.spawn("refusals", refusals::run(table.part(), table.part()));
         tasks.spawn("late resets", late_resets::run(ports.part(), ports.part()));
         let (phase, path) = (core.drain.watch(), reloader.path().to_owned());
@@ -487,7 +482,7 @@ impl Bound {
     /// Goes through the phases of a stop, and returns when no flow is left.
     pub(crate) async fn stop(self) {
         stop::run(&self.core).await;
-        self.core.vip_is_given_up().await;
+        stop::vip_is_given_up(&self.core).await;
         self.core.peers.leave(Farewell::Stopped).await;
         let has_peers = self.core.config.load().peers.is_some();
         self.end().await;
@@ -498,8 +493,9 @@ impl Bound {
 }
 
 impl Core {
-    /// Links up with the peers, if there are any. The recovery of own flows must have begun. Needs a tokio runtime.
-    fn link_up(&self) {
+    /// Links up with the peers, if there are any. `saved`: what the process before this one knew of them. The recovery of own flows must have
+    /// begun. Needs a tokio runtime.
+    fn link_up(&self, saved: Option<SavedFleet>) {
         let (table, ports) = (&self.table, &self.ports);
         let parts = PeerLinkParts {
             fleet: ports.part(),
@@ -510,7 +506,7 @@ impl Core {
             beats: table.part(),
             vip: ports.part(),
         };
-        let Some(links) = self.peers.start(parts, self.latest.subscribe()) else { return };
+        let Some(links) = self.peers.start(parts, self.latest.subscribe(), saved) else { return };
         let parts = FailoverParts {
             fleet: ports.part(),
             fleet_view: table.part(),
@@ -539,6 +535,7 @@ impl Core {
             fleet: ports.part(),
             fleet_view: table.part(),
             registry: table.part(),
+            names: table.part(),
             flows: table.part(),
             reachability: ports.part(),
             engine: ports.part(),
@@ -558,20 +555,6 @@ impl Core {
         if let Err(error) = holder::start(parts, host) {
             table.journal.record(What::VipRefused { error: error.to_string() });
         }
-    }
-
-    /// Waits until the holder has given up the VIP and the operator's program that hears of it has ended, but no longer than the limits.
-    async fn vip_is_given_up(&self) {
-        while_it_is(|| self.ports.vip.is_held(), GIVE_UP_MAX).await;
-        while_it_is(|| self.ports.vip.do_hooks_run(), HOOKS_MAX).await;
-    }
-}
-
-/// Waits while this is so, but no longer than `limit`.
-async fn while_it_is(is_so: impl Fn() -> bool, limit: Duration) {
-    let until_ns = now_ns() + limit.as_nanos() as u64;
-    while is_so() && now_ns() < until_ns {
-        tokio::time::sleep(LOOK_AGAIN).await;
     }
 }
 

@@ -17,6 +17,7 @@ mod import;
 mod init;
 mod kill;
 mod lab;
+mod living;
 pub(crate) mod logging;
 mod man;
 mod memory;
@@ -173,6 +174,9 @@ enum Verb {
     /// Which versions of the upgrade this binary speaks.
     #[command(hide = true)]
     UpgradeVersion,
+    /// Keeps the rights of an instance, which starts it.
+    #[command(hide = true)]
+    Broker,
     /// Prints completions for a shell: source them, or save them in the shell's completion directory.
     Completion { shell: clap_complete::Shell },
     /// Prints the man page.
@@ -200,6 +204,7 @@ pub fn main() -> ExitCode {
     match arguments.command {
         Verb::Run { upgrade } => run::run(&config(), upgrade),
         Verb::UpgradeVersion => upgrade::upgrade_version(),
+        Verb::Broker => crate::app::broker::serve(&config()),
         Verb::Check(check) => check::run(&config(), &check, arguments.json),
         Verb::Lab(command) => lab::run(*command, arguments.json),
         Verb::Completion { shell } => shell::completion(shell),
@@ -304,6 +309,7 @@ fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &O
         Verb::Rebalance { dry_run } => reload::rebalance(&mut client, dry_run, output),
         Verb::Run { .. }
         | Verb::UpgradeVersion
+        | Verb::Broker
         | Verb::Check(_)
         | Verb::Diff(_)
         | Verb::Events(_)

@@ -30,8 +30,8 @@ mod worker;
 mod workers;
 
 pub use parts::ProxyParts;
-pub(crate) use sharing::fitting as fitting_listeners;
 pub use sharing::{ListenError, SharingError, remove as remove_shared_ports};
+pub(crate) use sharing::{SHARED_PORTS, fitting as fitting_listeners, install as install_sharing};
 pub use upgrade::message::{Arriving, Departure, ImportError, MovingFlow, StuckWorker};
 pub(crate) use watch::idle_walk_pause;
 pub use workers::{Bindings, Proxy, ProxyError};

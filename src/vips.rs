@@ -11,6 +11,7 @@
 mod claims;
 mod ears;
 pub(crate) mod holder;
+mod strangers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use thiserror::Error;
 
 use super::protocol::{Command, Line, Refusal};
 use crate::model::duration::display;
+use crate::model::humane::printable_lines;
 
 /// Longer than an instance lets any command take.
 const REPLY_LIMIT: Duration = Duration::from_secs(60);
@@ -63,11 +65,11 @@ impl Client {
         loop {
             match self.line()? {
                 Line::Item(item) => {
-                    if take(serde_json::from_value(item)?).is_break() {
+                    if take(serde_json::from_value(in_print(item))?).is_break() {
                         return Ok(None);
                     }
                 }
-                Line::Ok(result) => return Ok(Some(serde_json::from_value(result)?)),
+                Line::Ok(result) => return Ok(Some(serde_json::from_value(in_print(result))?)),
                 Line::Error(refusal) => return Err(refusal.into()),
             }
         }
@@ -112,9 +114,38 @@ impl Client {
     }
 }
 
+/// The answer with every text as [`printable_lines`] writes it: whoever has taken the instance over does not write to the operator's terminal.
+fn in_print(answer: Value) -> Value {
+    match answer {
+        Value::String(text) => Value::String(printable_lines(&text)),
+        Value::Array(items) => items.into_iter().map(in_print).collect(),
+        Value::Object(fields) => {
+            fields.into_iter().map(|(name, value)| (printable_lines(&name), in_print(value))).collect()
+        }
+        other => other,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Regression: `baton reload` wrote the changes that it was told to the terminal as they were.
+    #[test]
+    fn no_text_of_an_answer_moves_the_cursor() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("admin.sock");
+        let instance = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let answers = std::thread::spawn(move || {
+            let mut stream = instance.accept().unwrap().0;
+            BufReader::new(stream.try_clone().unwrap()).read_line(&mut String::new()).unwrap();
+            let answer = serde_json::json!({ "ok": { "changes": ["\u{1b}[2J\u{202e}x", "a\nb"] } });
+            writeln!(stream, "{answer}").unwrap();
+        });
+        let answer: Value = Client::connect(&path).unwrap().ask(&Command::Reload {}).unwrap();
+        answers.join().unwrap();
+        assert_eq!(answer["changes"], serde_json::json!(["\\u{1b}[2J\\u{202e}x", "a\nb"]));
+    }
 
     /// Regression: a stuck instance takes connections, and commands ended with "Resource temporarily unavailable (os error 11)".
     #[test]

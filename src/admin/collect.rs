@@ -24,6 +24,7 @@ use crate::ports::fleet::Fleet;
 use crate::sys::clock::now_ns;
 use crate::sys::netlink::conntrack;
 use crate::table::backend::{BackendEntry, BackendLane, FrontendEntry, Registry, Service};
+use crate::table::beats::LoopBeats;
 use crate::table::fleet::{FleetView, MemberView};
 use crate::table::flows::{FlowState, FlowTable};
 use crate::table::latency::ProbeLatencies;
@@ -49,6 +50,7 @@ pub struct CollectorParts {
     pub recorder: Part<RecorderCensus>,
     pub nodes: Part<NodeBoard>,
     pub probes: Part<ProbeLatencies>,
+    pub beats: Part<LoopBeats>,
 }
 
 /// Adds the counters of `table` and the limits of `config` to `metrics`. Call it once for each pair.
@@ -406,6 +408,8 @@ impl TableCollector {
         )?;
         let help = "Ended flows left out of the log by its rate limit";
         families.counter("flow_log_skipped", help, None)?.counter(self.table.flow_log.skipped.value())?;
+        let help = "Times at which this process did not run for a second or more";
+        families.counter("process_pauses", help, None)?.counter(self.table.beats.pauses.value())?;
         let recorder = &self.table.recorder;
         let help = "Bytes that the recorder has written to its files";
         families.counter("recorder_written_bytes", help, None)?.counter(recorder.written.value())?;

@@ -53,7 +53,7 @@ pub(super) async fn execute(
         Command::Reload {} => reload(admin).await,
         Command::Diff { path } => match admin.control.diff(path).await {
             Ok(diff) => Ok(json(&diff)),
-            Err(ReloadRefused { errors, findings }) => Err(Refusal::Reload { errors, findings }),
+            Err(refused) => Err(refused.into()),
         },
         Command::Rebalance { dry_run } => rebalance(admin, dry_run, replies).await?,
         Command::Upgrade(asked) => upgrade::upgrade(admin, asked, replies).await?,
@@ -107,7 +107,16 @@ async fn rebalance(admin: &Admin, dry_run: bool, replies: &mut Replies) -> io::R
 async fn reload(admin: &Admin) -> Result<Value, Refusal> {
     match admin.control.reload().await {
         Ok(reloaded) => Ok(json(&reloaded)),
-        Err(ReloadRefused { errors, findings }) => Err(Refusal::Reload { errors, findings }),
+        Err(refused) => Err(refused.into()),
+    }
+}
+
+impl From<ReloadRefused> for Refusal {
+    fn from(refused: ReloadRefused) -> Self {
+        match refused {
+            ReloadRefused::Invalid { errors, findings } => Self::Reload { errors, findings },
+            ReloadRefused::Unread { why } => Self::Order { reason: format!("the running configuration stays: {why}") },
+        }
     }
 }
 

@@ -69,12 +69,16 @@ pub type Reloading = Pin<Box<dyn Future<Output = Result<Reloaded, ReloadRefused>
 pub type Rebalancing = Pin<Box<dyn Future<Output = Result<Vec<RebalanceDone>, OrderRefused>> + Send>>;
 
 /// Why a reload changed nothing.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ReloadRefused {
-    /// A line for each error.
-    pub errors: Vec<String>,
-    /// The same with its place, if it is an error of the file.
-    pub findings: Vec<Diagnostic>,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReloadRefused {
+    Invalid {
+        /// A line for each error.
+        errors: Vec<String>,
+        /// The same with its place, if it is an error of the file.
+        findings: Vec<Diagnostic>,
+    },
+    /// A file was not read, which may be well.
+    Unread { why: String },
 }
 
 /// Why an order for a backend is not carried out.

@@ -16,11 +16,14 @@ pub(super) struct FlowNames {
     frontends: HashMap<FrontendId, Arc<str>>,
     backends: HashMap<BackendId, String>,
     clients: Arc<NameMap>,
+    /// Of the flows that began here.
+    own_tag: u16,
 }
 
 impl FlowNames {
-    pub(super) fn of(registry: &Registry, clients: &ClientNames) -> Self {
+    pub(super) fn of(registry: &Registry, clients: &ClientNames, own_tag: u16) -> Self {
         Self {
+            own_tag,
             frontends: registry.frontends().iter().map(|entry| (entry.id, entry.name.clone())).collect(),
             backends: registry.backends().iter().map(|entry| (entry.id, entry.label().into_owned())).collect(),
             clients: clients.all(),
@@ -47,6 +50,7 @@ impl FlowNames {
             idle_ms: since_ms(flow.last_byte_ns()),
             bytes_to_backend: flow.bytes_to_backend,
             bytes_to_client: flow.bytes_to_client,
+            came: ![0, self.own_tag].contains(&flow.id.tag()),
             connect_us: flow.connect_us,
             stays: flow.stays.filter(|_| flow.state == FlowState::Proxied).map(|why| why.label().to_owned()),
             worker: flow.worker,

@@ -21,7 +21,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -31,7 +31,7 @@ use super::search::{self, PageLists, PageSearch};
 use super::{Admin, page};
 use crate::metrics::Exposition;
 use crate::sys::clock::now_ns;
-use crate::sys::socket::peek;
+use crate::sys::socket::{listen_alone, peek};
 use host::Hosts;
 use live::{LiveHub, PageBody};
 
@@ -85,12 +85,9 @@ impl Default for HttpLimits {
     }
 }
 
-/// Opens the listening socket. `SO_REUSEADDR` is set, so that a restart need not wait.
+/// Opens the listening socket.
 pub fn open(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    socket.listen(BACKLOG)
+    TcpListener::from_std(listen_alone(address, BACKLOG)?)
 }
 
 /// Serves `listener` as long as it is polled. Accepted connections complete; the streams among them end.
@@ -370,5 +367,5 @@ fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>
 
 const HEAD_MAX: usize = 16 * 1024;
 /// The kernel allows at most net.core.somaxconn. A client beyond it sends its SYN again after a second.
-const BACKLOG: u32 = 4096;
+const BACKLOG: i32 = 4096;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

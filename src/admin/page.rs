@@ -120,6 +120,9 @@ fn header(page: &mut String, status: &Status, shortfall: Option<&(Weight, String
     let place = status.vip.as_ref().map(words::vip).filter(|(weight, _)| *weight == Weight::Plain);
     let place = place.map(|(_, place)| format!(" · {place}")).unwrap_or_default();
     let ready = match shortfall {
+        _ if weight == Weight::Good && words::barred(status).is_some() => {
+            Pill(tone(Weight::Bad), words::BARRED).to_string()
+        }
         // Green only if everything is well.
         Some(_) if weight == Weight::Good => Pill("plain", "ready for the VIP").to_string(),
         None if weight == Weight::Good && !notices.is_empty() => Pill("plain", word).to_string(),

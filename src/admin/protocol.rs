@@ -192,6 +192,9 @@ pub struct FlowRow {
     pub bytes_to_backend: u64,
     /// To the client.
     pub bytes_to_client: u64,
+    /// It began at another instance: its bytes are at least those, namely what that one last told, until bytes have passed here as well.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub came: bool,
     /// 0 until connected.
     pub connect_us: u64,
     /// Why the last try to offload it failed; see docs/offload.md.

@@ -6,10 +6,10 @@ use std::time::Duration;
 use tokio::time::MissedTickBehavior;
 
 use crate::model::end_reason::EndReason;
-use crate::sys::clock::now_ns;
+use crate::sys::clock::{now_ns, unix_ms};
 use crate::table::Part;
 use crate::table::backend::{FrontendEntry, Registry};
-use crate::table::journal::{Journal, What};
+use crate::table::journal::{Journal, REFUSALS_QUIET_MS, What};
 
 /// Why new connections are reset that might have been carried. Those of `deny` are as the configuration wants it.
 const REASONS: [EndReason; 8] = [
@@ -25,8 +25,7 @@ const REASONS: [EndReason; 8] = [
 
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// They are over once none has come for this long: clients come again within seconds.
-const QUIET_NS: u64 = 10_000_000_000;
+const QUIET_NS: u64 = REFUSALS_QUIET_MS * 1_000_000;
 
 /// Looks as long as it is polled.
 pub(crate) async fn run(registry: Part<Registry>, journal: Part<Journal>) {
@@ -37,7 +36,7 @@ pub(crate) async fn run(registry: Part<Registry>, journal: Part<Journal>) {
         ticks.tick().await;
         let frontends = registry.frontends();
         let counts: Vec<_> = frontends.iter().map(|entry| (&*entry.name, counts(entry))).collect();
-        refusals.look(&counts, now_ns()).into_iter().for_each(|event| journal.record(event));
+        refusals.look(&counts, (now_ns(), unix_ms())).into_iter().for_each(|event| journal.record(event));
     }
 }
 
@@ -63,8 +62,8 @@ struct Refusals {
 }
 
 impl Refusals {
-    /// The events since the last look. `counts`: those of all frontends, since the start.
-    fn look(&mut self, counts: &[(&str, [u64; REASONS.len()])], now_ns: u64) -> Vec<What> {
+    /// The events since the last look. `counts`: those of all frontends, since the start. `now`: monotonic ns, and ms since 1970.
+    fn look(&mut self, counts: &[(&str, [u64; REASONS.len()])], now: (u64, u64)) -> Vec<What> {
         self.frontends.retain(|name, _| counts.iter().any(|(it, _)| **it == **name));
         let mut events = Vec::new();
         for (name, counts) in counts {
@@ -72,7 +71,7 @@ impl Refusals {
             for ((reason, (before, spell)), count) in REASONS.into_iter().zip(known).zip(*counts) {
                 let refused = count.saturating_sub(*before);
                 *before = count;
-                events.extend(advance(spell, (name, reason), refused, now_ns));
+                events.extend(advance(spell, (name, reason), refused, now));
             }
         }
         events
@@ -84,7 +83,7 @@ fn advance(
     spell: &mut Option<RefusalSpell>,
     (frontend, reason): (&str, EndReason),
     refused: u64,
-    now_ns: u64,
+    (now_ns, now_unix_ms): (u64, u64),
 ) -> Option<What> {
     match spell {
         None if refused == 0 => None,
@@ -100,7 +99,14 @@ fn advance(
         Some(RefusalSpell { begun_ns, last_ns, refused }) => {
             // The first came after the look before.
             let lasted_ms = last_ns.saturating_sub(*begun_ns) / 1_000_000 + LOOK_EVERY.as_millis() as u64;
-            let over = What::RefusalsOver { frontend: frontend.to_owned(), reason, refused: *refused, lasted_ms };
+            let quiet_ms = now_ns.saturating_sub(*last_ns) / 1_000_000;
+            let over = What::RefusalsOver {
+                frontend: frontend.to_owned(),
+                reason,
+                refused: *refused,
+                lasted_ms,
+                last_unix_ms: Some(now_unix_ms.saturating_sub(quiet_ms)),
+            };
             *spell = None;
             Some(over)
         }
@@ -118,7 +124,7 @@ mod tests {
     }
 
     fn looked(refusals: &mut Refusals, second: u64, reason: EndReason, count: u64) -> Vec<What> {
-        refusals.look(&[("api", of(reason, count))], second * SECOND_NS)
+        refusals.look(&[("api", of(reason, count))], (second * SECOND_NS, second * 1_000))
     }
 
     #[test]
@@ -134,7 +140,10 @@ mod tests {
             assert!(looked(&mut refusals, second, EndReason::LimitFrontend, count).is_empty(), "at second {second}");
         }
         let over = looked(&mut refusals, 22, EndReason::LimitFrontend, 41);
-        assert!(matches!(over[..], [What::RefusalsOver { refused: 41, lasted_ms: 10_250, .. }]), "{over:?}");
+        assert!(
+            matches!(over[..], [What::RefusalsOver { refused: 41, lasted_ms: 10_250, last_unix_ms: Some(12_000), .. }]),
+            "{over:?}"
+        );
         assert!(looked(&mut refusals, 40, EndReason::LimitFrontend, 41).is_empty());
         assert!(matches!(looked(&mut refusals, 41, EndReason::LimitFrontend, 42)[..], [What::RefusalsBegun { .. }]));
     }
@@ -143,7 +152,7 @@ mod tests {
     fn a_frontend_that_a_reload_removes_and_adds_again_begins_anew() {
         let mut refusals = Refusals::default();
         assert_eq!(looked(&mut refusals, 1, EndReason::NoBackend, 2).len(), 1);
-        assert!(refusals.look(&[], 2 * SECOND_NS).is_empty());
+        assert!(refusals.look(&[], (2 * SECOND_NS, 2_000)).is_empty());
         assert_eq!(looked(&mut refusals, 3, EndReason::NoBackend, 1).len(), 1, "counted from 0");
     }
 }

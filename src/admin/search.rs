@@ -174,7 +174,7 @@ impl PageLists {
     fn find_flows(&mut self, admin: &Admin) {
         // Several readers use one core together.
         let _alone = admin.searching();
-        let names = FlowNames::of(&admin.table.registry, &admin.table.names);
+        let names = FlowNames::of(&admin.table.registry, &admin.table.names, admin.table.flows.tag());
         let mut found = Vec::with_capacity(2 * FLOWS);
         // The last place of the list, once it is full: most flows come after it.
         let mut last = None;

@@ -70,6 +70,9 @@ pub struct Instance {
     /// Why Baton's own filter of system calls is not on this process; `None`: it is.
     #[serde(default)]
     pub unfiltered: Option<String>,
+    /// A sentence if the broker, the process that keeps Baton's rights, is not there as it should be.
+    #[serde(default)]
+    pub rights: Option<String>,
     pub workers: Vec<WorkerStatus>,
     pub config: ConfigState,
 }
@@ -140,6 +143,9 @@ pub struct PeersReport {
     pub slot: Option<u8>,
     /// Whether it knows enough of its peers to take a VIP.
     pub ready: bool,
+    /// Why this instance cannot have the VIP that Baton moves at present; `None`: it can, or Baton moves none.
+    #[serde(default)]
+    pub barred: Option<String>,
     /// The frontends' addresses that are on this host.
     #[serde(default)]
     pub vips: Vec<IpAddr>,
@@ -205,6 +211,9 @@ pub struct VipStatus {
     pub holder: Option<InstanceName>,
     /// Why this instance has the VIP or does not have it.
     pub why: String,
+    /// Why this instance cannot have the VIP at present, whoever has it; `None`: it can.
+    #[serde(default)]
+    pub barred: Option<String>,
 }
 
 /// Flows by state.

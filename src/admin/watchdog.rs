@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::pauses::{self, PauseParts};
 use crate::drain::LifePhase;
 use crate::essential;
 use crate::model::fleet::STUCK_FOR;
@@ -39,8 +40,9 @@ pub(crate) fn complaints(workers: &[WorkerState], beats: &LoopBeats, phase: Life
         .collect()
 }
 
-/// Looks at all workers four times a second, as long as it is polled.
-pub(crate) async fn run(workers: Part<[WorkerState]>, journal: Part<Journal>) {
+/// Looks at all workers four times a second, and for pauses of the process, as long as it is polled.
+pub(crate) async fn run(workers: Part<[WorkerState]>, pauses: PauseParts, journal: Part<Journal>) {
+    let _until_dropped = pauses::watch(pauses, journal.clone());
     let mut watchdog = Watchdog::new(workers.len());
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -37,8 +37,9 @@ pub struct WhatIfReport {
 pub struct WhatIfCase {
     /// As `baton check` calls it.
     pub fault: String,
+    /// `None`: the flows are not known.
     #[serde(flatten)]
-    pub fates: FlowFates,
+    pub fates: Option<FlowFates>,
     /// Time until the last of the resets has had its turn; 0: all at once.
     pub resets_over_ms: u64,
     pub gap: ExpectedGap,

@@ -103,7 +103,19 @@ pub(crate) fn shortfall_of(services: &[(&str, Service)]) -> Option<(Weight, Stri
 
 /// Two facts: whether this host should have the VIP, and whether clients are served.
 pub(crate) fn headline(status: &Status) -> (Weight, String) {
-    headline_of(instance(&status.instance), shortfall(status))
+    let shortfall = shortfall(status);
+    match (instance(&status.instance), barred(status)) {
+        ((Weight::Good, _), Some(why)) => {
+            let unserved = shortfall.map_or_else(String::new, |(_, what)| format!(", {what}"));
+            (Weight::Bad, format!("{BARRED}: {why}{unserved}"))
+        }
+        (instance, _) => headline_of(instance, shortfall),
+    }
+}
+
+/// Why this host cannot have the VIP, though the instance is ready.
+pub(crate) fn barred(status: &Status) -> Option<&str> {
+    status.vip.as_ref()?.barred.as_deref()
 }
 
 pub(crate) fn headline_of(instance: (Weight, &str), shortfall: Option<(Weight, String)>) -> (Weight, String) {
@@ -273,6 +285,9 @@ pub(crate) fn why(backend: &super::status::BackendStatus) -> String {
 
 /// Nodes in one sentence, besides the first.
 const NAMED_MAX: usize = 3;
+
+/// Of an instance that is ready, on a host that is not.
+pub(crate) const BARRED: &str = "cannot have the VIP";
 
 #[cfg(test)]
 mod tests {

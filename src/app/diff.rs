@@ -21,7 +21,7 @@ use crate::table::backend::BackendEntry;
 /// Compares the file at `path` with the running configuration.
 ///
 /// # Errors
-/// [`ReloadError::Invalid`], and [`ReloadError::Stopping`] while the instance ends.
+/// [`ReloadError::Invalid`] and [`ReloadError::Unread`], and [`ReloadError::Stopping`] while the instance ends.
 pub(super) async fn diff(core: Arc<Core>, path: PathBuf) -> Result<ReloadDiff, ReloadError> {
     // It reads the certificate files.
     let read = {
@@ -29,7 +29,7 @@ pub(super) async fn diff(core: Arc<Core>, path: PathBuf) -> Result<ReloadDiff, R
         essential::aside(move || config::check(&path, config::read_file(&path))).await
     };
     let loaded = read.ok_or(ReloadError::Stopping)?;
-    let file = loaded.map_err(|rejected| ReloadError::Invalid(rejected.errors))?.config;
+    let file = loaded?.config;
     let new = file.with_found(&core.discovered.sets_for(&file).await);
     // It looks at every flow.
     let work = move || {

@@ -51,6 +51,7 @@ pub(super) async fn fill(admin: Arc<Admin>, config: Arc<Config>) {
         if let Some(died) = death(&recording, &this).filter(|died| !lives_on(died)) {
             admin.table.journal.record(died);
         }
+        torn(&recording, &this).into_iter().for_each(|torn| admin.table.journal.record(torn));
         let (own, events) = told_by(&recording, &this);
         // Two moments of one slot would leave the next one empty.
         let ahead_ms = (now_ns / 1_000_000) % SLOT_MS + SLOT_MS - now_unix_ms % SLOT_MS;
@@ -72,6 +73,19 @@ fn death(recording: &Recording, this: &FileOwner) -> Option<What> {
     let flows = recording.samples().rev().find(is_its).map(|(_, sample)| sample.flows());
     let silent_ms = this.began_unix_ms.saturating_sub(last.at_unix_ms);
     Some(What::ProcessDied { pid: process.pid, silent_ms, flows })
+}
+
+/// What cannot be read of the files of before `this`, unless a process before it has told the same. Its own file is written meanwhile.
+fn torn(recording: &Recording, this: &FileOwner) -> Option<What> {
+    let is_own = |owner: usize| recording.owners[owner].is_same_process(this);
+    let of_others = recording.torn.iter().filter(|(owner, _)| !owner.is_some_and(is_own));
+    let (bytes, files): (u64, _) = (of_others.map(|(_, bytes)| bytes).sum(), recording.unreadable.len() as u64);
+    let told = recording.records.iter().rev().find_map(|record| match &record.what {
+        Recorded::Event(Event { what: What::RecordsTorn { bytes, files }, .. }) => Some((*bytes, *files)),
+        _ => None,
+    });
+    let (told_bytes, told_files) = told.unwrap_or_default();
+    (bytes > told_bytes || files > told_files).then_some(What::RecordsTorn { bytes, files })
 }
 
 /// Whether it is an instance without a name beside this one, with the same directory.
@@ -275,5 +289,26 @@ mod tests {
         let ours = What::ProcessDied { pid: std::process::id(), silent_ms: 1, flows: None };
         assert!(lives_on(&lives) && !lives_on(&ours), "a container's processes have one number");
         assert!(death(&Recording::default(), &FileOwner::default()).is_none(), "the first process of all");
+    }
+
+    /// Regression: a file that a power cut had torn left no event, only a line for whoever read it.
+    #[test]
+    fn torn_files_of_before_this_process_are_told_once() {
+        let process = |pid| FileOwner { pid, ..FileOwner::default() };
+        let event = |number, what| Event { number, at_unix_ms: 10_000 + number, what };
+        let stopping = || event(1, What::Stopping { flows: 1, timeout_ms: 0 });
+        let read = |pid, events: &[Event], cut| {
+            let (name, mut content) = recorder::as_file(&process(pid), events);
+            content.truncate(content.len() - cut);
+            recorder::read_files(vec![(name.replace("memory", "history"), content)], |_| true).unwrap()
+        };
+        let said = |recording: &Recording| torn(recording, &process(9));
+        let cut = read(7, &[event(0, What::WorkerMoves { worker: 0 }), stopping()], 5);
+        let Some(What::RecordsTorn { bytes, files: 0 }) = said(&cut) else { panic!("{:?}", said(&cut)) };
+        assert!((20..200).contains(&bytes), "{bytes}");
+        assert!(said(&read(7, &[stopping()], 0)).is_none());
+        assert!(said(&read(9, &[stopping()], 5)).is_none(), "this process writes it at the moment");
+        let again = read(7, &[event(0, What::RecordsTorn { bytes: 4_000, files: 0 }), stopping()], 5);
+        assert!(said(&again).is_none(), "the process before has told it");
     }
 }

@@ -9,9 +9,11 @@ use super::StartError;
 use crate::config::{Config, OffloadMode, OffloadSettings};
 use crate::offload::engine::{EngineParts, OffloadEngine};
 use crate::offload::pins_lock::{PinsLock, PinsLockError};
-use crate::offload::program::{self, LAYOUT, OpenError, Program};
+use crate::offload::program::{self, Attachment, InstalledProgram, LAYOUT, OpenError, Program};
 use crate::offload::settings;
-use crate::sys::netdev;
+use crate::sys::broker::{Broker, BrokerRequest, broker};
+use crate::sys::clock::now_ns;
+use crate::sys::{bpffs, netdev};
 use crate::table::journal::What;
 use crate::table::offload::{OFF, OffloadView};
 use crate::upgrade::message::ProgramReader;
@@ -19,6 +21,10 @@ use crate::upgrade::message::ProgramReader;
 /// How often, and how many times, the code checks whether flows are still between two steps.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 const LOOKS: u32 = 500;
+
+/// A process that was killed has its lock until the kernel has closed its descriptors: limit for that, and the interval between two attempts.
+const CLOSED_WITHIN_NS: u64 = 3_000_000_000;
+const TRY_EVERY: Duration = Duration::from_millis(20);
 
 /// The offload engine of this instance, if it has one.
 #[derive(Debug)]
@@ -167,6 +173,13 @@ impl InstanceOffload {
             }
             std::thread::sleep(LOOK_EVERY);
         }
+        // What the failover has decided must be in the map: the next process finds it there.
+        for _ in 0..LOOKS {
+            if !self.table.offload.standby.serves() || self.table.offload.standby.waiting() == 0 {
+                break;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
         self.with(|engine| engine.freeze(true));
     }
 
@@ -190,6 +203,26 @@ impl InstanceOffload {
 
 /// `None`: flows shall not be offloaded, and no offloaded ones are left.
 fn start(settings: &OffloadSettings, table: &EngineParts) -> Result<Option<OffloadEngine>, NoOffload> {
+    let installed = match broker() {
+        Some(broker) => installed_by(broker)?,
+        None => install(settings)?,
+    };
+    let Some(installed) = installed else { return Ok(None) };
+    let program = Program::of(&settings.pins, installed)?;
+    tracing::info!("the BPF program of offloaded flows is attached by {}", program.attachment());
+    let on_demand = settings.interfaces.is_empty();
+    Ok(Some(OffloadEngine::start(program, table.clone(), on_demand)?))
+}
+
+fn installed_by(broker: &Broker) -> Result<Option<InstalledProgram>, OpenError> {
+    let (facts, tools) = broker.ask(&BrokerRequest::InstallProgram, &[]).map_err(OpenError::Broker)?;
+    let Some(facts) = facts else { return Ok(None) };
+    let tools = tools.try_into().map_err(|_| OpenError::Broker(io::ErrorKind::InvalidData.into()))?;
+    Ok(Some(InstalledProgram { facts, tools }))
+}
+
+/// Loads or finds the program, as [`start`] needs it. Takes the rights to do so.
+pub(super) fn install(settings: &OffloadSettings) -> Result<Option<InstalledProgram>, NoOffload> {
     let (pinned, unread) = match program::status(&settings.pins) {
         Ok(pinned) => (pinned, None),
         Err(error) => (None, Some(error)),
@@ -210,14 +243,13 @@ fn start(settings: &OffloadSettings, table: &EngineParts) -> Result<Option<Offlo
         }
     }
     let directory = settings.pins.clone();
-    let program = Program::open(&settings::OffloadSettings { directory, interfaces, flows_max: settings.max_flows })?;
-    tracing::info!("the BPF program of offloaded flows is attached by {}", program.attachment());
-    let on_demand = settings.interfaces.is_empty();
-    if let Some(error) = unread.filter(|_| !on_demand) {
+    let program = settings::OffloadSettings { directory, interfaces, flows_max: settings.max_flows };
+    let installed = InstalledProgram::install(&program, Attachment::of_kernel())?;
+    if let Some(error) = unread.filter(|_| !settings.interfaces.is_empty()) {
         // The pins can be read by now, but the attached interfaces beyond those of the settings are not known.
         return Err(OpenError::Pinned(error).into());
     }
-    Ok(Some(OffloadEngine::start(program, table.clone(), on_demand)?))
+    Ok(Some(installed))
 }
 
 /// As [`start`], as the only instance with these pins.
@@ -226,10 +258,10 @@ fn start_locked(
     table: &EngineParts,
     lock: &mut Option<PinsLock>,
 ) -> Result<Option<OffloadEngine>, NoOffload> {
-    if settings.mode == OffloadMode::Off && !settings.pins.exists() {
+    if settings.mode == OffloadMode::Off && !bpffs::reach(&settings.pins).exists() {
         return Ok(None);
     }
-    *lock = Some(own(&settings.pins)?);
+    *lock = Some(own_when_free(&settings.pins)?);
     start(settings, table)
 }
 
@@ -240,6 +272,26 @@ fn own(pins: &std::path::Path) -> Result<PinsLock, NoOffload> {
     })
 }
 
+/// As [`own`], and waits for a process that is ending.
+fn own_when_free(pins: &std::path::Path) -> Result<PinsLock, NoOffload> {
+    let mut until_ns = None;
+    loop {
+        match own(pins) {
+            Err(NoOffload::InUse(_)) if until_ns.is_none_or(|until_ns| now_ns() < until_ns) => {
+                until_ns.get_or_insert_with(|| {
+                    tracing::info!(
+                        "another process still has the flows in {}: Baton waits for its end",
+                        pins.display()
+                    );
+                    now_ns() + CLOSED_WITHIN_NS
+                });
+                std::thread::sleep(TRY_EVERY);
+            }
+            owned => return owned,
+        }
+    }
+}
+
 /// The fault if this process cannot watch the flows in `pins`: their clients wait on backends that die. `None`: there
 /// are no flows, or another instance has them.
 fn left_alone(pins: &std::path::Path, error: &NoOffload) -> Option<String> {
@@ -248,7 +300,7 @@ fn left_alone(pins: &std::path::Path, error: &NoOffload) -> Option<String> {
     }
     let entries = match program::status(pins) {
         Ok(status) => status?.entries,
-        Err(_) if pins.exists() => None,
+        Err(_) if bpffs::reach(pins).exists() => None,
         Err(_) => return None,
     };
     if entries == Some(0) {
@@ -285,6 +337,24 @@ mod tests {
         assert!(matches!(own(&pins), Err(NoOffload::InUse(_))));
         drop(first);
         own(&pins).unwrap();
+        std::fs::remove_file(PinsLock::path(&pins)).unwrap();
+    }
+
+    #[test]
+    fn an_instance_waits_for_a_process_that_ends_and_not_for_one_that_goes_on() {
+        if rustix::process::geteuid().as_raw() != 0 {
+            return;
+        }
+        let pins = PathBuf::from(format!("/nowhere/baton-wait-{}", std::process::id()));
+        let first = own(&pins).unwrap();
+        let began_ns = now_ns();
+        assert!(matches!(own_when_free(&pins), Err(NoOffload::InUse(_))));
+        assert!(now_ns() - began_ns >= CLOSED_WITHIN_NS);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| own_when_free(&pins).map(drop));
+            drop(first);
+            waits.join().unwrap().unwrap();
+        });
         std::fs::remove_file(PinsLock::path(&pins)).unwrap();
     }
 

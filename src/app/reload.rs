@@ -10,7 +10,7 @@ use crate::admin::control::{ConfigState, LastReload, ReloadRefused};
 use crate::admin::diff::ConfigChange;
 use crate::admin::doors::OpenDoorError;
 use crate::admin::protocol::{LoadedBefore, Reloaded};
-use crate::config::{self, Config, Diagnostic, FileFault, Log};
+use crate::config::{self, Config, Diagnostic, FileFault, Log, Rejected, UnreadFile};
 use crate::drain::LifePhase;
 use crate::essential;
 use crate::metrics::{Metrics, ReloadLabels};
@@ -38,6 +38,9 @@ pub(crate) enum ReloadError {
     /// One line for each key, with the command that can.
     #[error("a reload cannot change {} settings", .0.len())]
     NotByReload(Vec<String>),
+    /// The file, or one that it names; it may be well.
+    #[error(transparent)]
+    Unread(UnreadFile),
     #[error(transparent)]
     Proxy(#[from] ProxyError),
     #[error(transparent)]
@@ -59,11 +62,23 @@ impl ReloadError {
     }
 }
 
+impl From<Rejected> for ReloadError {
+    fn from(rejected: Rejected) -> Self {
+        match rejected.only_unread() {
+            Some(file) => Self::Unread(file.clone()),
+            None => Self::Invalid(rejected.errors),
+        }
+    }
+}
+
 impl From<ReloadError> for ReloadRefused {
     fn from(error: ReloadError) -> Self {
+        if let ReloadError::Unread(file) = error {
+            return Self::Unread { why: file.to_string() };
+        }
         let errors = error.lines();
         let findings = if let ReloadError::Invalid(findings) = error { findings } else { Vec::new() };
-        Self { errors, findings }
+        Self::Invalid { errors, findings }
     }
 }
 
@@ -206,7 +221,9 @@ impl Reloader {
             Ok(bytes) => self.inner().bytes.as_deref() != Some(&bytes[..]),
             // Refused once, and then not again until it is a regular file again.
             Err(FileFault::TooLarge | FileFault::NotRegular | FileFault::Directory) => self.inner().bytes.is_some(),
-            Err(FileFault::Missing | FileFault::NotPermitted | FileFault::Unreadable(_)) => false,
+            Err(FileFault::Missing | FileFault::NotPermitted | FileFault::Unanswered(_) | FileFault::Unreadable(_)) => {
+                false
+            }
         }
     }
 
@@ -248,7 +265,7 @@ impl Reloader {
         // It reads the certificate files.
         let loaded = tokio::task::spawn_blocking(move || config::check(&path, read));
         let loaded = loaded.await.expect("the loader does not panic");
-        let loaded = loaded.map_err(|rejected| ReloadError::Invalid(rejected.errors))?;
+        let loaded = loaded?;
         for warning in &loaded.warnings {
             tracing::warn!("{warning}");
         }

@@ -17,6 +17,12 @@ const COUNT_EVERY: Duration = Duration::from_millis(20);
 /// How long the last resets may take beyond their pace.
 const STOP_MARGIN: Duration = Duration::from_secs(1);
 
+/// Limit for the wait until the holder has given up the VIP. After the lease the kernel removes the addresses by itself.
+const GIVE_UP_MAX: Duration = Duration::from_secs(1);
+/// The same for the operator's program that hears of it.
+const HOOKS_MAX: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
 /// Takes the instance through all phases of a stop. Each wait ends early when a second signal shortens the stop.
 pub(super) async fn run(core: &Core) {
     let process = core.config.load().process.clone();
@@ -85,5 +91,19 @@ pub(super) async fn gone(core: &Core) {
         if left == 0 {
             return;
         }
+    }
+}
+
+/// Waits until the holder has given up the VIP and the operator's program that hears of it has ended, but no longer than the limits.
+pub(super) async fn vip_is_given_up(core: &Core) {
+    while_it_is(|| core.ports.vip.is_held(), GIVE_UP_MAX).await;
+    while_it_is(|| core.ports.vip.do_hooks_run(), HOOKS_MAX).await;
+}
+
+/// Waits while this is so, but no longer than `limit`.
+async fn while_it_is(is_so: impl Fn() -> bool, limit: Duration) {
+    let until = Instant::now() + limit;
+    while is_so() && Instant::now() < until {
+        tokio::time::sleep(LOOK_AGAIN).await;
     }
 }

@@ -1,17 +1,19 @@
 //! Replaces this process: starts the new one, gives everything to it, and handles the result.
 
+mod binary;
 pub(super) mod new;
 mod old;
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Output;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
+use self::binary::BinaryProcess;
 use self::old::{IDS_KEPT, RunningInstance, kill};
 use super::Core;
 use super::doors::OpenDoors;
@@ -22,6 +24,7 @@ use crate::admin::upgrade::{
 use crate::drain::LifePhase;
 use crate::essential;
 use crate::metrics::{Metrics, UpgradeLabels};
+use crate::sys::broker::BinaryTask;
 use crate::table::flows::IdShare;
 use crate::table::journal::What;
 use crate::upgrade::channel::Channel;
@@ -147,6 +150,7 @@ impl Upgrader {
             Ok((pid, progress)) => Ok(self.done(pid, progress)),
             Err(failed) => {
                 self.core.ports.fleet.set_succeeded(false);
+                self.core.ports.vip.take_again();
                 self.core.offload.resume();
                 self.core.peers.come_back().await;
                 self.metrics.upgrades.outcomes.get_or_create(&UpgradeLabels { outcome: "failed" }).inc();
@@ -169,7 +173,7 @@ impl Upgrader {
         let failed =
             |error: io::Error| UpgradeFailed { why: format!("cannot start {}: {error}", binary.display()), moved: 0 };
         let (near, far) = Channel::pair().map_err(failed)?;
-        let child = start(binary, config, far).map_err(failed)?;
+        let child = BinaryProcess::successor(binary, config, far).map_err(failed)?;
         let doors = self.doors.upgrade().unwrap_or_default();
         let mut old_process = RunningInstance::new(self.core.clone(), doors, child, runtime, progress);
         let channel = match Channel::new(near) {
@@ -245,15 +249,8 @@ impl Core {
     }
 }
 
-/// Starts the new process. Its standard input is its end of the upgrade's socket, which needs no name that another
-/// process could find.
-fn start(binary: &Path, config: &Path, far: std::os::fd::OwnedFd) -> io::Result<Child> {
-    // The command is dropped here, and with it our copy of the other end: otherwise the child's end would go unnoticed.
-    Command::new(binary).args(["run", "--upgrade", "-c"]).arg(config).stdin(Stdio::from(far)).spawn()
-}
-
 /// The failure in words, and how the new process ended if it has.
-fn explain(failure: &UpgradeFailure, child: &mut Child) -> String {
+fn explain(failure: &UpgradeFailure, child: &mut BinaryProcess) -> String {
     match child.try_wait() {
         Ok(Some(status)) if !matches!(failure.why, source::Why::Refused(_)) => format!("{failure} ({status})"),
         _ => failure.to_string(),
@@ -261,7 +258,7 @@ fn explain(failure: &UpgradeFailure, child: &mut Child) -> String {
 }
 
 /// Handles a new process that has only a part of the flows.
-fn attend(channel: Channel, mut child: Child, other: Other) {
+fn attend(channel: Channel, mut child: BinaryProcess, other: Other) {
     let attend = move || {
         let pid = child.id();
         match if other == Other::Silent { source::farewell(&channel, FAREWELL_MAX) } else { other } {
@@ -291,7 +288,7 @@ fn attend(channel: Channel, mut child: Child, other: Other) {
 async fn check(core: &Core, binary: PathBuf, config: PathBuf) -> UpgradeCheck {
     let mut obstacles = Vec::new();
     let mut version = None;
-    match output(tokio::process::Command::new(&binary).arg("upgrade-version")).await {
+    match answer(&binary, &config, BinaryTask::Version).await {
         Ok(output) => match serde_json::from_slice::<Hello>(&output.stdout) {
             Ok(hello) => {
                 if hello.common_protocol().is_none() {
@@ -310,7 +307,7 @@ async fn check(core: &Core, binary: PathBuf, config: PathBuf) -> UpgradeCheck {
         Err(error) => obstacles.push(format!("cannot run {}: {error}", binary.display())),
     }
     if obstacles.is_empty() {
-        match output(tokio::process::Command::new(&binary).args(["check", "-c"]).arg(&config)).await {
+        match answer(&binary, &config, BinaryTask::Check).await {
             Ok(output) if output.status.success() => {}
             Ok(output) => obstacles.extend(String::from_utf8_lossy(&output.stderr).lines().map(str::to_owned)),
             Err(error) => obstacles.push(format!("cannot run {}: {error}", binary.display())),
@@ -319,9 +316,10 @@ async fn check(core: &Core, binary: PathBuf, config: PathBuf) -> UpgradeCheck {
     UpgradeCheck { binary, config, version, obstacles }
 }
 
-async fn output(command: &mut tokio::process::Command) -> io::Result<std::process::Output> {
-    let output = command.stdin(Stdio::null()).kill_on_drop(true).output();
-    tokio::time::timeout(CHECK_MAX, output).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+async fn answer(binary: &Path, config: &Path, task: BinaryTask) -> io::Result<Output> {
+    let (binary, config) = (binary.to_owned(), config.to_owned());
+    let answered = essential::aside(move || binary::answer(&binary, &config, task, CHECK_MAX)).await;
+    answered.unwrap_or_else(|| Err(io::ErrorKind::Interrupted.into()))
 }
 
 fn last_line(text: &[u8]) -> String {

@@ -13,6 +13,7 @@ use crate::config::{self, Cluster, Config, Severity};
 use crate::model::budget::{BudgetFault, lasts};
 use crate::model::duration::display;
 use crate::preflight::{self, sysctl_file};
+use crate::sys::{process, rights};
 
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct CheckArguments {
@@ -39,6 +40,10 @@ impl CheckArguments {
 /// has errors, or keepalived's file, if it is named, cannot be read. With `--host`, it checks this host too. An obstacle to
 /// offload is no error, because flows then stay proxied; a fault that may leave clients waiting is one.
 pub(crate) fn run(path: &Path, arguments: &CheckArguments, json: bool) -> ExitCode {
+    // What it reads with rights, for the check before an upgrade, must get into no core dump of its user's.
+    if rights::read_every_file() {
+        process::keep_memory_private();
+    }
     // With --host it is a fault among the others.
     if let Some(file) = arguments.keepalived.as_deref().filter(|_| !arguments.host)
         && let Some(error) = preflight::keepalived_fault(file)

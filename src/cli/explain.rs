@@ -4,7 +4,7 @@ mod node;
 mod peer;
 mod story;
 
-use std::ops::ControlFlow;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -13,10 +13,11 @@ use clap::Args;
 use serde::Serialize;
 
 use super::bundle::PEERS;
+use super::living::LivingPlace;
 use super::output::{CliError, Output};
 use super::recording::{self, RecordingFrom};
 use super::{shell, socket};
-use crate::admin::protocol::{Command, FlowFilter, FlowRow, Listed};
+use crate::admin::protocol::{FlowFilter, FlowRow};
 use crate::admin::status::PeersReport;
 use crate::model::humane::duration_ms;
 use crate::model::ids::FlowId;
@@ -93,7 +94,7 @@ pub(super) fn run(
     };
     // A kubelet's connections live for days.
     let of_name = |name: &str| {
-        let lives = instance_of(arguments, named.as_deref(), config).and_then(|socket| living_of_node(name, &socket));
+        let lives = place(arguments, named.as_deref(), config).and_then(|place| living_of_node(name, place));
         match (lives, story.named(name)) {
             (Some(lives), Some((mut sentences, figures))) => {
                 sentences.insert(0, lives);
@@ -127,7 +128,8 @@ pub(super) fn run(
     let is_gone = arguments.subject == Subject::Last && answers(arguments, named.as_deref(), config) == Some(false);
     let explained = if is_gone { story.after_the_end(explained) } else { explained };
     let Some((sentences, figures)) = explained else {
-        let subject = arguments.subject.in_words();
+        let at_peer = at_peer(arguments, named.as_deref(), config).unwrap_or_default();
+        let subject = arguments.subject.in_words() + &at_peer;
         return Err(CliError::NotExplained { subject, covers: source?.covers_in_words(&recording) });
     };
     match output.json {
@@ -191,29 +193,45 @@ fn answers(arguments: &ExplainArguments, socket: Option<&Path>, config: Option<&
     Some(socket::connect_briefly(&instance_of(arguments, socket, config)?).is_ok())
 }
 
-/// A flow of the running instance that has not ended.
+/// Where flows that go on are looked for. `None`: the past is asked for.
+fn place<'a>(
+    arguments: &'a ExplainArguments,
+    socket: Option<&'a Path>,
+    config: Option<&'a Path>,
+) -> Option<LivingPlace<'a>> {
+    arguments.until.is_none().then_some(LivingPlace { from: &arguments.from, socket, config })
+}
+
+/// A flow that has not ended, by its number, its client or its source.
 fn living(arguments: &ExplainArguments, socket: Option<&Path>, config: Option<&Path>) -> Option<Vec<String>> {
-    let (Subject::Number(id) | Subject::Flow(FlowId(id))) = arguments.subject else { return None };
-    let path = instance_of(arguments, socket, config)?;
-    let mut found = None;
-    let take = |row: FlowRow| {
-        if row.id == FlowId(id) {
-            found = Some(row);
-        }
-        if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    let (id, end) = match &arguments.subject {
+        Subject::Number(id) | Subject::Flow(FlowId(id)) => (Some(FlowId(*id)), None),
+        Subject::Backend(name) => (None, Some(name.parse::<SocketAddr>().ok()?)),
+        _ => return None,
     };
-    socket::connect_briefly(&path).ok()?.list::<FlowRow, Listed>(&Command::Flows(FlowFilter::default()), take).ok()?;
-    let FlowRow { id, frontend, backend, client, node, state, ending, age_ms, idle_ms, stays, .. } = found?;
+    let is_it = |row: &FlowRow| Some(row.id) == id || end.is_some() && (Some(row.client) == end || row.source == end);
+    let living = place(arguments, socket, config)?.flows(FlowFilter::default(), is_it).ok()??;
+    let as_of = living.as_of();
+    let FlowRow { id, frontend, backend, client, node, state, ending, age_ms, idle_ms, stays, .. } =
+        living.rows.into_iter().next()?;
     let backend = backend.as_deref().unwrap_or("no backend yet");
     let (age, idle) = (duration_ms(age_ms), duration_ms(idle_ms));
     let mut sentences = vec![format!(
-        "Flow {id} of {} to {frontend}/{backend} goes on: it is {}, began {age} ago, and moved its last byte {idle} ago.",
+        "Flow {id} of {} to {frontend}/{backend} goes on: it is {}, began {age} ago, and moved its last byte {idle} ago{as_of}.",
         named(client, node.as_deref()),
         state.label()
     )];
     sentences.extend(stays.map(|why| format!("It stays proxied: {why}.")));
     sentences.extend(ending.then(|| "It has an order to end, and waits for its turn.".to_owned()));
     Some(sentences)
+}
+
+/// The peer at which this flow began, and may be still: a part of a sentence.
+fn at_peer(arguments: &ExplainArguments, socket: Option<&Path>, config: Option<&Path>) -> Option<String> {
+    let (Subject::Number(id) | Subject::Flow(FlowId(id))) = arguments.subject else { return None };
+    let tag = FlowId(id).tag();
+    let peer = place(arguments, socket, config)?.peer(|name, _| tag != 0 && name.tag() == tag)?;
+    Some(format!("; it began at {peer}: ask there (`baton explain`)"))
 }
 
 impl FromStr for Subject {
@@ -253,9 +271,9 @@ impl Subject {
             Self::Number(number) => format!("no flow with the number {number} that has ended, and no such event"),
             Self::Flow(flow) => format!("no end of flow {flow}"),
             Self::Event(number) => format!("no event {number}"),
-            Self::Backend(name) if name.parse::<std::net::SocketAddr>().is_ok() => {
+            Self::Backend(name) if name.parse::<SocketAddr>().is_ok() => {
                 format!(
-                    "no backend and no peer {name:?} (`baton flows --client` finds a client's flow, `baton who` the client behind an address of Baton's)"
+                    "no backend, no peer and no flow that goes on with {name:?} (`baton flows --client` finds a client's flows, `baton who` the client that was behind an address of Baton's)"
                 )
             }
             Self::Backend(name) => format!(

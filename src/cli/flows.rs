@@ -100,6 +100,7 @@ fn in_words(rows: &[FlowRow], more: u64, output: &Output) -> String {
             FlowState::Accepted | FlowState::Connecting => Weight::Notice,
         };
         let state = if row.ending { format!("{}, ending", row.state.label()) } else { row.state.label().to_owned() };
+        let bytes = |of: u64| if row.came { format!("≥ {}", bytes(of as f64)) } else { bytes(of as f64) };
         grid.row([
             row.id.to_string().into(),
             Cell::painted(weight, state),
@@ -110,8 +111,8 @@ fn in_words(rows: &[FlowRow], more: u64, output: &Output) -> String {
             row.backend.as_deref().unwrap_or("-").into(),
             duration_ms(row.age_ms).into(),
             duration_ms(row.idle_ms).into(),
-            bytes(row.bytes_to_backend as f64).into(),
-            bytes(row.bytes_to_client as f64).into(),
+            bytes(row.bytes_to_backend).into(),
+            bytes(row.bytes_to_client).into(),
             if row.connect_us > 0 { duration_us(row.connect_us) } else { "-".to_owned() }.into(),
             row.stays.as_deref().unwrap_or("").into(),
         ]);
@@ -121,6 +122,9 @@ fn in_words(rows: &[FlowRow], more: u64, output: &Output) -> String {
         0 => output.faint(&plural(rows.len() as u64, "flow")),
         more => output.faint(&format!("… and {} more; --limit 0 lists all", count(more))),
     };
+    let came =
+        "\n≥: it began at another instance, and its bytes are what that one last told until bytes have passed here";
+    text += &rows.iter().find(|row| row.came).map_or_else(String::new, |_| output.faint(came));
     text + "\n"
 }
 

@@ -44,9 +44,10 @@ fn in_words(report: &PeersReport, output: &Output) -> String {
     let Some(name) = &report.name else {
         return "this instance has no peers: there is no [peers] in its configuration\n".to_owned();
     };
-    let ready = match report.ready {
-        true => output.paint(Weight::Good, "ready for the VIP"),
-        false => output.paint(Weight::Bad, "not ready for the VIP: it waits for its peers' flows"),
+    let ready = match (report.ready, &report.barred) {
+        (true, None) => output.paint(Weight::Good, "ready for the VIP"),
+        (true, Some(why)) => output.paint(Weight::Bad, &format!("{}: {why}", words::BARRED)),
+        (false, _) => output.paint(Weight::Bad, "not ready for the VIP: it waits for its peers' flows"),
     };
     let slot = report.slot.map_or_else(String::new, |slot| format!(", slot {slot}"));
     let vips = words::vips(&report.vips);
@@ -216,8 +217,16 @@ mod tests {
         };
         let name = Some(InstanceName("lb-a".into()));
         let (own, disagreements) = (Some(own.into()), vec![disagreement]);
-        let report =
-            PeersReport { name, slot: Some(0), ready: true, vips: vec![], own, peers: vec![peer], disagreements };
+        let report = PeersReport {
+            name,
+            slot: Some(0),
+            ready: true,
+            barred: None,
+            vips: vec![],
+            own,
+            peers: vec![peer],
+            disagreements,
+        };
         assert_eq!(samples::shown("docs/fleet.md", "baton peers"), in_words(&report, &Output::new(false)));
     }
 }

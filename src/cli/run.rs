@@ -2,9 +2,10 @@
 //!
 //! SIGTERM and SIGINT stop it, a second one shortens the stop; SIGHUP reloads; SIGUSR2 replaces it by a new process.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Child, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +21,8 @@ use crate::config::{self, Config};
 use crate::drain::LifePhase;
 use crate::essential;
 use crate::proxy;
-use crate::sys::{bpffs, inherited, process, syscall_filter, text};
+use crate::sys::broker::{self, StartedBroker};
+use crate::sys::{bpffs, inherited, process, rights, syscall_filter, text, trust};
 use crate::upgrade::channel::Channel;
 use crate::upgrade::destination;
 
@@ -32,6 +34,11 @@ const REFUSE_MAX: Duration = Duration::from_secs(2);
 
 /// How long the message to the requester of an upgrade may take that says that it is done.
 const TELL_MAX: Duration = Duration::from_secs(1);
+
+/// How long the process that keeps the rights may take to start: on a host that has just begun to, and in an upgrade, where the old process waits
+/// for 10 s.
+const BROKER_STARTS_MAX: Duration = Duration::from_secs(30);
+const BROKER_STARTS_MAX_IN_UPGRADE: Duration = Duration::from_secs(6);
 
 /// Keepalive messages within the time after which the service manager expects one.
 const KEEP_ALIVES: u32 = 5;
@@ -67,6 +74,7 @@ pub(crate) fn run(path: &Path, upgrade: bool) -> ExitCode {
             }
         },
     };
+    let broker = rights::are_worth_a_broker().then(|| StartedBroker::start(path));
     let loaded = match config::load(path) {
         Ok(loaded) => loaded,
         Err(rejected) => {
@@ -80,6 +88,21 @@ pub(crate) fn run(path: &Path, upgrade: bool) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    // Before there are threads: each has rights of its own.
+    let patience = if upgrade { BROKER_STARTS_MAX_IN_UPGRADE } else { BROKER_STARTS_MAX };
+    let broker = broker.map(|started| started.and_then(|started| started.rely_on(patience))).transpose();
+    // Whoever has taken the old process over may have ended the new one's broker.
+    let broker = match broker {
+        Err(error) if !rustix::process::geteuid().is_root() => {
+            let why = format!("it cannot start the process that keeps its rights: {error}");
+            eprintln!("Baton does not start: {why}");
+            if let ListenerOrigin::Upgrade(channel) = &origin {
+                destination::refuse(channel, vec![why], REFUSE_MAX);
+            }
+            return ExitCode::FAILURE;
+        }
+        broker => broker,
+    };
     let logging = match logging::start(&loaded.config.log) {
         Ok(logging) => logging,
         Err(error) => return fail("start the log", &error),
@@ -90,6 +113,7 @@ pub(crate) fn run(path: &Path, upgrade: bool) -> ExitCode {
     if let Err(error) = filtered {
         tracing::warn!(%error, "Baton runs without its filter of system calls");
     }
+    watch_broker(broker, path);
     let origin = match origin {
         ListenerOrigin::Fresh(listeners) => ListenerOrigin::Fresh(fitting(&loaded.config, listeners)),
         upgrade => upgrade,
@@ -126,6 +150,33 @@ fn filter_system_calls() -> std::io::Result<()> {
         let _ = bpffs::mount_usual();
     }
     syscall_filter::install()
+}
+
+/// Says so if the broker ends, or if there is none that could.
+fn watch_broker(started: io::Result<Option<Child>>, config: &Path) {
+    let watched = started.and_then(|process| {
+        let Some(mut process) = process else { return Ok(()) };
+        if let Err(why) = trust::only_others_write(config) {
+            tracing::warn!(
+                "{why}, so that Baton's own user could write the configuration file, and name any file of root's there: Baton does not open files that \
+                 only root may read, binds no port below 1024, and cannot upgrade itself; put a new file of root's in the place of {}, and restart Baton",
+                config.display()
+            );
+        }
+        let wait = move || {
+            let ended = process.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+            broker::has_ended();
+            tracing::error!(
+                "the process that keeps Baton's rights has ended ({ended}). All flows go on, and new ones are served; but this process cannot \
+                 read files of root's or bind new ports below 1024 any more, as a reload may have to, nor upgrade itself: run `baton \
+                 evacuate` and restart it"
+            );
+        };
+        essential::thread("broker", wait).map(drop)
+    });
+    if let Err(error) = watched {
+        tracing::warn!(%error, "Baton keeps its rights in one process");
+    }
 }
 
 /// The sockets that this process can go on with. The others, of another share_port, are closed, and the service manager's with them.

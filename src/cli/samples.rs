@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::model::fleet::{Epoch, InstanceName, Liveness, MemberView};
+use crate::model::fleet::{Epoch, InstanceName, LastHeard, Liveness, MemberView};
 
 /// The text below `$ command` in a block of `page`, up to the block's end.
 pub(super) fn shown(page: &str, command: &str) -> String {
@@ -31,5 +31,6 @@ pub(super) fn peer() -> MemberView {
         vips: vec!["10.0.0.100".parse().unwrap()],
         why_not: None,
         summary: None,
+        last_heard: LastHeard::default(),
     }
 }

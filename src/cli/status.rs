@@ -176,6 +176,9 @@ fn instance(status: &Status, output: &Output) -> String {
         let unfiltered = format!("No filter of system calls: {why}");
         text += &format!("{}\n", output.paint(Weight::Notice, &unfiltered));
     }
+    if let Some(fault) = &instance.rights {
+        text += &format!("{}\n", output.paint(Weight::Notice, fault));
+    }
     if let Some(fault) = words::recorder_fault(status) {
         text += &format!("{}\n", output.paint(Weight::Notice, &fault));
     }

@@ -13,6 +13,7 @@ use crate::admin::upgrade::{NotMoved, UpgradeCheck, UpgradeProgress, UpgradeRequ
 use crate::model::humane::{bytes, count, duration_us, plural};
 use crate::model::weight::Weight;
 use crate::offload::program::LAYOUT;
+use crate::sys::process;
 use crate::upgrade::message::{Hello, ProgramReader};
 
 #[derive(Debug, Args)]
@@ -44,6 +45,7 @@ pub(super) fn upgrade(
 
 /// The answer of this binary to `baton upgrade --check` of another release.
 pub(super) fn upgrade_version() -> ExitCode {
+    process::keep_memory_private();
     let hello = Hello::here().reading(ProgramReader { layout: LAYOUT, pins: None });
     println!("{}", serde_json::to_string(&hello).expect("it is plain data"));
     ExitCode::SUCCESS

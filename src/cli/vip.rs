@@ -81,12 +81,12 @@ fn why_now(view: &VipView) -> String {
     if view.part != VipPart::Holds {
         return format!("why: {} (for {since})", view.why);
     }
-    let Some(VipGain::Silent(name)) = VipGain::from_words(&view.why) else {
+    let Some(VipGain::Silent(name)) = &view.gain else {
         return format!("why: {} ({since} ago)", view.why);
     };
-    let is_heard = view.peers.iter().any(|peer| peer.name == name && peer.heard);
+    let is_heard = view.peers.iter().any(|peer| peer.name == *name && peer.heard);
     let now = if is_heard { "is heard again" } else { "is not heard now" };
-    format!("why: {} ({since} ago); {name} {now}", VipGain::Silent(name.clone()))
+    format!("why: {} ({since} ago); {name} {now}", view.why)
 }
 
 fn yes(is: bool) -> Cell {
@@ -159,6 +159,7 @@ mod tests {
             part: VipPart::Holds,
             for_ms: 754_000,
             why: "lb-b had it and was silent".to_owned(),
+            gain: Some(VipGain::Silent(InstanceName("lb-b".into()))),
             holder: Some(own.clone()),
             claim: 4,
             ready: true,
@@ -176,6 +177,7 @@ mod tests {
         let what = What::VipGained {
             vip: "10.0.0.100, fd00::100".to_owned(),
             why: "lb-b had it and was silent".to_owned(),
+            gain: None,
             silent: None,
         };
         let report = VipReport {
@@ -190,7 +192,7 @@ mod tests {
         // Regression: minutes after lb-b was back, this said that it is silent.
         let mut now = report.view.clone().unwrap();
         assert_eq!(why_now(&now), "why: lb-b had it and was silent (12 m 34 s ago); lb-b is heard again");
-        (now.peers[0].heard, now.why) = (false, "lb-b had it and is silent".to_owned());
+        now.peers[0].heard = false;
         assert_eq!(why_now(&now), "why: lb-b had it and was silent (12 m 34 s ago); lb-b is not heard now");
         (now.part, now.why) = (VipPart::Stands, "lb-b has it".to_owned());
         assert_eq!(why_now(&now), "why: lb-b has it (for 12 m 34 s)");

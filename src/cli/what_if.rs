@@ -95,7 +95,19 @@ fn row(case: &WhatIfCase, grace_period_ms: u64) -> [Cell; 8] {
         Some(gap_ms) if gap_ms <= grace_period_ms => (Weight::Good, "ok"),
         Some(_) => (Weight::Bad, "NotReady"),
     };
-    let fates = &case.fates;
+    let Some(fates) = &case.fates else {
+        let unknown = || Cell::from("?");
+        return [
+            case.fault.clone().into(),
+            unknown(),
+            unknown(),
+            unknown(),
+            "-".into(),
+            unknown(),
+            gap.into(),
+            Cell::painted(weight, verdict),
+        ];
+    };
     let bad = |number: u64| Cell::painted(if number > 0 { Weight::Bad } else { Weight::Plain }, count(number));
     let over =
         if fates.reset > 0 && case.resets_over_ms > 0 { duration_ms(case.resets_over_ms) } else { "-".to_owned() };
@@ -157,7 +169,7 @@ mod tests {
         let probes = "[frontend.health] interval = 1s, timeout = 500ms, reset_fall = 2, fast_interval = 250ms, and process.reset_within = 250ms";
         let case = |fault: &str, resets_over_ms, gap| WhatIfCase {
             fault: fault.to_owned(),
-            fates: FlowFates { kept: 60, moved: 0, reset: 30, waiting: 0 },
+            fates: Some(FlowFates { kept: 60, moved: 0, reset: 30, waiting: 0 }),
             resets_over_ms,
             gap,
         };

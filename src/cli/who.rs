@@ -1,25 +1,25 @@
 //! `baton who`: the client behind an address and port of Baton's, as an apiserver's audit log has them.
 
 use std::net::{IpAddr, SocketAddr};
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
 use serde::Serialize;
 
-use super::bundle::{FLOWS, LivingFlows};
+use super::living::LivingPlace;
 use super::output::{CliError, Output};
 use super::recording::{self, RecordingFrom};
-use super::socket;
-use crate::admin::protocol::{Command, FlowFilter, FlowRow, Listed};
+use crate::admin::protocol::{FlowFilter, FlowRow};
 use crate::model::end_reason::EndReason;
+use crate::model::fleet::port_range;
 use crate::model::humane::duration_ms;
 use crate::model::ids::{FlowId, flow_as_text};
 use crate::model::names::named;
 use crate::recorder::past::came_here;
 use crate::recorder::{Recorded, Recording, TimedRecord};
 use crate::sys::clock::unix_ms;
+use crate::sys::source::local_port_range;
 use crate::table::journal::{Event, What};
 
 #[derive(Debug, Args)]
@@ -79,13 +79,16 @@ pub(super) fn run(
     if let Some(at) = arguments.at.filter(|at| *at > unix_ms() + SLACK_MS) {
         return Err(CliError::Usage(format!("--at {} has not come yet", recording::shown(at))));
     }
-    let lives = match arguments.from.is_named() {
-        true => arguments.from.part::<LivingFlows>(FLOWS)?.map(|(part, at_ms)| {
-            let its = part.flows.into_iter().filter(|row| row.source == Some(arguments.address));
-            its.map(|row| ClientBehind::of(row, at_ms)).collect()
-        }),
-        false => living(arguments.address, named.as_deref(), config),
-    };
+    let address = arguments.address;
+    let place = LivingPlace { from: &arguments.from, socket: named.as_deref(), config };
+    let filter = FlowFilter { source: Some(address), ..FlowFilter::default() };
+    // The instance finds sources of IPv6, too, which rows lack.
+    let is_listed = arguments.from.is_named();
+    let is_wanted = |row: &FlowRow| row.source == Some(address) || !is_listed && row.source.is_none();
+    let lives = place.flows(filter, is_wanted)?.map(|living| {
+        let at_ms = living.at_ms;
+        living.rows.into_iter().map(|row| ClientBehind::of(row, at_ms)).collect::<Vec<_>>()
+    });
     let (answers, mut found) = (lives.is_some(), lives.unwrap_or_default());
     let recorded = read(arguments, named.clone(), config);
     let covers = match recorded {
@@ -104,10 +107,11 @@ pub(super) fn run(
     let mut found = without_former(found);
     found = arguments.at.map_or_else(|| found.clone(), |at| at_time(&found, at));
     if !arguments.from.is_named() {
-        name(&mut found, |client, _| name_now(client, named.as_deref(), config));
+        name(&mut found, |client, _| name_now(client, place));
     }
     if found.is_empty() {
-        return Err(CliError::Nobody { address: arguments.address, covers });
+        let at_peer = at_peer(address.port(), place).unwrap_or_default();
+        return Err(CliError::Nobody { address, covers: covers + &at_peer });
     }
     match output.json {
         true => output.document(&found)?,
@@ -116,25 +120,12 @@ pub(super) fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Flows that go on; `None`: no instance answers.
-fn living(address: SocketAddr, socket: Option<&Path>, config: Option<&Path>) -> Option<Vec<ClientBehind>> {
-    let now_ms = unix_ms();
-    let filter = FlowFilter { source: Some(address), ..FlowFilter::default() };
-    let rows = rows(filter, socket, config)?;
-    Some(rows.into_iter().map(|row| ClientBehind::of(row, now_ms)).collect())
-}
-
-/// `None`: without an answer the record is what there is.
-fn rows(filter: FlowFilter, socket: Option<&Path>, config: Option<&Path>) -> Option<Vec<FlowRow>> {
-    let mut found = Vec::new();
-    let path = socket.map_or_else(|| socket::find(config), |path| Ok(path.to_owned()));
-    let mut client = socket::connect_briefly(&path.ok()?).ok()?;
-    let take = |row: FlowRow| {
-        found.push(row);
-        ControlFlow::Continue(())
-    };
-    client.list::<FlowRow, Listed>(&Command::Flows(filter), take).ok()?;
-    Some(found)
+/// The peer that begins its connections from this port, which has the flow unless another took it: a part of a sentence.
+fn at_peer(port: u16, place: LivingPlace<'_>) -> Option<String> {
+    let ports = local_port_range();
+    let is_its = |slot| port_range(ports.clone(), slot).is_some_and(|its| its.contains(port));
+    let peer = place.peer(|_, slot| slot.is_some_and(is_its))?;
+    Some(format!("; {peer} begins its connections from this port: ask there (`baton who`)"))
 }
 
 /// What was recorded, and the time that it covers.
@@ -204,9 +195,9 @@ fn name_at(recording: &Recording, client: IpAddr, at_ms: u64) -> Option<String> 
 }
 
 /// The name that the running instance has for this client, if it has a flow of it.
-fn name_now(client: IpAddr, socket: Option<&Path>, config: Option<&Path>) -> Option<String> {
+fn name_now(client: IpAddr, place: LivingPlace<'_>) -> Option<String> {
     let filter = FlowFilter { client: Some(client.into()), ..FlowFilter::default() };
-    rows(filter, socket, config)?.into_iter().find_map(|row| row.node)
+    place.flows(filter, |row| row.node.is_some()).ok()??.rows.into_iter().find_map(|row| row.node)
 }
 
 /// Names clients whose names were not known when their flows ended, as at the start of a process.

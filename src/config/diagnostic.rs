@@ -6,7 +6,7 @@ use std::path::Path;
 use annotate_snippets::{AnnotationKind, Level, Origin, Renderer, Snippet};
 use serde::{Deserialize, Serialize};
 
-use super::Config;
+use super::{Config, UnreadFile};
 use crate::model::humane::printable;
 
 /// A valid file.
@@ -23,9 +23,16 @@ pub struct Rejected {
     /// In the order of their lines.
     pub errors: Vec<Diagnostic>,
     pub warnings: Vec<Diagnostic>,
+    /// Those that the broker did not open. Each is one of the errors.
+    pub unread: Vec<UnreadFile>,
 }
 
 impl Rejected {
+    /// The first of the files that the broker did not open, if nothing else is known to be wrong.
+    pub(crate) fn only_unread(&self) -> Option<&UnreadFile> {
+        self.unread.first().filter(|_| self.unread.len() == self.errors.len())
+    }
+
     /// Errors, then warnings, as [`Diagnostic::render`] shows each, with an empty line behind each.
     pub fn render(&self, colour: bool) -> String {
         self.errors.iter().chain(&self.warnings).map(|finding| finding.render(colour) + "\n\n").collect()

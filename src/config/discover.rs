@@ -112,7 +112,7 @@ fn kubernetes_source(section: &Section) -> Option<DiscoverSource> {
     let tls = tls::read(section, &Field { value: ProbeKind::Https, origin: Origin::Given });
     let token_file = section.read("token_file", &FilePath).value;
     let token_file = token_file.map(|path| section.document.resolve(&path));
-    if let Some(Err(error)) = token_file.as_deref().map(std::fs::metadata) {
+    if let Some(Err(error)) = token_file.as_deref().map(file::metadata) {
         let message = format!("{} cannot be read: {error}", section.name("token_file"));
         section.warn(
             "token_file",

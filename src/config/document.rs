@@ -9,6 +9,7 @@ use toml::Spanned;
 use toml::de::DeTable;
 
 use super::diagnostic::{Diagnostic, Quote, Severity, shown};
+use super::file::UnreadFile;
 use super::foreign::{self, ForeignConfig};
 use super::kind::quote;
 use crate::model::secrets::{hide_keys, shown_message};
@@ -33,6 +34,7 @@ pub(super) struct Document<'t> {
     /// Number of findings beyond the limit, which are not kept.
     surplus: RefCell<BTreeMap<Severity, usize>>,
     known: RefCell<BTreeSet<String>>,
+    unread: RefCell<Vec<UnreadFile>>,
 }
 
 impl<'t> Document<'t> {
@@ -47,6 +49,7 @@ impl<'t> Document<'t> {
             findings: RefCell::default(),
             surplus: RefCell::default(),
             known: RefCell::default(),
+            unread: RefCell::default(),
         }
     }
 
@@ -106,6 +109,16 @@ impl<'t> Document<'t> {
     /// Records that a file may hold `pattern`, a dotted key without indices.
     pub(super) fn know(&self, pattern: String) {
         self.known.borrow_mut().insert(pattern);
+    }
+
+    /// Records a file that the broker did not open; its error is reported as well.
+    pub(super) fn leave_unread(&self, file: UnreadFile) {
+        self.unread.borrow_mut().push(file);
+    }
+
+    /// Every file that the broker did not open.
+    pub(super) fn unread(&self) -> Vec<UnreadFile> {
+        self.unread.borrow().clone()
     }
 
     /// Every recorded key.

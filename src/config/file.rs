@@ -1,11 +1,11 @@
 //! Reading small files that an operator named.
 
-use std::fs::OpenOptions;
+use std::fs::Metadata;
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::model::entries::LineFault;
+use crate::sys::broker::{BrokerSilence, open_named_file};
 
 /// No configuration or certificate bundle is near this size; a larger file was named by mistake.
 pub(super) const SIZE_MAX_BYTES: u64 = 1024 * 1024;
@@ -24,14 +24,24 @@ pub enum FileFault {
     NotRegular,
     #[error("a file of more than 1 MiB")]
     TooLarge,
+    /// The file itself may be well.
+    #[error(transparent)]
+    Unanswered(BrokerSilence),
     #[error("unreadable: {0}")]
     Unreadable(#[source] io::Error),
 }
 
+/// A file that was not read because the broker gave no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{} was not read: {silence}; {}", .path.display(), .silence.advice())]
+pub struct UnreadFile {
+    pub(super) path: PathBuf,
+    pub(super) silence: BrokerSilence,
+}
+
 /// Reads a regular file of at most 1 MiB.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, FileFault> {
-    // O_NONBLOCK: opening a FIFO would otherwise wait for its writer, for ever.
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(fault)?;
+    let file = open_named_file(path).map_err(fault)?;
     let kind = file.metadata().map_err(fault)?.file_type();
     if kind.is_dir() {
         return Err(FileFault::Directory);
@@ -47,6 +57,11 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, FileFault> {
     Ok(bytes)
 }
 
+/// As fstat(2) has it.
+pub(super) fn metadata(path: &Path) -> io::Result<Metadata> {
+    open_named_file(path)?.metadata()
+}
+
 /// Reads a file of an entry a line by `parse`.
 ///
 /// # Errors
@@ -59,6 +74,9 @@ pub(super) fn read_entries<T>(path: &Path, parse: fn(&str) -> Result<T, LineFaul
 }
 
 fn fault(error: io::Error) -> FileFault {
+    if let Some(silence) = BrokerSilence::of(&error) {
+        return FileFault::Unanswered(silence);
+    }
     match error.kind() {
         io::ErrorKind::NotFound => FileFault::Missing,
         io::ErrorKind::PermissionDenied => FileFault::NotPermitted,

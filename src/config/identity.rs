@@ -106,13 +106,17 @@ fn of_file(
     let path = section.document.resolve(named);
     match read(&path) {
         Ok(bytes) => {
-            let mode = std::fs::metadata(&path).map_or(0, |metadata| metadata.permissions().mode());
+            let mode = file::metadata(&path).map_or(0, |metadata| metadata.permissions().mode());
             if mode & 0o077 != 0 {
                 let (name, mode) = (section.name(key), mode & 0o777);
                 let message = format!("users other than its owner may read {named:?} ({name}): its mode is {mode:o}");
                 section.warn(key, message, format!("set mode 600: {reader}"));
             }
             Some((bytes, path))
+        }
+        Err(KeyFault::File(FileFault::Unanswered(silence))) => {
+            section.refuse_unread(key, named, silence);
+            None
         }
         Err(fault) => {
             let name = section.name(key);

@@ -9,8 +9,8 @@ use super::diagnostic::shown;
 use super::document::Document;
 use super::section::{Element, Section};
 use super::{
-    Admin, Config, Diagnostic, FileFault, Frontend, Loaded, Rejected, Severity, Target, cluster, failover, file,
-    frontend, names, offload, peers, process, recorder, vip,
+    Admin, Config, Diagnostic, FileFault, Frontend, Loaded, Rejected, Severity, Target, UnreadFile, cluster, failover,
+    file, frontend, names, offload, peers, process, recorder, vip,
 };
 use crate::addr::VipAddr;
 
@@ -25,10 +25,17 @@ pub fn check(path: &Path, read: Result<Vec<u8>, FileFault>) -> Result<Loaded, Re
         let (file, key, help) = (shown(path), "file".into(), help.to_owned());
         let (severity, quote) = (Severity::Error, None);
         let error = Diagnostic { severity, file, line, column, key, message, help, quote };
-        Rejected { errors: vec![error], warnings: Vec::new() }
+        Rejected { errors: vec![error], warnings: Vec::new(), unread: Vec::new() }
     };
     let bytes = read.map_err(|fault| {
-        rejected((0, 0), format!("cannot read the configuration: {fault}"), "expected a readable file of at most 1 MiB")
+        let message = format!("cannot read the configuration: {fault}");
+        match fault {
+            FileFault::Unanswered(silence) => Rejected {
+                unread: vec![UnreadFile { path: path.to_owned(), silence }],
+                ..rejected((0, 0), message, silence.advice())
+            },
+            _ => rejected((0, 0), message, "expected a readable file of at most 1 MiB"),
+        }
     })?;
     let text = String::from_utf8(bytes).map_err(|error| {
         let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
@@ -45,10 +52,11 @@ pub fn check(path: &Path, read: Result<Vec<u8>, FileFault>) -> Result<Loaded, Re
 pub fn parse(text: &str, path: &Path) -> Result<Loaded, Rejected> {
     let document = Document::new(path, text);
     let config = read(&document);
+    let unread = document.unread();
     let (errors, warnings) = document.into_findings();
     match config {
         Some(config) if errors.is_empty() => Ok(Loaded { config, warnings }),
-        _ => Err(Rejected { errors, warnings }),
+        _ => Err(Rejected { errors, warnings, unread }),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `[instance]` and `[peers]`.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -141,6 +141,13 @@ impl Peers {
     /// The UDP port for incoming beats.
     pub(crate) fn beat_port(&self) -> u16 {
         self.beat_port.unwrap_or(self.listen.port())
+    }
+
+    /// Where beats come: every address of this host, so that a peer can reach it by any path that is left.
+    pub(crate) fn beat_place(&self) -> SocketAddr {
+        let any: IpAddr =
+            if self.listen.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        SocketAddr::new(any, self.beat_port())
     }
 
     /// The beats' port of each peer.

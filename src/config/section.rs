@@ -6,9 +6,11 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::document::{Document, Location};
+use super::file::UnreadFile;
 use super::kind::{Kind, show};
 use super::title::Title;
 use super::unknown;
+use crate::sys::broker::BrokerSilence;
 
 /// A table of the file, or the place where one could be.
 #[derive(Debug)]
@@ -152,6 +154,13 @@ impl<'d> Section<'d> {
     /// Reports an error at `key`, or at the table's header if the key is absent.
     pub(super) fn refuse(&self, key: &str, message: impl Into<String>, help: impl Into<String>) {
         self.document.error(&self.place(key), message, help);
+    }
+
+    /// Reports that the broker did not open the file that `key` names.
+    pub(super) fn refuse_unread(&self, key: &str, named: &str, silence: BrokerSilence) {
+        let file = UnreadFile { path: self.document.resolve(named), silence };
+        self.document.leave_unread(file);
+        self.refuse(key, format!("cannot read {named:?} ({}): {silence}", self.name(key)), silence.advice());
     }
 
     /// Reports that the value of `key` is `found` instead of one that is `allowed`.

@@ -11,6 +11,7 @@ use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
 use super::certificate::{self, PemFault};
+use super::file::FileFault;
 use super::health::spelled;
 use super::kind::{FilePath, Host, Truth, quote};
 use super::section::{Field, Section};
@@ -163,6 +164,9 @@ fn client_key(section: &Section, path: &str) -> Option<PrivateKeyDer<'static>> {
 }
 
 fn refuse_file(section: &Section, key: &str, path: &str, fault: &PemFault, what: &str) {
+    if let PemFault::File(FileFault::Unanswered(silence)) = fault {
+        return section.refuse_unread(key, path, *silence);
+    }
     let message = format!("cannot use {} as {}: {fault}", quote(path), section.name(key));
     section.refuse(key, message, format!("expected a readable PEM file with a whole {what}"));
 }

@@ -27,6 +27,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::config::{Config, Source};
 use crate::essential;
+use crate::model::balance;
 use crate::model::fleet::failover::Settings;
 use crate::model::fleet::{PEER_FLOWS_MAX, PeerCommand, Remote};
 use crate::ports::fleet::Fleet;
@@ -67,6 +68,8 @@ pub(crate) struct FailoverParts {
 pub(crate) struct Links {
     pub remotes: mpsc::Receiver<Remote>,
     pub commands: mpsc::Sender<PeerCommand>,
+    /// Whether the link first tells what the process before this one knew.
+    pub restores: bool,
 }
 
 /// Starts the control thread, which follows reloads of `config`. It has a thread of its own because it asks the kernel
@@ -115,6 +118,8 @@ fn settings(config: &Config, standby: &StandbyQueues) -> Option<Settings> {
         Source::Address(ip) => Some(ip),
         Source::Auto | Source::Route => None,
     });
+    let backends = config.frontends.iter().flat_map(|frontend| frontend.backends.iter().map(move |it| (frontend, it)));
+    let backend_keys = backends.map(|(frontend, backend)| balance::hash_name(&frontend.name, &backend.name));
     let listens: Vec<_> = config.frontends.iter().flat_map(|frontend| &frontend.listen).copied().collect();
     Some(Settings {
         me: peers.name.clone(),
@@ -122,6 +127,7 @@ fn settings(config: &Config, standby: &StandbyQueues) -> Option<Settings> {
         peers: peers.peers.iter().map(|peer| (peer.name.clone(), peer.address.ip())).collect(),
         vips: listens.iter().copied().filter(|vip| !vip.ip().is_unspecified() && !vip.ip().is_loopback()).collect(),
         listens,
+        backend_keys: backend_keys.collect(),
         sources: sources.collect(),
         carries: standby.serves(),
         challenge: config.failover.challenge,

@@ -310,6 +310,20 @@ async fn a_silent_backend_is_reset_unless_its_flows_move() {
     assert_eq!(bench.entry("cp1").health().cause, Cause::TimedOut { after_ms: 60 });
 }
 
+/// Regression: a packet filter that rejected new connections had the flows of a backend reset that lived and served them.
+#[tokio::test]
+async fn a_backend_that_refuses_is_reset_unless_its_flows_move() {
+    let (stub, bench) = with_a_flow().await;
+    bench.entry("cp1").spoke_ns.store(u64::MAX, Relaxed);
+    stub.becomes(Mode::Refuses);
+    assert_eq!(bench.until_health("cp1", HealthState::Draining).await, Cause::NoConnection);
+    assert_eq!(bench.table.orders.take(0), None);
+
+    bench.entry("cp1").spoke_ns.store(now_ns(), Relaxed);
+    assert_eq!(bench.until_order("cp1").await.reason, EndReason::BackendEjected);
+    assert_eq!(bench.entry("cp1").health().cause, Cause::Refused);
+}
+
 #[tokio::test]
 async fn a_silent_backend_that_speaks_but_takes_nothing_is_reset() {
     let (stub, bench) = with_a_flow().await;

@@ -35,6 +35,9 @@ use publish::UncountedReset;
 /// because a worker may have been about to use it at the first.
 const RETIRE_POLL_NS: u64 = 250_000_000;
 
+/// A killed process's last bytes may arrive for so long after the refusal of a connect.
+const UNDER_WAY_NS: u64 = 10_000_000;
+
 #[derive(Debug)]
 pub(super) enum WatcherCommand {
     Configure(Box<Spec>),
@@ -96,6 +99,8 @@ pub(super) struct Watcher {
     inbox: mpsc::UnboundedReceiver<WatcherCommand>,
     first_probed: watch::Sender<bool>,
     probing: Option<Running<ProbeReport>>,
+    /// When the last probe ended, if it found no way to the backend; monotonic ns.
+    refused_ns: Option<u64>,
     lookup: NameLookup,
     succession: NameSuccession,
     retiring: Option<Retiring>,
@@ -111,6 +116,8 @@ struct ProbeReport {
     began_ns: u64,
     took: Duration,
     flows_moved: bool,
+    /// Whether the connect was refused, or found no way.
+    refused: bool,
 }
 
 struct Retiring {
@@ -202,6 +209,7 @@ impl Watcher {
             last_probe: None,
             last_probe_us: 0,
             probing: None,
+            refused_ns: None,
             lookup: NameLookup::default(),
             succession: NameSuccession::default(),
             retiring: None,
@@ -341,7 +349,10 @@ impl Watcher {
         }
         if let (true, Some(address)) = (probe_due, known) {
             let to = self.spec.backend.health_address.unwrap_or(address);
-            let probe = probe(self.manner.clone(), to, self.shared.table.registry.clone(), self.entry.id, now);
+            // Where probes go to another address than flows, the one says nothing of the other.
+            let refused_ns = self.refused_ns.filter(|_| to == address);
+            let registry = self.shared.table.registry.clone();
+            let probe = probe(self.manner.clone(), to, registry, self.entry.id, now, refused_ns);
             self.probing = Some(Box::pin(probe));
             self.machine.handle_probe_started(now);
         }
@@ -362,6 +373,7 @@ impl Watcher {
         self.shared.table.probes.record(&frontend, &backend, report.outcome.label(), report.took);
         self.last_probe = Some(report.outcome.to_string());
         self.last_probe_us = report.took.as_micros() as u64;
+        self.refused_ns = report.refused.then(now_ns);
         if let ProbeOutcome::Inconclusive { error } = &report.outcome {
             tracing::warn!(backend, error, "this host cannot send a probe; it does not count as failed");
         }
@@ -387,7 +399,8 @@ impl Watcher {
             (Ok(address), Some(before)) => self.succeed_by((address != before).then_some(address)),
             (Err(error), None) => {
                 let outcome = ProbeOutcome::Failed(Cause::Unresolved { error });
-                self.judge(ProbeReport { outcome, began_ns: now_ns(), took: Duration::ZERO, flows_moved: false });
+                let (began_ns, took) = (now_ns(), Duration::ZERO);
+                self.judge(ProbeReport { outcome, began_ns, took, flows_moved: false, refused: false });
             }
             // A known address is better than none: a lookup may fail for reasons that are not the backend's.
             (Err(_), Some(_)) => {}
@@ -484,12 +497,14 @@ impl Watcher {
     }
 }
 
+/// `refused_ns`: when the probe before ended, if that was refused as well.
 async fn probe(
     manner: Arc<Manner>,
     to: BackendAddr,
     registry: Part<Registry>,
     id: BackendId,
     started_ns: u64,
+    refused_ns: Option<u64>,
 ) -> ProbeReport {
     let is_connected = Arc::new(AtomicBool::new(false));
     let heard = {
@@ -511,16 +526,19 @@ async fn probe(
         entry.segment_max.store(manner.segment_max(), Relaxed);
     }
     let doubtful = matches!(outcome, ProbeOutcome::Failed(Cause::TimedOut { .. } | Cause::Protocol { .. }));
-    let flows_moved = doubtful && entry.is_some_and(|it| it.is_lively(started_ns));
+    let refused = matches!(outcome, ProbeOutcome::Failed(Cause::Refused | Cause::Unreachable { .. }));
+    // A killed process has sent nothing since its kernel refused the first connect. Where bytes have come since, a packet filter may reject
+    // what begins a connection.
+    let since_ns = if refused { refused_ns.map(|at_ns| at_ns + UNDER_WAY_NS) } else { doubtful.then_some(started_ns) };
+    let flows_moved = entry.zip(since_ns).is_some_and(|(it, since_ns)| it.is_lively(since_ns));
     // Another address may be the probes' (`health_address`), so that the flows' connects count, too.
     let has_connected = is_connected.load(Relaxed) || connected() > connected_before;
-    let outcome = match outcome {
-        ProbeOutcome::Failed(Cause::TimedOut { .. }) if flows_moved && !has_connected => {
-            ProbeOutcome::Failed(Cause::NoConnection)
-        }
-        outcome => outcome,
+    let is_late = matches!(outcome, ProbeOutcome::Failed(Cause::TimedOut { .. }));
+    let outcome = match (is_late || refused) && flows_moved && !has_connected {
+        true => ProbeOutcome::Failed(Cause::NoConnection),
+        false => outcome,
     };
-    ProbeReport { outcome, began_ns: started_ns, took, flows_moved }
+    ProbeReport { outcome, began_ns: started_ns, took, flows_moved, refused }
 }
 
 /// The output of the running future, which is then removed; never returns if none runs.

@@ -109,6 +109,8 @@ end_reasons! {
     BackendHasVip "backend_has_vip" Baton Rst "The VIP is on the host of its backend, which takes no packets from that address.";
     ClientHasVip "client_has_vip" Baton Rst "The VIP left the client's host, which keeps it on lo and takes no packets from that address.";
     Ipsec "ipsec" Baton Rst "An IPsec policy covers one of its legs since it was offloaded.";
+    PeerHasVip "peer_has_vip" Baton Rst "The VIP is on the host of a peer, to which its backend, on this host, sends its answers.";
+    Oversized "oversized" Baton Rst "A packet was too large for the interface to its receiver, whose MTU has changed since the flow was offloaded.";
 }
 
 #[cfg(test)]

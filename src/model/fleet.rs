@@ -11,6 +11,7 @@ mod message;
 mod mirror;
 mod port_range;
 mod record;
+mod saved;
 mod session;
 #[cfg(test)]
 mod simulation;
@@ -31,7 +32,7 @@ pub(crate) use beat::Wanted as BeatTo;
 pub use beat::{Beat, BeatKey, BeatSecret, Heard as HeardOf};
 pub(crate) use disagreement::disagreements;
 pub use disagreement::{Disagreement, Opinion};
-pub use events::{Asked, Local, MemberView, PeerCommand, Remote, Said};
+pub use events::{Asked, LastHeard, Local, MemberView, PeerCommand, Remote, Said};
 pub(crate) use exchange::Notice;
 pub use exchange::{Exchange, KnowsQuery, Member, Own};
 pub(crate) use fleet_id::FleetId;
@@ -39,6 +40,8 @@ pub use message::{Change, Hello, Message};
 pub use port_range::PortRange;
 pub(crate) use port_range::port_range;
 pub(crate) use record::{FlowRecord, Keeping, Passage, RewriteState, Strangeness};
+pub(crate) use saved::{KnownPeers, SavedFleet};
+pub use saved::{PeerVitals, SavedFlowState, SavedPeer, SavedPeerFlow, SavedPeerFlows, SavedTraits};
 pub(crate) use session::PEER_FLOWS_MAX;
 pub(crate) use standby::{AcceptedFlow, PeerPortRange, StandbyAnswer, StandbyRequest};
 pub(crate) use summary::STUCK_FOR;
@@ -68,10 +71,11 @@ pub struct Epoch(pub u64);
 ///                   ▼ only beside the link, or by others
 ///                 Unlinked ──▶ Silent ──▶ Dead
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Liveness {
     /// This process has not heard it yet.
+    #[default]
     Unheard,
     Alive,
     /// It lives, but the link is down: its beats come beside the link, or another instance hears it. It keeps its

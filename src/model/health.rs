@@ -94,8 +94,8 @@ pub enum Cause {
     },
     /// Probes time out while its flows still move bytes: the backend is slow, not dead.
     Slow,
-    /// As slow, and since the last probe began neither a probe nor a flow got a connection: something drops what begins one, and new
-    /// flows fail.
+    /// As slow, or refused, though its flows have moved bytes since the refusal before; and neither a probe nor a flow got a connection: something
+    /// drops or rejects what begins one, and new flows fail.
     NoConnection,
     Refused,
     Reset,

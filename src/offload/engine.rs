@@ -182,6 +182,8 @@ struct Outside {
     lo_is_wanted: bool,
     surroundings: HostSurroundings,
     slots: Slots,
+    /// Why no interface runs the program and none can. `None`: that is not so.
+    lost: Option<String>,
 }
 
 impl Outside {
@@ -193,6 +195,7 @@ impl Outside {
             lo_is_wanted: false,
             surroundings: HostSurroundings::open()?,
             slots: Slots::default(),
+            lost: None,
             orders: Arc::default(),
             program,
             table,
@@ -206,7 +209,12 @@ impl Outside {
     /// Publishes the engine's state.
     fn show(&self, flows_held: usize) {
         self.table.census.show(OffloadView {
-            why_not: None,
+            why_not: self.lost.as_ref().map(|error| {
+                format!(
+                    "somebody has removed the pins of its BPF program, and it cannot be pinned again: {error}; Baton tries each second, so make that \
+                     directory one of a BPF file system that can be written to"
+                )
+            }),
             interfaces: self.program.attached().iter().filter_map(|index| netdev::name(*index).ok()).collect(),
             flows_max: self.program.flows_max().into(),
             flows_held: flows_held as u64,

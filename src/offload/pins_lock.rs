@@ -1,9 +1,9 @@
 //! The lock of an instance on what it has pinned, for as long as it uses it. Two instances with the same pins would take each
 //! other's flows for those of a dead process; and an instance whose pins are removed loses each flow that it offloads from then on.
 
-use std::fs::{File, Metadata};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -38,7 +38,7 @@ impl PinsLock {
         std::fs::create_dir_all(LOCKS)?;
         let path = Self::path(pins);
         loop {
-            let file = File::options().create(true).append(true).open(&path)?;
+            let file = options().create(true).open(&path)?;
             if let Some(lock) = Self::of(file, &path)? {
                 return Ok(lock);
             }
@@ -49,7 +49,7 @@ impl PinsLock {
     pub(crate) fn take_if_there(pins: &Path) -> Result<Option<Self>, PinsLockError> {
         let path = Self::path(pins);
         loop {
-            let lock = match File::options().append(true).open(&path) {
+            let lock = match options().open(&path) {
                 Ok(file) => Self::of(file, &path)?,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
                 Err(error) => return Err(error.into()),
@@ -68,6 +68,9 @@ impl PinsLock {
     /// `None`: whoever had the lock has removed the file since it was opened, and somebody else may have the lock of the file that is at
     /// `path` now.
     fn of(file: File, path: &Path) -> Result<Option<Self>, PinsLockError> {
+        if !file.metadata()?.is_file() {
+            return Err(PinsLockError::Io(io::Error::other("it is no regular file")));
+        }
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(PinsLockError::InUse),
@@ -79,9 +82,38 @@ impl PinsLock {
     }
 }
 
+/// Baton's user may write in the folder: root's command follows no link there, and waits for no reader of a FIFO.
+fn options() -> OpenOptions {
+    let mut options = File::options();
+    options.append(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    options
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_link_and_no_fifo_is_a_lock() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let pins = PathBuf::from(format!("/nowhere/baton-no-lock-{}", std::process::id()));
+        let path = PinsLock::path(&pins);
+        let other = tempfile::NamedTempFile::new().unwrap();
+        std::fs::create_dir_all(LOCKS).unwrap();
+        let refused = || [PinsLock::take(&pins).is_err(), PinsLock::take_if_there(&pins).is_err()];
+        std::os::unix::fs::symlink(other.path(), &path).unwrap();
+        let of_link = refused();
+        std::fs::remove_file(&path).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+        // A reader: without one a FIFO cannot be opened for writing at once.
+        let reader = rustix::fs::open(&path, rustix::fs::OFlags::NONBLOCK, rustix::fs::Mode::empty()).unwrap();
+        let of_fifo = refused();
+        drop(reader);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!((of_link, of_fifo), ([true; 2], [true; 2]));
+    }
 
     /// Regression: `baton offload remove` left the file of its lock behind.
     #[test]

@@ -3,6 +3,7 @@
 mod dismiss;
 mod error;
 mod flow_map;
+mod installed;
 mod links;
 mod load;
 mod pins;
@@ -12,6 +13,7 @@ mod unknown;
 
 pub(crate) use dismiss::dismiss;
 pub use error::{InstallError, OpenError};
+pub(crate) use installed::{InstalledFacts, InstalledProgram};
 pub use links::Attachment;
 pub(crate) use load::try_out;
 pub(crate) use reading::Unread;
@@ -21,9 +23,12 @@ pub use unknown::Owner;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
 
 pub use self::pins::LAYOUT;
-use self::pins::Pins;
+use self::pins::{PinnedObjects, Pins};
 use self::reading::FailedReads;
 use super::counters::Counters;
 use super::entry::{Action, ENTRY_SIZE, Ends, Entry, KEY_SIZE, Key, RawEntry, Splice};
@@ -35,7 +40,7 @@ use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use crate::model::fleet::{PortRange, Unknown};
 use crate::model::ids::FlowId;
 use crate::model::splice::{FlowDirection, LegState};
-use crate::sys::bpf::{Map, Update};
+use crate::sys::bpf::{self, Map, Update};
 use crate::sys::netdev;
 
 /// The program on its interfaces, with its maps. Dropping it detaches nothing.
@@ -58,10 +63,24 @@ pub struct Program {
     probe: OwnedFd,
     amend: OwnedFd,
     failed: FailedReads,
+    objects: PinnedObjects,
+    /// Interfaces and the programs before this one of which the log tells.
+    ahead: Vec<(String, u32)>,
+    /// What was repaired since the last [`Program::fix`].
+    fixed: FixedProgram,
+}
+
+/// What [`Program::fix`] has repaired.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FixedProgram {
+    /// The program was attached to these again.
+    pub interfaces: Vec<String>,
+    /// Somebody had removed pins.
+    pub unpinned: bool,
 }
 
 /// Where the program came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProgramOrigin {
     /// Nothing was pinned.
     Fresh,
@@ -122,46 +141,25 @@ pub(crate) const PORT_RANGES: u32 = 16;
 /// Limit for backends with evidence: slots are below.
 pub(crate) const BACKEND_SLOTS: u16 = 4096;
 
-/// Each network namespace has it.
-const LOOPBACK_NAME: &str = "lo";
-
 impl Program {
     /// Loads the program, or recovers the pinned one, and attaches it to its interfaces in this thread's network
     /// namespace. The flows of a recovered program go on all the while.
+    #[allow(dead_code, reason = "for tests of the program")]
     pub fn open(settings: &OffloadSettings) -> Result<Self, OpenError> {
         Self::open_by(settings, Attachment::of_kernel())
     }
 
     /// As [`Self::open`], attached in this way. What is attached in the other way is attached in this one.
+    #[allow(dead_code, reason = "for tests of the program")]
     pub fn open_by(settings: &OffloadSettings, attachment: Attachment) -> Result<Self, OpenError> {
-        let pins = Pins::prepare(&settings.directory)?;
-        let _lock = pins.lock()?;
-        let origin = match pins.meta()? {
-            None => {
-                // A process that died while it pinned left this: no interface runs it.
-                links::detach_all(&pins)?;
-                pins.clear()?;
-                load::fresh(&pins, settings.flows_max)?;
-                ProgramOrigin::Fresh
-            }
-            Some(meta) if meta.layout != LAYOUT => {
-                let path = settings.directory.clone();
-                return Err(OpenError::Layout { path, found: meta.layout, wanted: LAYOUT });
-            }
-            Some(meta) if meta.digest != load::digest() => {
-                load::replace(&pins, meta)?;
-                ProgramOrigin::Replaced
-            }
-            Some(_) => ProgramOrigin::Recovered,
-        };
-        let mut interfaces = links::alive(&pins)?;
-        if !settings.interfaces.is_empty() {
-            // Flows with an end on this host need the program on lo, whichever ways from outside the file names.
-            interfaces.retain(|name| name == LOOPBACK_NAME && !settings.interfaces.contains(name));
-            interfaces.extend_from_slice(&settings.interfaces);
-        }
-        links::ensure(&pins, &interfaces, attachment)?;
-        let [probe, amend] = load::tools(&pins)?;
+        Self::of(&settings.directory, InstalledProgram::install(settings, attachment)?)
+    }
+
+    /// Opens the program that was installed in `directory`, maybe by another process.
+    pub(crate) fn of(directory: &Path, installed: InstalledProgram) -> Result<Self, OpenError> {
+        let pins = Pins::at(directory);
+        let InstalledProgram { facts: InstalledFacts { origin, attachment, interfaces }, tools: [probe, amend] } =
+            installed;
         Ok(Self {
             flows: pins.map("flows")?,
             counters: pins.map("counters")?,
@@ -177,6 +175,9 @@ impl Program {
             probe,
             amend,
             failed: FailedReads::default(),
+            objects: pins.objects()?,
+            ahead: Vec::new(),
+            fixed: FixedProgram::default(),
             pins,
         })
     }
@@ -191,14 +192,65 @@ impl Program {
         self.attachment
     }
 
-    /// Attaches the program again where somebody detached it or made the interface anew; returns those interfaces. An
+    /// Attaches the program again where somebody detached it or made the interface anew, and pins it again; returns what it did. An
     /// interface that is gone is left out until it is back.
-    pub fn fix(&mut self) -> Result<Vec<String>, OpenError> {
+    pub fn fix(&mut self) -> Result<FixedProgram, OpenError> {
+        self.repair()?;
+        Ok(std::mem::take(&mut self.fixed))
+    }
+
+    fn repair(&mut self) -> Result<(), OpenError> {
+        let fail = |source| OpenError::Directory { path: self.pins.directory().to_owned(), source };
+        self.fixed.unpinned |= self.pins.restore(&self.objects).map_err(fail)?;
         let _lock = self.pins.lock()?;
+        links::follow_names(&self.pins, &mut self.interfaces)?;
         let there: Vec<_> = self.interfaces.iter().filter(|name| netdev::interface(name).is_ok()).cloned().collect();
-        let fixed = links::ensure(&self.pins, &there, self.attachment)?;
+        // A program that another one detaches keeps its pin.
+        let was_there = |name: &&String| netdev::interface(name).is_ok_and(|it| self.attached.contains(&it.index));
+        let is_unpinned = |name: &String| matches!(links::state(&self.pins, name), Ok(None));
+        self.fixed.unpinned |= there.iter().filter(was_there).any(is_unpinned);
+        let attached = links::ensure(&self.pins, &there, self.attachment)?;
+        self.fixed.interfaces.extend(attached);
         self.attached = links::indices(&self.pins, &there)?;
-        Ok(fixed)
+        // It is attached all the same.
+        let _ = self.say_who_is_ahead(&there);
+        Ok(())
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        self.pins.directory()
+    }
+
+    /// To be the first again Baton's program would have to be away for a moment, and most programs that come before it pass all packets on.
+    fn say_who_is_ahead(&mut self, interfaces: &[String]) -> io::Result<()> {
+        let own = bpf::program_id(self.objects.program())?;
+        for interface in interfaces {
+            let Some(program) = links::ahead(&self.pins, interface, own)? else { continue };
+            if !self.ahead.contains(&(interface.clone(), program)) {
+                tracing::warn!(
+                    interface,
+                    program,
+                    "another BPF program sees packets before Baton's; unless it returns TCX_NEXT for those of offloaded flows, their ends wait \
+                     (bpftool net show)"
+                );
+                self.ahead.push((interface.clone(), program));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether no interface runs it any more; then it counts as attached to none. A state that cannot be read says nothing.
+    pub(crate) fn notice_loss(&mut self) -> bool {
+        let is_away = |name: &String| match links::state(&self.pins, name) {
+            Ok(None) => true,
+            Ok(Some(at)) => at.ifindex == 0,
+            Err(_) => false,
+        };
+        let is_lost = self.interfaces.iter().all(is_away);
+        if is_lost {
+            self.attached.clear();
+        }
+        is_lost
     }
 
     /// Attaches the program to one more interface.
@@ -210,7 +262,8 @@ impl Program {
         if !self.interfaces.contains(&name) {
             self.interfaces.push(name.clone());
         }
-        let failed = self.fix().err();
+        let failed = self.repair().err();
+        self.fixed.interfaces.retain(|other| *other != name);
         if let Some(error) = failed {
             self.interfaces.retain(|other| *other != name);
             return Err(error);
@@ -222,7 +275,7 @@ impl Program {
     pub fn detach(&mut self, index: u32) -> Result<(), OpenError> {
         let name = interface_name(index)?;
         self.interfaces.retain(|other| *other != name);
-        self.fix().map(drop)
+        self.repair()
     }
 
     /// Indices of the interfaces that it was attached to at the last `open` or `fix`.
@@ -402,8 +455,8 @@ impl Program {
         Ok(self.flows.update(&key.encode(), &unknown::forwarding(owner, except_syn), Update::Any)?)
     }
 
-    /// Answers packets of `key` with RST, and replaces what was entered for them before. RSTs go on to the instance
-    /// that they were forwarded to.
+    /// Answers packets of `key` with RST, except a SYN, which begins another connection, and replaces what was entered for them before. RSTs
+    /// go on to the instance that they were forwarded to.
     pub fn refuse(&self, key: &Key) -> Result<(), InstallError> {
         let mut before = [0; ENTRY_SIZE];
         let is_there = self.flows.look_up(&key.encode(), &mut before).map_err(|error| self.failed.note(&error))?;

@@ -11,14 +11,14 @@
 //! never waits. The link takes only the latest summary.
 
 use std::sync::atomic::{AtomicBool, Ordering::*};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arc_swap::ArcSwapOption;
 use crossbeam_queue::SegQueue;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 pub(crate) use crate::model::fleet::Local;
-use crate::model::fleet::{InstanceSummary, PortRange};
+use crate::model::fleet::{InstanceSummary, KnownPeers, PortRange};
 
 /// The queue between them, and the flags that each sets for the others. Unused without peers.
 #[derive(Debug, Default)]
@@ -41,6 +41,8 @@ pub struct Fleet {
     summary: ArcSwapOption<InstanceSummary>,
     /// The same, until the link has taken it.
     untold_summary: ArcSwapOption<InstanceSummary>,
+    /// Where the failover tells what it knows of the peers, once the link asks it to.
+    known: Mutex<Option<oneshot::Sender<KnownPeers>>>,
 }
 
 impl Fleet {
@@ -117,6 +119,21 @@ impl Fleet {
     /// Takes the summary that the link has not seen yet.
     pub(crate) fn take_summary(&self) -> Option<Arc<InstanceSummary>> {
         self.untold_summary.swap(None)
+    }
+
+    /// What the failover knows of the peers after all that the link tells it up to [`Remote::Save`](crate::model::fleet::Remote).
+    pub(crate) fn await_known(&self) -> oneshot::Receiver<KnownPeers> {
+        let (sender, known) = oneshot::channel();
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
+        known
+    }
+
+    /// Answers [`Fleet::await_known`], if somebody waits.
+    pub(crate) fn tell_known(&self, known: impl FnOnce() -> KnownPeers) {
+        let awaited = self.known.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(sender) = awaited {
+            let _ = sender.send(known());
+        }
     }
 
     /// Whether this instance may take a VIP: it has no peers, or knows their flows, or has waited for them long enough.

@@ -3,11 +3,15 @@
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::watch;
 
 use crate::model::fleet::InstanceName;
 use crate::model::fleet::vip::{PeerVip, VipBar, VipStanding};
+
+/// Limit for the wait until the holder has looked.
+const LEFT_WITHIN: Duration = Duration::from_millis(500);
 
 /// The state that they share. Unused if Baton does not move the VIP.
 #[derive(Debug, Default)]
@@ -19,6 +23,17 @@ pub struct VipPort {
     hooks_run: AtomicBool,
     /// The failover must add the addresses to `lo`, because they are about to leave the interface.
     leaving: watch::Sender<bool>,
+    vacant: watch::Sender<VacantVip>,
+}
+
+/// Whether the holder leaves a vacant VIP to the next process of this host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum VacantVip {
+    #[default]
+    Takes,
+    /// It is to, from its next look on.
+    Asked,
+    Leaves,
 }
 
 #[derive(Debug, Default)]
@@ -107,7 +122,66 @@ impl VipPort {
         self.leaving.send_if_modified(|now| std::mem::replace(now, leaving) != leaving);
     }
 
+    /// Has the holder leave a vacant VIP to the next process of this host, and returns when it does: what it has until then that process finds
+    /// at its first look.
+    pub(crate) async fn leave_to_next(&self) {
+        if self.addresses().is_empty() {
+            return;
+        }
+        let mut vacant = self.vacant.subscribe();
+        self.vacant.send_replace(VacantVip::Asked);
+        let leaves = vacant.wait_for(|now| *now == VacantVip::Leaves);
+        if tokio::time::timeout(LEFT_WITHIN, leaves).await.is_err() {
+            tracing::warn!(
+                "the VIP's thread does not answer; the next process may remove addresses that this one adds now"
+            );
+        }
+    }
+
+    /// There is no next process: the holder takes a vacant VIP again.
+    pub(crate) fn take_again(&self) {
+        self.vacant.send_replace(VacantVip::Takes);
+    }
+
+    /// For the holder, once in each look: whether it leaves a vacant VIP to the next process.
+    pub(crate) fn leaves_to_next(&self) -> bool {
+        self.vacant.send_if_modified(|now| {
+            let is_asked = *now == VacantVip::Asked;
+            if is_asked {
+                *now = VacantVip::Leaves;
+            }
+            is_asked
+        });
+        *self.vacant.borrow() == VacantVip::Leaves
+    }
+
     fn talk(&self) -> MutexGuard<'_, VipTalk> {
         self.talk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: the old process of an upgrade took the VIP after the new one had looked at its host, which removed the addresses.
+    #[tokio::test]
+    async fn who_leaves_the_vip_to_the_next_process_goes_on_only_when_the_holder_takes_it_no_more() {
+        let port = VipPort::default();
+        // Without a VIP no holder would answer.
+        port.leave_to_next().await;
+        assert!(!port.leaves_to_next());
+        port.set_addresses(vec!["10.0.0.1".parse().unwrap()]);
+        let left = port.leave_to_next();
+        tokio::pin!(left);
+        tokio::select! {
+            biased;
+            () = &mut left => panic!("the holder has not looked"),
+            () = std::future::ready(()) => {}
+        }
+        assert!(port.leaves_to_next() && port.leaves_to_next());
+        left.await;
+        port.take_again();
+        assert!(!port.leaves_to_next());
     }
 }

@@ -96,7 +96,8 @@ fn admits(rules: &Ruleset, transport: Transport, at: SocketAddr, peers: &[Peer])
 fn judge(rules: &Ruleset, service: SocketAddr, loose: Option<i64>) -> Option<Finding> {
     let packet = |towards, state| Packet { transport: Transport::Tcp, service, towards, state, other: None };
     if let Some(culprit) = culprit(rules, packet(Towards::Service, "new")).filter(|culprit| !culprit.perhaps) {
-        let read = format!("{culprit} drops new connections to {service}");
+        let does = if culprit.rule.ends_with("reject") { "rejects" } else { "drops" };
+        let read = format!("{culprit} {does} new connections to {service}");
         return Some(Finding::fault(
             TOPIC,
             read,

@@ -24,6 +24,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use self::error::{ListenError, SharingError};
+pub(crate) use self::pins::DIRECTORY as SHARED_PORTS;
 use self::pins::{PlaceState, PortPins, key};
 use super::plane;
 use crate::addr::VipAddr;
@@ -346,12 +347,17 @@ pub fn remove() -> io::Result<Option<usize>> {
     PortPins::here()?.remove()
 }
 
+/// Has the kernel share ports in this network namespace, with this process's own rights.
+pub(crate) fn install() -> Result<(), SharingError> {
+    PortPins::here().map_err(SharingError::Namespace)?.install().map(drop)
+}
+
 fn bind(frontend: &Frontend, address: VipAddr, workers: usize, beside_own: bool) -> io::Result<Vec<OwnedFd>> {
     let timeouts = plane::timeouts(&frontend.keepalive);
     if !beside_own {
         socket::ensure_unused(address)?;
     }
-    (0..workers).map(|_| socket::listen(address, &timeouts)).collect()
+    socket::listen_group(address, &timeouts, workers)
 }
 
 fn free(address: VipAddr) {

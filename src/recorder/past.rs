@@ -1,5 +1,8 @@
 //! What was at a moment of the past, from the samples and events that were recorded around it.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 
 use serde::Serialize;
@@ -8,8 +11,9 @@ use super::{FileOwner, Recorded, RecordedSample, Recording, ends_counted};
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::InstanceName;
 use crate::model::health::HealthState;
-use crate::model::humane::count;
+use crate::model::humane::{count, date_and_time};
 use crate::model::ids::FlowId;
+use crate::model::weight::Weight;
 use crate::table::journal::{Event, What};
 use crate::table::standing::InstanceStanding;
 
@@ -35,10 +39,13 @@ pub(crate) struct ReplayMoment {
     pub process: Option<FileOwner>,
     /// What it said of itself. `None`: its version did not record that, or it had just begun.
     pub standing: Option<InstanceStanding>,
+    /// Around a moment without a sample.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gap: Option<ReplayGap>,
     pub flows: u32,
-    /// Averages over the ten seconds before.
-    pub new_per_s: f64,
-    pub ended_per_s: f64,
+    /// Averages over the ten seconds before. `None`: there is one sample alone.
+    pub new_per_s: Option<f64>,
+    pub ended_per_s: Option<f64>,
     /// Flows that ended in the ten seconds before, by their reason.
     pub ended: BTreeMap<&'static str, u64>,
     /// Whether the disk took no records for a part of these seconds: then there may have been more.
@@ -46,11 +53,55 @@ pub(crate) struct ReplayMoment {
     pub backends: Vec<ReplayBackend>,
 }
 
+/// A time without a sample. `None`: its beginning or its end lies beyond what was read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct ReplayGap {
+    pub from_unix_ms: Option<u64>,
+    pub until_unix_ms: Option<u64>,
+    /// The disk took no records. Otherwise no process recorded.
+    pub disk_full: bool,
+}
+
+impl ReplayGap {
+    /// `from 03:12:04Z to 03:15:20Z nothing is recorded: the disk took no records`.
+    pub(crate) fn in_words(&self) -> String {
+        let clock = |at_ms| date_and_time(at_ms).1;
+        let times = match (self.from_unix_ms, self.until_unix_ms) {
+            (Some(from_ms), Some(until_ms)) => format!("from {}Z to {}Z", clock(from_ms), clock(until_ms)),
+            (Some(from_ms), None) => format!("from {}Z on", clock(from_ms)),
+            (None, Some(until_ms)) => format!("until {}Z", clock(until_ms)),
+            (None, None) => "at this time".to_owned(),
+        };
+        let why = match self.disk_full {
+            true => "the disk took no records",
+            false => "no process ran, or its disk took nothing",
+        };
+        format!("{times} nothing is recorded: {why}")
+    }
+}
+
 impl ReplayMoment {
     /// What of its process was not recorded.
     pub(crate) fn unrecorded(&self) -> Option<&'static str> {
         let is_missing = self.process.is_some() && self.standing.is_none();
         is_missing.then_some("not recorded: the service state, and which nodes were silent")
+    }
+
+    /// What the instance said of itself is up to a second older than its events: without a backend that takes connections by now it would not
+    /// have called itself ready.
+    fn correct_standing(&mut self) {
+        let Some(standing) = self.standing.as_mut().filter(|it| it.weight() == Weight::Good) else { return };
+        let is_out = |it: &ReplayBackend| it.health_state() == Some(HealthState::Ejected);
+        let mut names: Vec<_> = self.backends.iter().map(|it| &*it.frontend).collect();
+        names.dedup();
+        let all = names.len();
+        names.retain(|name| self.backends.iter().filter(|it| it.frontend == **name).all(is_out));
+        if names.is_empty() {
+            return;
+        }
+        let of = if names.len() == all { String::new() } else { format!(" for {}", names.join(", ")) };
+        standing.headline = format!("ready for the VIP, no backend{of}");
+        standing.weight = Weight::Bad.label().to_owned();
     }
 
     /// `at least 29 client_closed, 3 backend_reset`, the most first; empty: none ended.
@@ -75,9 +126,9 @@ pub(crate) struct ReplayBackend {
     pub flows: u32,
     /// Of its frontend's flows.
     pub share_percent: u32,
-    /// Averages over the ten seconds before.
-    pub new_per_s: f64,
-    pub failed_per_s: f64,
+    /// Averages over the ten seconds before. `None`: there is one sample alone.
+    pub new_per_s: Option<f64>,
+    pub failed_per_s: Option<f64>,
     /// 0: no probe had ended.
     pub last_probe_us: u64,
 }
@@ -98,6 +149,8 @@ pub(crate) fn tells_of(what: &Recorded, from_ms: u64, until_ms: u64) -> bool {
             }
             // They tell of flows that end later whether these were here before.
             What::FailedOver { .. } | What::FlowsClaimed { .. } => true,
+            // It comes at the end of the time that it tells of.
+            What::RecordsDropped { .. } => true,
             _ => event.at_unix_ms <= until_ms,
         },
     }
@@ -125,7 +178,9 @@ impl Past {
         let nothing = ReplayMoment { at_unix_ms: at_ms, ended, lacks_records, ..ReplayMoment::default() };
         let until = self.samples.partition_point(|(_, sample)| sample.at_unix_ms <= at_ms);
         let known = self.samples[..until].last().filter(|(_, last)| at_ms - last.at_unix_ms <= SILENCE_MS);
-        let Some((owner, last)) = known.or_else(|| self.first_sample(until, at_ms)) else { return nothing };
+        let Some((owner, last)) = known.or_else(|| self.first_sample(until, at_ms)) else {
+            return ReplayMoment { gap: Some(self.gap(until, at_ms)), ..nothing };
+        };
         // Counters begin anew with each process.
         let before = self.samples[..until]
             .iter()
@@ -135,15 +190,17 @@ impl Past {
             })
             .last()
             .map_or(last, |(_, sample)| sample);
-        let seconds = last.at_unix_ms.saturating_sub(before.at_unix_ms).max(1) as f64 / 1e3;
-        let per_s = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
+        let apart_ms = last.at_unix_ms.saturating_sub(before.at_unix_ms);
+        let per_s =
+            |now: u64, then: u64| (apart_ms > 0).then(|| now.saturating_sub(then) as f64 * 1e3 / apart_ms as f64);
+        let sum = |of: Option<f64>, more: Option<f64>| Some(of.unwrap_or(0.0) + more?);
         let (process, standing) = (Some(self.owners[*owner].clone()), last.standing.clone());
         let mut moment = ReplayMoment { process, standing, ..nothing };
         for frontend in &last.frontends {
             moment.flows += frontend.flows;
             if let Some(then) = before.frontends.iter().find(|it| it.name == frontend.name) {
-                moment.new_per_s += per_s(frontend.accepted_total, then.accepted_total);
-                moment.ended_per_s += per_s(frontend.ended_total, then.ended_total);
+                moment.new_per_s = sum(moment.new_per_s, per_s(frontend.accepted_total, then.accepted_total));
+                moment.ended_per_s = sum(moment.ended_per_s, per_s(frontend.ended_total, then.ended_total));
             }
         }
         for backend in &last.backends {
@@ -173,7 +230,18 @@ impl Past {
                 last_probe_us: backend.last_probe_us,
             });
         }
+        moment.correct_standing();
         moment
+    }
+
+    /// The time around `at_ms` up to the sample at `next`.
+    fn gap(&self, next: usize, at_ms: u64) -> ReplayGap {
+        let of = |place: Option<usize>| self.samples.get(place?).map(|(_, sample)| sample.at_unix_ms);
+        ReplayGap {
+            from_unix_ms: of(next.checked_sub(1)),
+            until_unix_ms: of(Some(next)),
+            disk_full: self.lacks_records(at_ms, at_ms),
+        }
     }
 
     /// The sample at `next`, if it is the first of a process that had begun at `at_ms`: it comes a second later.
@@ -323,215 +391,3 @@ const RATES_OVER_MS: u64 = 10_000;
 const SILENCE_MS: u64 = 2_000;
 /// The first sample of a process comes at most so long after its first event.
 const FIRST_SAMPLE_MS: u64 = 2_000;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::health::Cause;
-    use crate::recorder::entry::FrontendSample;
-    use crate::recorder::{BackendSample, TimedRecord};
-    use crate::table::journal::testing::ended;
-
-    fn sample(at_s: u64, state: &str, flows: u32, connected: u64) -> Recorded {
-        let backend = |name: &str, state: &str, flows, connected_total| BackendSample {
-            frontend: "api".to_owned(),
-            name: name.to_owned(),
-            state: state.to_owned(),
-            flows,
-            connected_total,
-            failed_total: 0,
-            last_probe_us: 900,
-        };
-        Recorded::Sample(RecordedSample {
-            at_unix_ms: at_s * 1000,
-            frontends: vec![FrontendSample {
-                name: "api".to_owned(),
-                flows: flows + 10,
-                accepted_total: connected * 2,
-                ended_total: 0,
-            }],
-            backends: vec![backend("cp1", "ready", 10, connected), backend("cp2", state, flows, connected)],
-            ..RecordedSample::default()
-        })
-    }
-
-    fn lost(at_s: u64) -> Recorded {
-        let what = What::BackendChanged {
-            frontend: "api".to_owned(),
-            backend: "cp2".to_owned(),
-            from: HealthState::Ready,
-            to: HealthState::Ejected,
-            cause: Cause::Refused,
-        };
-        Recorded::Event(Event { number: at_s, at_unix_ms: at_s * 1000, what })
-    }
-
-    fn past(of: impl IntoIterator<Item = (usize, Recorded)>) -> Past {
-        let process = |pid| FileOwner { pid, ..FileOwner::default() };
-        let records =
-            of.into_iter().map(|(owner, what)| TimedRecord { at_unix_ms: what.at_unix_ms().unwrap(), owner, what });
-        Past::new(Recording {
-            records: records.collect(),
-            owners: vec![process(1), process(2)],
-            ..Recording::default()
-        })
-    }
-
-    #[test]
-    fn a_moment_has_the_last_sample_the_rates_before_it_and_the_cause_of_each_state() {
-        let past = past([
-            (0, sample(100, "ready", 30, 1000)),
-            (0, sample(105, "ready", 30, 1050)),
-            (0, lost(106)),
-            (0, sample(107, "ejected", 0, 1050)),
-            (0, sample(108, "ejected", 0, 1050)),
-        ]);
-        let before = past.at(105_900);
-        assert_eq!((before.flows, before.new_per_s), (40, 20.0));
-        assert_eq!((&*before.backends[1].state, before.backends[1].share_percent), ("ready", 75));
-        assert_eq!(before.backends[1].why, None, "its beginning was not recorded");
-        let at_once = &past.at(106_000).backends[1];
-        assert_eq!((&*at_once.state, at_once.flows), ("ejected", 30), "the sample is older than the event");
-        let after = past.at(108_500);
-        let cp2 = &after.backends[1];
-        assert_eq!((after.flows, &*cp2.state, cp2.since_unix_ms), (10, "ejected", Some(106_000)));
-        assert_eq!(cp2.why.as_deref(), Some(&*Cause::Refused.to_string()));
-        assert_eq!(cp2.health_state(), Some(HealthState::Ejected));
-        assert_eq!(past.events(0, 105_999).count(), 0);
-        assert_eq!(past.events(106_000, 106_000).count(), 1);
-    }
-
-    #[test]
-    fn a_time_in_which_no_process_recorded_has_no_figures() {
-        let past = past([(0, sample(100, "ready", 30, 1000)), (0, sample(200, "ready", 30, 1000))]);
-        assert_eq!(past.at(99_999).process, None);
-        assert!(past.at(102_000).process.is_some());
-        assert_eq!(past.at(102_001).process, None);
-        assert_eq!(past.flows_over(95_000, 205_000, 11)[..2], [Some(40), None]);
-        assert_eq!(past.flows_over(95_000, 205_000, 11)[9..], [None, Some(40)]);
-    }
-
-    /// Regression: of the second in which a process began `baton replay` said that none recorded, though it lists its start.
-    #[test]
-    fn the_second_in_which_a_process_began_has_its_first_sample() {
-        let started = |at_unix_ms| {
-            let what = What::Started { version: "1".to_owned() };
-            (1, Recorded::Event(Event { number: 0, at_unix_ms, what }))
-        };
-        let past = past([(0, sample(100, "ready", 30, 9)), started(200_000), (1, sample(201, "ready", 30, 0))]);
-        let begun = past.at(200_300);
-        assert_eq!((begun.process.map(|it| it.pid), begun.flows, begun.new_per_s), (Some(2), 40, 0.0));
-        assert_eq!(past.at(199_999).process, None, "it had not begun");
-        let Recorded::Sample(of_second) = sample(201, "ready", 30, 0) else { unreachable!() };
-        assert!(tells_of(&Recorded::Sample(of_second), 200_000, 200_300), "it is read, too");
-    }
-
-    /// Regression: an upgrade would have shown millions of new flows a second, or none for ten seconds.
-    #[test]
-    fn rates_never_span_two_processes() {
-        let past = past([
-            (0, sample(100, "ready", 30, 1_000_000)),
-            (1, sample(101, "ready", 30, 0)),
-            (1, sample(103, "ready", 30, 20)),
-        ]);
-        assert_eq!(past.at(101_000).new_per_s, 0.0);
-        let after = past.at(103_000);
-        assert_eq!((after.new_per_s, after.process.unwrap().pid), (20.0, 2));
-    }
-
-    #[test]
-    fn flows_that_lived_then_and_have_ended_since_are_known() {
-        // It lasted 5 ms.
-        let end = |at_unix_ms| (0, Recorded::Event(Event { number: 1, at_unix_ms, what: ended(9) }));
-        let past = past([end(100_000)]);
-        assert_eq!(past.ended_since(99_998).count(), 1);
-        assert_eq!(past.ended_since(99_990).count(), 0, "it had not begun");
-        assert_eq!(past.ended_since(100_000).count(), 0, "it had ended");
-        assert_eq!(past.at(100_000).ended.values().sum::<u64>(), 1);
-        assert!(tells_of(&end(100_000).1, 99_998, 99_999) && !tells_of(&end(100_000).1, 99_000, 99_990));
-    }
-
-    /// Regression: at 2,000 ends a second the record of ends covers minutes, and the moments before were told without any.
-    #[test]
-    fn ends_that_the_record_no_longer_has_are_counted_from_the_samples() {
-        let counted = |at_s, ends| {
-            let Recorded::Sample(mut of_second) = sample(at_s, "ready", 30, 0) else { unreachable!() };
-            of_second.increase.ended = vec![("client_closed".to_owned(), ends)];
-            (0, Recorded::Sample(of_second))
-        };
-        let kept = (0, Recorded::Event(Event { number: 1, at_unix_ms: 120_000, what: ended(9) }));
-        let mut past = past([counted(100, 50), counted(105, 70), counted(118, 3), kept, counted(121, 9)]);
-        past.lost_until_ms = 90_000;
-        assert!(past.at(105_000).ended.is_empty() && !past.lacks_ends(104_000), "all are in the record");
-        past.lost_until_ms = 119_000;
-        assert_eq!(past.at(105_500).ended, BTreeMap::from([("client_closed", 120)]));
-        assert_eq!(past.ended(118_000, 122_000).values().sum::<u64>(), 4, "none twice");
-        assert!(past.lacks_ends(104_000) && !past.lacks_ends(118_000));
-    }
-
-    /// Regression: of a second in which the disk was full, 29 of 500 ends were told as all, the rarest reasons first.
-    #[test]
-    fn ends_of_a_time_in_which_the_disk_was_full_are_a_lower_limit() {
-        let dropped = |at_s: u64| {
-            let what = What::RecordsDropped { records: 494 };
-            (0, Recorded::Event(Event { number: at_s, at_unix_ms: at_s * 1000, what }))
-        };
-        let end = |at_s: u64| (0, Recorded::Event(Event { number: at_s, at_unix_ms: at_s * 1000, what: ended(9) }));
-        let at = |at_s| (0, sample(at_s, "ready", 30, 0));
-        let past = past([at(100), end(102), at(103), dropped(120), at(121), end(124), at(131), end(131)]);
-        let words = |at_s: u64| past.at(at_s * 1000).ended_in_words();
-        let reason = words(131).split_once(' ').unwrap().1.to_owned();
-        assert_eq!(words(102), format!("1 {reason}"), "before the disk was full");
-        assert_eq!(words(124), format!("at least 1 {reason}"));
-        assert_eq!(words(132), format!("2 {reason}"), "ten seconds later");
-        let many = BTreeMap::from([("backend_reset", 3), ("no_backend", 19_042)]);
-        let moment = ReplayMoment { ended: many, ..ReplayMoment::default() };
-        assert_eq!(moment.ended_in_words(), "19,042 no_backend, 3 backend_reset");
-    }
-
-    /// Regression: a flow that another instance had until its host died was listed among the flows of this one of an hour before.
-    #[test]
-    fn a_flow_that_came_from_another_instance_was_not_here_before_it_came() {
-        let name = |name: &str| InstanceName(name.into());
-        let came = |at_s: u64, from: &str| {
-            let what = What::FailedOver { instance: name(from), inherited: 1, reset: 0 };
-            (0, Recorded::Event(Event { number: at_s, at_unix_ms: at_s * 1000, what }))
-        };
-        let end = |flow: FlowId| {
-            let mut what = ended(9);
-            let What::FlowEnded { flow: its, duration_ms, .. } = &mut what else { unreachable!() };
-            (*its, *duration_ms) = (flow, 100_000);
-            (0, Recorded::Event(Event { number: 900, at_unix_ms: 200_000, what }))
-        };
-        let of = |from: &str| FlowId::of(name(from).tag(), 7);
-        let mut past = past([came(130, "lb-b"), came(150, "lb-c"), end(of("lb-b")), end(of("lb-a")), end(FlowId(7))]);
-        past.owners[0].instance = Some("lb-a".to_owned());
-        assert_eq!(past.ended_since(120_000).count(), 2, "its own, and one of before there was a fleet");
-        assert_eq!(past.ended_since(130_000).count(), 3);
-    }
-
-    /// Regression: at a standby, 16 of 0 flows of a moment had ended since: it had taken them from a peer after the time that was read.
-    #[test]
-    fn flows_that_came_from_another_instance_after_the_time_that_was_read_were_not_here_before() {
-        let (own, peer) = (InstanceName("lb-b".into()), InstanceName("lb-a".into()));
-        let event = |at_s: u64, what| Recorded::Event(Event { number: at_s, at_unix_ms: at_s * 1000, what });
-        let end = |from: &InstanceName| {
-            let mut what = ended(9);
-            let What::FlowEnded { flow, duration_ms, .. } = &mut what else { unreachable!() };
-            (*flow, *duration_ms) = (FlowId::of(from.tag(), 7), 900_000);
-            what
-        };
-        let all = [
-            event(900, What::FailedOver { instance: peer.clone(), inherited: 1, reset: 0 }),
-            event(950, What::OffloadResumed {}),
-            event(1000, end(&own)),
-            event(1000, end(&peer)),
-        ];
-        let read = all.into_iter().filter(|what| tells_of(what, 120_000, 180_000)).map(|what| (0, what));
-        let mut past = past(read);
-        past.owners[0].instance = Some("lb-b".to_owned());
-        assert_eq!(past.ended_since(150_000).count(), 1, "its own");
-        assert_eq!(past.ended_since(900_000).count(), 2);
-        assert!(past.events(0, u64::MAX).all(|event| matches!(event.what, What::FailedOver { .. })), "no more is read");
-    }
-}

@@ -2,8 +2,9 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::ops::RangeInclusive;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
@@ -59,6 +60,8 @@ pub(crate) struct Recording {
     /// The events that tell of records which the disk did not take, and which are here from a process's memory: owner and number.
     pub filled: HashSet<(usize, u64)>,
     pub skipped_bytes: u64,
+    /// The same by the process that wrote them; `None`: the file does not tell.
+    pub torn: Vec<(Option<usize>, u64)>,
     /// Whole records that this version cannot read.
     pub unknown: u64,
     /// Files of which nothing can be read: a power cut has torn their beginning, another version wrote them, or this user may not.
@@ -92,11 +95,23 @@ fn listed(directory: &Path, series: Option<&str>) -> Result<Vec<PathBuf>, ReadFa
 /// A file's name and content. `None`: it was the oldest one, and was removed meanwhile.
 fn content(path: &Path) -> Result<Option<(String, Vec<u8>)>, ReadFault> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    match fs::read(path) {
+    match read_regular(path) {
         Ok(content) => Ok(Some((name, content))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(ReadFault::File { file: path.display().to_string(), source }),
     }
+}
+
+/// Whatever Baton's user has put in the file's place since the directory was listed: a link to a file of root's, or a FIFO.
+fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let mut file = fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mut content = Vec::new();
+    file.read_to_end(&mut content)?;
+    Ok(content)
 }
 
 /// Reads what was recorded and is `wanted`, from files with their names.
@@ -301,6 +316,7 @@ impl Recording {
         }
         self.is_remembered |= is_memory;
         self.skipped_bytes += records.skipped();
+        self.torn.extend((records.skipped() > 0).then_some((owner, records.skipped())));
         Ok(())
     }
 

@@ -32,6 +32,19 @@ pub enum Overheard {
     Claim(Claim),
     /// The host probes for the address (RFC 5227): it has the address or wants it.
     Question(Claim),
+    /// The host looks for `target`, to which it sends packets, as a client does. It claims its own address with this.
+    Search {
+        by: Claim,
+        target: IpAddr,
+    },
+}
+
+impl Overheard {
+    /// The host that has sent it, with the address that it claims or probes for.
+    pub(crate) fn by(&self) -> Claim {
+        let (Self::Claim(by) | Self::Question(by) | Self::Search { by, .. }) = self;
+        *by
+    }
 }
 
 impl ArpSocket {
@@ -61,9 +74,9 @@ impl ArpSocket {
         self.0.heard(claim)
     }
 
-    /// As [`ArpSocket::heard`], with other hosts' probes.
+    /// As [`ArpSocket::heard`], with other hosts' questions.
     pub(crate) fn overheard(&self) -> Option<Overheard> {
-        self.0.heard(|frame| claim(frame).map(Overheard::Claim).or_else(|| question(frame).map(Overheard::Question)))
+        self.0.heard(overheard)
     }
 }
 
@@ -90,12 +103,27 @@ fn claim(frame: &[u8]) -> Option<Claim> {
     (!address.is_unspecified()).then_some(Claim { address: address.into(), mac })
 }
 
+fn overheard(frame: &[u8]) -> Option<Overheard> {
+    match (claim(frame), target(frame)) {
+        // A host that asks for its own address announces it.
+        (Some(by), Some(target)) if by.address != target => Some(Overheard::Search { by, target }),
+        (Some(claim), _) => Some(Overheard::Claim(claim)),
+        (None, _) => question(frame).map(Overheard::Question),
+    }
+}
+
 /// The address that a probe asks for, and the asking host.
 fn question(frame: &[u8]) -> Option<Claim> {
+    let address = target(frame)?;
+    let arp = &frame[ETHERNET_LENGTH..];
+    (arp[14..18] == [0; 4]).then(|| Claim { address, mac: std::array::from_fn(|byte| arp[8 + byte]) })
+}
+
+/// The address that a request asks for.
+fn target(frame: &[u8]) -> Option<IpAddr> {
     let arp = frame.get(ETHERNET_LENGTH..FRAME_LENGTH)?;
-    let nobody = arp[..6] == KIND && arp[6..8] == REQUEST.to_be_bytes() && arp[14..18] == [0; 4];
-    let address = Ipv4Addr::new(arp[24], arp[25], arp[26], arp[27]);
-    nobody.then(|| Claim { address: address.into(), mac: std::array::from_fn(|byte| arp[8 + byte]) })
+    let is_request = arp[..6] == KIND && arp[6..8] == REQUEST.to_be_bytes();
+    is_request.then(|| Ipv4Addr::new(arp[24], arp[25], arp[26], arp[27]).into())
 }
 
 #[cfg(test)]
@@ -114,6 +142,22 @@ mod tests {
         assert_eq!(claim(&frame[..41]), None, "cut off");
         frame[14] = 9;
         assert_eq!(claim(&frame), None, "not of Ethernet");
+    }
+
+    #[test]
+    fn a_client_that_looks_for_an_address_is_neither_a_probe_nor_an_announcement_nor_an_answer() {
+        let (address, own) = (Ipv4Addr::new(10, 0, 0, 100), Ipv4Addr::new(10, 0, 0, 9));
+        let mac = [2, 0, 0, 0, 0, 7];
+        let claim = |ip: Ipv4Addr| Claim { address: ip.into(), mac };
+        let mut frame = frame(mac, address);
+        assert_eq!(overheard(&frame), Some(Overheard::Question(claim(address))));
+        frame[28..32].copy_from_slice(&own.octets());
+        assert_eq!(overheard(&frame), Some(Overheard::Search { by: claim(own), target: address.into() }));
+        frame[28..32].copy_from_slice(&address.octets());
+        assert_eq!(overheard(&frame), Some(Overheard::Claim(claim(address))));
+        frame[21] = 2;
+        frame[28..32].copy_from_slice(&own.octets());
+        assert_eq!(overheard(&frame), Some(Overheard::Claim(claim(own))), "an answer to that address");
     }
 
     #[test]

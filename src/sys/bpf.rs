@@ -23,6 +23,7 @@ enum BpfCommand {
     LookUp = 1,
     Update = 2,
     Delete = 3,
+    Pin = 6,
     Get = 7,
     TestRun = 10,
     Info = 15,
@@ -173,6 +174,35 @@ pub fn open_pinned(path: &Path) -> io::Result<OwnedFd> {
     let fd = unsafe { call(BpfCommand::Get, &mut attr) }?;
     // SAFETY: the kernel has just made this descriptor for us, close-on-exec.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Pins the object, a map, a program or a link, at `path`.
+pub(crate) fn pin(object: impl AsFd, path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attr = Object { path: path.as_ptr() as u64, fd: object.as_fd().as_raw_fd() as u32, ..Object::default() };
+    // SAFETY: `path` is a string that ends in NUL and outlives the call.
+    unsafe { call(BpfCommand::Pin, &mut attr) }.map(drop)
+}
+
+/// The id of the program that sees an interface's packets before all others of TCX. Needs CAP_NET_ADMIN.
+pub(crate) fn first_of_tcx(ifindex: u32) -> io::Result<Option<u32>> {
+    let mut ids = [0u32; 1];
+    let mut attr = Query {
+        ifindex,
+        attach_type: BPF_TCX_INGRESS,
+        programs: ids.as_mut_ptr() as u64,
+        count: ids.len() as u32,
+        ..Query::default()
+    };
+    // SAFETY: the kernel writes at most `count` numbers to `programs`, which outlives the call.
+    match unsafe { call(BpfCommand::Query, &mut attr) } {
+        // There are more than asked for (bpf_mprog_query, kernel/bpf/mprog.c).
+        Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {}
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
+        Err(error) => return Err(error),
+        Ok(_) => {}
+    }
+    Ok((ids[0] != 0).then_some(ids[0]))
 }
 
 /// Whether this kernel attaches programs by TCX links (since Linux 6.6, or backported): queries the links of an

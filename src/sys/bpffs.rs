@@ -1,16 +1,25 @@
 //! The BPF file system, which keeps programs, maps and links without a process that holds them.
 
 use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
-use rustix::fs::statfs;
+use rustix::fs::{fstat, fstatfs, statfs};
 use rustix::mount::{MountFlags, mount};
+
+use super::broker::broker;
 
 /// The mount point on every distribution.
 pub(crate) const MOUNT_POINT: &str = "/sys/fs/bpf";
 
 /// BPF_FS_MAGIC (include/uapi/linux/magic.h).
 const MAGIC: i64 = 0xcafe_4a11;
+
+/// Whether this directory lies on a BPF file system.
+pub(crate) fn is_one(directory: impl AsFd) -> io::Result<bool> {
+    Ok(fstatfs(directory)?.f_type as u32 as i64 == MAGIC)
+}
 
 /// Whether `path`, or the nearest directory above it that exists, lies on a BPF file system.
 pub(crate) fn holds(path: &Path) -> io::Result<bool> {
@@ -36,21 +45,64 @@ pub(crate) fn mount_usual() -> io::Result<()> {
 /// Whether the BPF file system of `path` ends with this process, and all that is pinned there: Baton itself has mounted it, in a mount namespace
 /// that the host's first process, or the container's, is not in. A mount namespace ends with its last process (mount_namespaces(7)).
 pub(crate) fn ends_with_process(path: &Path) -> bool {
-    let own = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let [own_space, first_space] = ["/proc/self/ns/mnt", "/proc/1/ns/mnt"].map(std::fs::read_link);
-    let is_shared = std::process::id() != 1 && matches!((own_space, first_space), (Ok(own), Ok(first)) if own == first);
-    is_mounted_by_baton(&own, path) && !is_shared
+    let [own, first] =
+        ["self", "1"].map(|process| std::fs::read_to_string(format!("/proc/{process}/mountinfo")).unwrap_or_default());
+    let own = nearest_mount(&own, path).filter(|mount| mount.is_batons());
+    // A copy in another namespace has a number of its own.
+    let is_first_s = |mount: &Mount| first.lines().filter_map(Mount::read).any(|its| its.id == mount.id);
+    own.is_some_and(|mount| std::process::id() == 1 || !is_first_s(&mount))
 }
 
-/// `mountinfo`: as in proc(5); of two mounts at one place the later one counts.
-fn is_mounted_by_baton(mountinfo: &str, path: &Path) -> bool {
-    let mounts = mountinfo.lines().filter_map(|line| {
+/// A line of mountinfo in proc(5).
+struct Mount<'a> {
+    id: &'a str,
+    at: &'a Path,
+    /// Type and source.
+    what: &'a str,
+}
+
+impl<'a> Mount<'a> {
+    fn read(line: &'a str) -> Option<Self> {
         let (place, what) = line.split_once(" - ")?;
-        Some((Path::new(place.split(' ').nth(4)?), what))
-    });
-    let around = mounts.filter(|(at, _)| path.starts_with(at));
-    let nearest = around.max_by_key(|(at, _)| at.components().count());
-    nearest.is_some_and(|(_, what)| what.split(' ').take(2).eq(["bpf", SOURCE]))
+        let mut fields = place.split(' ');
+        Some(Self { id: fields.next()?, at: Path::new(fields.nth(3)?), what })
+    }
+
+    fn is_batons(&self) -> bool {
+        self.what.split(' ').take(2).eq(["bpf", SOURCE])
+    }
+}
+
+/// Of two mounts at one place the later one counts.
+fn nearest_mount<'a>(mountinfo: &'a str, path: &Path) -> Option<Mount<'a>> {
+    let around = mountinfo.lines().filter_map(Mount::read).filter(|mount| path.starts_with(mount.at));
+    around.max_by_key(|mount| mount.at.components().count())
+}
+
+/// Directories below [`MOUNT_POINT`] that only root may enter by their names.
+static REACHED: Mutex<Vec<(PathBuf, OwnedFd)>> = Mutex::new(Vec::new());
+
+/// A name by which this process reaches the directory `path`: that itself, unless the broker has to open it.
+pub(crate) fn reach(path: &Path) -> PathBuf {
+    let Some(broker) = broker().filter(|_| path.starts_with(MOUNT_POINT)) else { return path.to_owned() };
+    if !matches!(statfs(path), Err(rustix::io::Errno::ACCESS)) {
+        return path.to_owned();
+    }
+    let mut reached = REACHED.lock().unwrap_or_else(PoisonError::into_inner);
+    // A directory that was removed, and maybe made anew, has no name any more.
+    reached.retain(|(_, directory)| fstat(directory).is_ok_and(|found| found.st_nlink > 0));
+    let by = |directory: &OwnedFd| Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string());
+    if let Some((_, directory)) = reached.iter().find(|(at, _)| at == path) {
+        return by(directory);
+    }
+    match broker.open_pins(path) {
+        Ok(directory) => {
+            let name = by(&directory);
+            reached.push((path.to_owned(), directory));
+            name
+        }
+        Err(_) => path.to_owned(),
+    }
 }
 
 /// Whether a process has a mount at `path` in its mount namespace (proc(5), mountinfo: the fifth field). rmdir(2) in another namespace removes such mounts.
@@ -81,6 +133,8 @@ mod tests {
             |at: &str, what: &str| format!("31 23 0:27 / {at} rw,nosuid,nodev,noexec,relatime shared:9 - {what}\n");
         let pins = Path::new("/sys/fs/bpf/baton");
         let host = line("/sys", "sysfs sysfs rw") + &line("/sys/fs/bpf", "bpf bpf rw,mode=700");
+        let is_mounted_by_baton =
+            |mountinfo: &str, path: &Path| nearest_mount(mountinfo, path).is_some_and(|mount| mount.is_batons());
         assert!(!is_mounted_by_baton(&host, pins));
         assert!(is_mounted_by_baton(&(host.clone() + &line("/sys/fs/bpf", "bpf baton rw,mode=700")), pins));
         let own_folder = line("/sys/fs/bpf", "bpf baton rw") + &line("/sys/fs/bpf/baton", "bpf bpf rw");

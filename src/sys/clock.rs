@@ -31,6 +31,12 @@ fn monotonic_offset_ns(offsets: &str) -> Option<i64> {
     number()?.checked_mul(1_000_000_000)?.checked_add(number()?)
 }
 
+/// Nanoseconds since the machine began, those included for which it was suspended (CLOCK_BOOTTIME). Its differences alone mean something.
+pub(crate) fn boot_ns() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 /// CPU time of this thread so far, in nanoseconds; time in which it waited is not included.
 pub(crate) fn thread_cpu_ns() -> u64 {
     let used = clock_gettime(ClockId::ThreadCPUTime);

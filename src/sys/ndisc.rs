@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use super::arp::{Claim, Overheard};
@@ -63,7 +63,7 @@ impl NdSocket {
 
     /// As [`NdSocket::heard`], with other hosts' questions.
     pub fn overheard(&self) -> Option<Overheard> {
-        self.0.heard(|frame| claim(frame).map(Overheard::Claim).or_else(|| question(frame).map(Overheard::Question)))
+        self.0.heard(overheard)
     }
 }
 
@@ -118,13 +118,28 @@ fn claim(frame: &[u8]) -> Option<Claim> {
     (!address.is_unspecified()).then_some(Claim { address: address.into(), mac })
 }
 
+fn overheard(frame: &[u8]) -> Option<Overheard> {
+    match (claim(frame), target(frame)) {
+        (Some(by), Some(target)) if by.address != target => Some(Overheard::Search { by, target }),
+        (Some(claim), _) => Some(Overheard::Claim(claim)),
+        (None, _) => question(frame).map(Overheard::Question),
+    }
+}
+
 /// The address that a solicitation from the unspecified address asks for, and the asking host.
 fn question(frame: &[u8]) -> Option<Claim> {
+    let address = target(frame)?;
+    let ip = &frame[ETHERNET_LENGTH..];
+    (ip[8..24] == [0; 16]).then_some(Claim { address, mac: frame.get(6..12)?.try_into().ok()? })
+}
+
+/// The address that a solicitation asks for.
+fn target(frame: &[u8]) -> Option<IpAddr> {
     let ip = frame.get(ETHERNET_LENGTH..ETHERNET_LENGTH + IP_LENGTH)?;
     let message = frame.get(ETHERNET_LENGTH + IP_LENGTH..)?;
-    let is_question = ip[6] == ICMPV6 && ip[8..24] == [0; 16] && message.first() == Some(&SOLICITATION);
-    let address = <[u8; 16]>::try_from(message.get(8..24).filter(|_| is_question)?).ok().map(Ipv6Addr::from)?;
-    Some(Claim { address: address.into(), mac: frame.get(6..12)?.try_into().ok()? })
+    let is_solicitation = ip[6] == ICMPV6 && message.first() == Some(&SOLICITATION);
+    let address = <[u8; 16]>::try_from(message.get(8..24).filter(|_| is_solicitation)?).ok()?;
+    Some(Ipv6Addr::from(address).into())
 }
 
 /// The Ethernet address in the option of this `kind`.
@@ -175,6 +190,11 @@ mod tests {
             "whoever asks whether it is free has it not"
         );
         assert_eq!(of(134, other, VIP, &[]), None, "a router's advertisement");
+        let by = |address: Ipv6Addr| Claim { address: address.into(), mac: MAC };
+        let heard = |kind, source| overheard(&frame(kind, source, VIP, &[]));
+        assert_eq!(heard(SOLICITATION, other), Some(Overheard::Search { by: by(other), target: VIP.into() }));
+        assert_eq!(heard(SOLICITATION, Ipv6Addr::UNSPECIFIED), Some(Overheard::Question(by(VIP))));
+        assert_eq!(heard(ADVERTISEMENT, other), Some(Overheard::Claim(by(VIP))));
         let asked = |kind, source| question(&frame(kind, source, VIP, &[]));
         assert_eq!(asked(SOLICITATION, Ipv6Addr::UNSPECIFIED), vip(MAC));
         assert_eq!(asked(SOLICITATION, other), None, "it looks for a neighbour");

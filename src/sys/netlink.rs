@@ -14,7 +14,7 @@ pub(crate) use address::{
     added_to_loopback, end_lease, lease, lease_on_loopback, remove_from_loopback, renew_ipv6_routes, secondaries,
 };
 pub(crate) use link::{carrier_changes, indices, merging};
-pub(crate) use route::{Route, is_local, leaves_by, neighbour, route};
+pub(crate) use route::{Route, is_local, leaves_by, neighbour, neighbours, route};
 pub(crate) use translated::is_translated;
 pub(crate) use watch::{Changed, Watch};
 

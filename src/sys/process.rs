@@ -1,12 +1,15 @@
 //! Limits, capabilities and processes.
+#![allow(unsafe_code)]
 
 use std::io;
 use std::num::NonZero;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process, pidfd_open, setrlimit};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, getppid, getrlimit, kill_process, setrlimit};
+use rustix::process::{pidfd_open, pidfd_send_signal};
 
+use super::clock::now_ns;
 use super::fd_passing;
 
 /// Descriptors that Baton keeps for other uses than flows: listeners, probes, admin sockets, maps, pipes.
@@ -99,9 +102,26 @@ pub(crate) fn keep_memory_private() {
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
 }
 
+/// Ignores SIGHUP, SIGINT, SIGTERM and SIGUSR2, for a process that ends with another one.
+pub(crate) fn ignore_stops() {
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGUSR2] {
+        // SAFETY: no handler runs; the kernel drops the signal.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+}
+
 /// Number of cores that the process may run on.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)
+}
+
+/// The process that has started this one. `None`: it has ended, and another one is the parent now.
+pub(crate) fn parent() -> io::Result<Option<ProcessHandle>> {
+    let first = getppid();
+    let Some(pid) = first else { return Err(io::ErrorKind::NotFound.into()) };
+    let parent = pidfd_open(pid, PidfdFlags::empty())?;
+    // Before that, its number may have become another's.
+    Ok((getppid() == first).then_some(ProcessHandle(parent)))
 }
 
 /// Sends a signal. It is no error if the process has ended.
@@ -123,6 +143,44 @@ impl ProcessHandle {
 
     /// Whether it has ended, or ends within `limit`.
     pub fn ends_within(&self, limit: Duration) -> bool {
-        fd_passing::wait_readable(&self.0, limit).unwrap_or(false)
+        let until_ns = now_ns() + limit.as_nanos() as u64;
+        loop {
+            let left = Duration::from_nanos(until_ns.saturating_sub(now_ns()));
+            match fd_passing::wait_readable(&self.0, left) {
+                Ok(true) => return true,
+                // A signal may have ended the wait before its time.
+                Ok(false) if !left.is_zero() => {}
+                _ => return false,
+            }
+        }
+    }
+
+    /// It is an error if the process has ended and its parent has waited for it.
+    pub(crate) fn signal(&self, signal: Signal) -> io::Result<()> {
+        Ok(pidfd_send_signal(&self.0, signal)?)
+    }
+
+    /// Sends SIGKILL, as [`Self::signal`].
+    pub(crate) fn kill(&self) -> io::Result<()> {
+        self.signal(Signal::KILL)
+    }
+}
+
+impl AsFd for ProcessHandle {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A descriptor that another process has opened for this one.
+impl From<OwnedFd> for ProcessHandle {
+    fn from(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+}
+
+impl From<ProcessHandle> for OwnedFd {
+    fn from(handle: ProcessHandle) -> Self {
+        handle.0
     }
 }

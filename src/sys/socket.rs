@@ -1,7 +1,7 @@
 //! TCP sockets: listeners, accepted and connecting ones, and how they are closed.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use rustix::net::{self, RecvFlags, SendFlags, SocketAddrAny, SocketFlags, sockop
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::liveness::{SocketTimeouts, set_timeouts};
-use super::source;
+use super::{broker, source};
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 
 /// Connections that the kernel may hold for one listener; net.core.somaxconn caps it.
@@ -31,12 +31,37 @@ const NOWHERE_V6: Ipv6Addr = Ipv6Addr::new(0x100, 0, 0, 1, 0, 0, 0, 8);
 ///
 /// Accepted sockets inherit TCP_NODELAY and `timeouts` from it, which saves each of them six calls.
 pub fn listen(address: VipAddr, timeouts: &SocketTimeouts) -> io::Result<OwnedFd> {
-    let socket = unbound(address)?;
-    socket.set_reuse_port(true)?;
-    sockopt::set_tcp_nodelay(&socket, true)?;
-    set_timeouts(&socket, timeouts)?;
-    socket.bind(&address.socket_addr().into())?;
-    socket.listen(BACKLOG)?;
+    listen_group(address, timeouts, 1).map(|mut group| group.remove(0))
+}
+
+/// The listeners of all `workers` for one address, each as [`listen`].
+pub(crate) fn listen_group(address: VipAddr, timeouts: &SocketTimeouts, workers: usize) -> io::Result<Vec<OwnedFd>> {
+    let of_worker = |_| {
+        let socket = unbound(address)?;
+        socket.set_reuse_port(true)?;
+        sockopt::set_tcp_nodelay(&socket, true)?;
+        set_timeouts(&socket, timeouts)?;
+        Ok(socket)
+    };
+    let group = (0..workers).map(of_worker).collect::<io::Result<Vec<_>>>()?;
+    broker::bind(&group, address.socket_addr())?;
+    group.into_iter().map(|socket| socket.listen(BACKLOG).map(|()| socket.into())).collect()
+}
+
+/// A listener for an address of which this process has no second one.
+pub(crate) fn listen_alone(address: SocketAddr, backlog: i32) -> io::Result<TcpListener> {
+    let socket = stream_socket(address)?;
+    // A restart need not wait for connections in TIME_WAIT.
+    socket.set_reuse_address(true)?;
+    broker::bind(&[&socket], address)?;
+    socket.listen(backlog)?;
+    Ok(socket.into())
+}
+
+/// A non-blocking socket for datagrams to `address`.
+pub(crate) fn receive_datagrams(address: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM.nonblocking().cloexec(), Some(Protocol::UDP))?;
+    broker::bind(&[&socket], address)?;
     Ok(socket.into())
 }
 
@@ -64,7 +89,7 @@ pub(crate) fn listens_nowhere(socket: impl AsFd) -> bool {
 /// Fails with `AddrInUse` if another process serves `address`. SO_REUSEPORT alone would let two instances of one user
 /// share it unnoticed, each with half of the connections.
 pub(crate) fn ensure_unused(address: VipAddr) -> io::Result<()> {
-    unbound(address)?.bind(&address.socket_addr().into())
+    broker::bind(&[unbound(address)?], address.socket_addr())
 }
 
 fn unbound(address: VipAddr) -> io::Result<Socket> {

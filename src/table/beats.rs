@@ -5,12 +5,15 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use super::count::Tally;
 use crate::sys::clock::now_ns;
 
 /// The running loops.
 #[derive(Debug, Default)]
 pub struct LoopBeats {
     loops: Mutex<Vec<(&'static str, Weak<AtomicU64>)>>,
+    /// Times at which no thread of the process ran.
+    pub(crate) pauses: Tally,
 }
 
 /// One loop's handle. Once it is dropped, no more turns are expected.

@@ -8,10 +8,10 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 
 use super::count::Tally;
 pub(crate) use crate::model::fleet::MemberView;
-use crate::model::fleet::Strangeness;
 use crate::model::fleet::evacuate::Places;
 use crate::model::fleet::failover::ClientsAtPeers;
 use crate::model::fleet::vip::VipView;
+use crate::model::fleet::{InstanceName, Strangeness};
 
 /// The fleet for status and metrics, in cache lines of its own. Unused without peers.
 #[derive(Debug, Default)]
@@ -28,6 +28,8 @@ pub struct FleetView {
     vip: ArcSwapOption<VipView>,
     /// The clients of the others' flows. `None`: no failover runs, which keeps count of them.
     clients: ArcSwapOption<ClientsAtPeers>,
+    /// Number of each peer's offloaded flows that this instance would reset, because it has neither their frontend nor their backend any more.
+    unserved: ArcSwap<BTreeMap<InstanceName, usize>>,
     pub census: FleetCensus,
 }
 
@@ -131,6 +133,17 @@ impl FleetView {
 
     pub(crate) fn show_clients(&self, clients: Arc<ClientsAtPeers>) {
         self.clients.store(Some(clients));
+    }
+
+    /// Number of `peer`'s offloaded flows that this instance could not carry on for want of a frontend, perhaps a second ago.
+    pub(crate) fn unserved(&self, peer: &InstanceName) -> usize {
+        self.unserved.load().get(peer).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn show_unserved(&self, unserved: BTreeMap<InstanceName, usize>) {
+        if **self.unserved.load() != unserved {
+            self.unserved.store(Arc::new(unserved));
+        }
     }
 
     pub(crate) fn show_places(&self, places: Places) {

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::InstanceName;
+use crate::model::fleet::vip::{VipGain, VipLoss, VipWhy};
 use crate::model::fleet::{Liveness, PortRange, Strangeness};
 use crate::model::health::{Cause, HealthState};
 use crate::model::ids::{FlowId, flow_as_text};
@@ -26,6 +27,9 @@ pub(crate) use trouble::Trouble;
 
 /// Limit for each kind of event: ended flows are too many to share a ring with the others.
 const KEEP: usize = 1000;
+
+/// Refusals of new connections are over once none has come for this long: clients come again within seconds.
+pub(crate) const REFUSALS_QUIET_MS: u64 = 10_000;
 
 /// Something that happened.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -68,6 +72,9 @@ pub enum What {
         refused: u64,
         /// From the first one to the last, at most.
         lasted_ms: u64,
+        /// The time of the last one; the event comes [`REFUSALS_QUIET_MS`] later. `None`: a release recorded it that did not keep this.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        last_unix_ms: Option<u64>,
     },
     BackendAdded {
         frontend: String,
@@ -134,6 +141,12 @@ pub enum What {
     WorkerMoves {
         worker: usize,
     },
+    /// No thread of this process ran for this time, which is over.
+    ProcessPaused {
+        for_ms: u64,
+        /// Flows that wait for this process: the others are offloaded.
+        proxied: u64,
+    },
     /// Another host, with this Ethernet address, has a frontend's address that is on this host.
     VipShared {
         address: IpAddr,
@@ -151,6 +164,9 @@ pub enum What {
     VipGained {
         vip: String,
         why: String,
+        /// What `why` says. `None`: a release recorded it that kept the words alone.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        gain: Option<VipGain>,
         /// The peer that had it, if it was taken because that peer fell silent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         silent: Option<String>,
@@ -159,6 +175,9 @@ pub enum What {
     VipGivenUp {
         vip: String,
         why: String,
+        /// As of a gain.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        loss: Option<VipLoss>,
         /// For which this process had not run, if that is why: its clients waited.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         late_ms: Option<u64>,
@@ -169,6 +188,9 @@ pub enum What {
     /// This host, which does not have the VIP, reaches nobody by the VIP's interface.
     VipHostCutOff {
         why: String,
+        /// As of a gain.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cause: Option<VipWhy>,
     },
     /// This peer has the VIP, and before it another instance had it, or none.
     VipHeld {
@@ -191,6 +213,9 @@ pub enum What {
     /// No instance says that it has the VIP, and yet the host `by` answers for it.
     VipAnswered {
         by: String,
+        /// The address that it answers for. `None`: a release recorded it that did not keep this.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        address: Option<IpAddr>,
     },
     /// Another host claimed the VIP that this instance holds, and Baton has announced it again.
     VipDefended {
@@ -286,9 +311,18 @@ pub enum What {
     },
     /// Offloaded flows are no longer reset, so offload continues.
     OffloadResumed {},
-    /// Another program had detached the BPF program from these.
+    /// Another program had detached the BPF program from these, or removed its pins, and Baton has attached and pinned it again.
     ProgramReattached {
+        /// Empty: pins were removed, and the program ran on all the while.
         interfaces: Vec<String>,
+        /// The directory from which pins were removed. `None`: all were there.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        unpinned: Option<String>,
+    },
+    /// The BPF program is attached to nothing and cannot be attached again: its flows were reset, and new ones stay proxied.
+    ProgramLost {
+        error: String,
+        flows: usize,
     },
     PeerLinked {
         peer: String,
@@ -423,6 +457,13 @@ pub enum What {
     RecordsDropped {
         records: u64,
     },
+    /// Records of processes before this one cannot be read: their files are torn.
+    RecordsTorn {
+        /// That belong to no whole record.
+        bytes: u64,
+        /// Files of which nothing can be read.
+        files: u64,
+    },
     FlowEnded {
         #[serde(with = "flow_as_text")]
         flow: FlowId,
@@ -448,6 +489,30 @@ pub enum What {
 }
 
 impl What {
+    /// Whether it is of the VIP that Baton itself moves, or of a VIP that another program left or another host has.
+    pub(crate) fn is_of_vip(&self) -> bool {
+        self.is_vip_move()
+            || matches!(
+                self,
+                Self::VipHostCutOff { .. }
+                    | Self::VipShared { .. }
+                    | Self::VipAlone { .. }
+                    | Self::VipLeftBehind { .. }
+                    | Self::VipRestored { .. }
+                    | Self::VipOtherMask { .. }
+                    | Self::VipNotRemoved { .. }
+                    | Self::VipAnswered { .. }
+                    | Self::VipDefended { .. }
+                    | Self::VipRefused { .. }
+                    | Self::VipHookFailed { .. }
+            )
+    }
+
+    /// Whether it tells that the VIP went from one host to another.
+    pub(crate) fn is_vip_move(&self) -> bool {
+        matches!(self, Self::VipGained { .. } | Self::VipGivenUp { .. } | Self::VipHeld { .. })
+    }
+
     /// Whether it is the end of a flow, of which there are many.
     pub(crate) fn is_end(&self) -> bool {
         matches!(self, Self::FlowEnded { .. })

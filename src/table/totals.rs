@@ -119,7 +119,7 @@ fn tallies(table: &Table) -> Vec<(String, &Tally)> {
     let workers = table.workers.iter().enumerate().flat_map(|(number, worker)| {
         worker.tallies().map(|(name, tally)| (format!("{name}{OF_WORKER}{number}"), tally))
     });
-    let log = [("log skipped".to_owned(), &table.flow_log.skipped)];
+    let log = [("log skipped".to_owned(), &table.flow_log.skipped), ("process pauses".to_owned(), &table.beats.pauses)];
     let (offload, fleet) = (table.offload.tallies(), table.fleet.census.tallies());
     let recorder = table.recorder.tallies().map(|(name, tally)| (name.to_owned(), tally));
     offload.into_iter().chain(fleet).chain(workers).chain(log).chain(recorder).collect()
@@ -189,7 +189,7 @@ fn raise(count: &Count, to: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::fleet::{Epoch, InstanceName, Liveness, MemberView};
+    use crate::model::fleet::{Epoch, InstanceName, LastHeard, Liveness, MemberView};
     use std::time::Duration;
 
     fn registry() -> Registry {
@@ -300,6 +300,7 @@ mod tests {
             vips: Vec::new(),
             why_not: None,
             summary: None,
+            last_heard: LastHeard::default(),
         }
     }
 }

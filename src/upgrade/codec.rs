@@ -5,7 +5,7 @@
 //!   | "BTNH" | frame 1  | kind  | length  | descriptors  | reserved  | CRC-32  | body ...
 //! ```
 //! Little-endian. The checksum covers the first 16 bytes and the body. Bodies are JSON, so that a release may add a key
-//! without a new version. Batches of flows are postcard, because there are many flows; another layout of theirs is
+//! without a new version. Flows are postcard, own ones and those of peers, because there are many; another layout of theirs is
 //! another version of the protocol. Nothing is allocated before the length was checked against [`BODY_MAX`].
 
 use serde::de::DeserializeOwned;
@@ -135,6 +135,8 @@ pub fn decode(header: &Header, body: &[u8]) -> Result<Message, DecodeError> {
         Kind::Refuse => Message::Refuse(json(body)?),
         Kind::Abort => Message::Abort(json(body)?),
         Kind::Left => Message::Left(json(body)?),
+        Kind::Peers => Message::Peers(json(body)?),
+        Kind::PeerFlows => Message::PeerFlows(postcard(body)?),
     })
 }
 
@@ -153,6 +155,8 @@ fn write_body(message: &Message, frame: &mut Vec<u8>) {
         Message::Refuse(body) => put(frame, body),
         Message::Abort(body) => put(frame, body),
         Message::Left(body) => put(frame, body),
+        Message::Peers(body) => put(frame, body),
+        Message::PeerFlows(body) => put_postcard(frame, body),
     }
 }
 

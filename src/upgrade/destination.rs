@@ -17,6 +17,7 @@ use super::channel::{Channel, ChannelError};
 use super::message::{
     Batch, Door, Hello, Imported, LastWord, Left, Message, PROTOCOL, Reasons, Refused, State, Welcome,
 };
+use crate::model::fleet::{SavedPeer, SavedPeerFlows};
 use crate::table::flow_transfer::FlowTransfer;
 
 /// The actions of the new process; `app` implements them.
@@ -26,6 +27,12 @@ pub(crate) trait NewProcess {
 
     /// Serves flows from now on; returns those that it cannot serve, unchanged.
     fn import(&mut self, flows: Vec<Arrived>) -> Vec<Refused>;
+
+    /// The old process's peers, as it knew them.
+    fn see_peers(&mut self, peers: Vec<SavedPeer>);
+
+    /// Flows of one of these.
+    fn see_peer_flows(&mut self, flows: SavedPeerFlows);
 
     /// The old process is done: opens the admin sockets and is the instance. `None`: the old process died without a
     /// last word.
@@ -156,6 +163,12 @@ impl<T: NewProcess> Destination<'_, T> {
             Message::Commit(number) if self.staged.as_ref().is_some_and(|(batch, _)| batch.number == number) => {
                 let refused = self.import_staged();
                 self.say(&Message::Imported(Imported { number, refused }));
+            }
+            Message::Peers(peers) if self.begun && self.staged.is_none() && !self.finished => {
+                self.new_process.see_peers(peers);
+            }
+            Message::PeerFlows(flows) if self.begun && self.staged.is_none() && !self.finished => {
+                self.new_process.see_peer_flows(flows);
             }
             Message::Done(last) if self.begun && self.staged.is_none() && !self.finished => {
                 self.finished = true;

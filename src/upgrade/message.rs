@@ -12,7 +12,8 @@
 //!   Commit 1 ──▶       from here on they are the new one's
 //!                      ◀── Imported 1 ──            serves them
 //!   closes its descriptors of batch 1; batch 2 ...
-//!   stops accepting, last batches
+//!   stops accepting, last batches, leaves its fleet
+//!   Peers, PeerFlows ... ──▶                       since version 2, if it has peers
 //!   Done ──▶                                       opens the admin doors
 //!                      ◀── Finished ──
 //!   exits
@@ -27,6 +28,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::addr::VipAddr;
+use crate::model::fleet::{SavedPeer, SavedPeerFlows};
 use crate::model::health::SavedBackend;
 use crate::model::ids::FlowId;
 use crate::model::nodes::SavedNode;
@@ -37,7 +39,10 @@ use crate::table::totals::Totals;
 
 /// The lowest and the highest version of the protocol that this release supports: at least one that the release before
 /// supports too, so that an upgrade can be undone.
-pub(crate) const PROTOCOL: (u32, u32) = (1, 1);
+pub(crate) const PROTOCOL: (u32, u32) = (1, 2);
+
+/// From this version on the old process tells what it knows of its peers.
+pub(crate) const SINCE_PEERS: u32 = 2;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Message {
@@ -59,6 +64,10 @@ pub enum Message {
     Refuse(Reasons),
     Abort(Reasons),
     Left(Left),
+    /// The peers, as the old process knew them when it left the fleet. Since version 2.
+    Peers(Vec<SavedPeer>),
+    /// Flows of one of them. Since version 2.
+    PeerFlows(SavedPeerFlows),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -205,7 +214,7 @@ macro_rules! kinds {
         pub enum Kind { $($kind = $number,)* }
 
         impl Kind {
-            /// In the order of the conversation; kinds that may replace another come last.
+            /// In the order of the conversation; kinds that may replace another come last, then those of later versions.
             #[allow(dead_code, reason = "for tests of an upgrade")]
             pub const ALL: &[Kind] = &[$(Self::$kind),*];
 
@@ -226,6 +235,7 @@ kinds! {
     Begin = 6 "begin", Serving = 7 "serving", Batch = 8 "batch", Received = 9 "received", Commit = 10 "commit",
     Imported = 11 "imported", Done = 12 "done", Finished = 13 "finished",
     Refuse = 14 "refuse", Abort = 15 "abort", Left = 16 "left",
+    Peers = 17 "peers", PeerFlows = 18 "peer flows",
 }
 
 impl Kind {
@@ -238,8 +248,8 @@ impl Kind {
     /// Whether the old process sends it.
     #[allow(dead_code, reason = "for tests of an upgrade")]
     pub fn is_said_by_the_old(self) -> bool {
-        use Kind::{Abort, Batch, Begin, Commit, Done, Doors, State, Welcome};
-        matches!(self, Welcome | Doors | State | Begin | Batch | Commit | Done | Abort)
+        use Kind::{Abort, Batch, Begin, Commit, Done, Doors, PeerFlows, Peers, State, Welcome};
+        matches!(self, Welcome | Doors | State | Begin | Batch | Commit | Peers | PeerFlows | Done | Abort)
     }
 }
 
@@ -262,6 +272,8 @@ impl Message {
             Self::Refuse(_) => Kind::Refuse,
             Self::Abort(_) => Kind::Abort,
             Self::Left(_) => Kind::Left,
+            Self::Peers(_) => Kind::Peers,
+            Self::PeerFlows(_) => Kind::PeerFlows,
         }
     }
 

@@ -17,7 +17,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use super::channel::{Channel, ChannelError};
-use super::message::{Batch, BatchNumber, Door, Hello, Imported, LastWord, Message, PROTOCOL, Refused, State, Welcome};
+use super::message::{
+    Batch, BatchNumber, Door, Hello, Imported, LastWord, Message, PROTOCOL, Refused, SINCE_PEERS, State, Welcome,
+};
+use crate::model::fleet::SavedFleet;
 use crate::sys::clock::now_ns;
 use crate::sys::fd_passing::FDS_MAX;
 use crate::table::flow_transfer::FlowTransfer;
@@ -54,6 +57,9 @@ pub(crate) trait OldProcess {
 
     /// Ends the flows that are left and cannot be taken.
     fn end_the_rest(&mut self);
+
+    /// Ceases to hear the peers; returns what this process knows of them.
+    fn leave_fleet(&mut self) -> SavedFleet;
 
     /// The last word, to which the upgrade adds its own numbers.
     fn last_word(&self) -> LastWord;
@@ -216,8 +222,19 @@ pub(crate) fn give<G: OldProcess>(
         took: Duration::ZERO,
     };
     let (begun, parked, shut, dead, told) = (false, false, false, false, None);
-    let mut source =
-        Source { channel, old_process, deadlines, progress, begun, parked, shut, dead, told, welcomed_at_ns: now_ns() };
+    let mut source = Source {
+        channel,
+        old_process,
+        deadlines,
+        protocol: PROTOCOL.0,
+        progress,
+        begun,
+        parked,
+        shut,
+        dead,
+        told,
+        welcomed_at_ns: now_ns(),
+    };
     match source.run() {
         Ok(()) => Ok(source.progress),
         Err(why) => Err(source.fail(why)),
@@ -228,6 +245,8 @@ struct Source<'a, G> {
     channel: &'a Channel,
     old_process: &'a mut G,
     deadlines: &'a Deadlines,
+    /// The version that both processes speak.
+    protocol: u32,
     progress: SourceProgress,
     /// Whether the new process accepts, and so may have flows.
     begun: bool,
@@ -261,10 +280,33 @@ impl<G: OldProcess> Source<'_, G> {
         self.at(SourceStep::Done);
         self.shut = true;
         self.old_process.shut_doors(true);
+        let fleet = self.old_process.leave_fleet();
+        if self.protocol >= SINCE_PEERS {
+            self.give_peers(fleet)?;
+        }
         let last = self.last_word();
         self.send(&Message::Done(Box::new(last)), &[])?;
         self.at(SourceStep::Finished);
         self.expect(self.deadlines.answer, "finished", |message| matches!(message, Message::Finished).then_some(()))
+    }
+
+    /// A peer may die before the new process is linked with it. No peer hears this host meanwhile, so there is a limit for the time.
+    fn give_peers(&mut self, fleet: SavedFleet) -> Result<(), Why> {
+        if fleet.peers.is_empty() {
+            return Ok(());
+        }
+        self.send(&Message::Peers(fleet.peers), &[])?;
+        let until_ns = now_ns() + PEER_FLOWS_MAX.as_nanos() as u64;
+        let mut parts = fleet.flows.into_iter();
+        while let Some(part) = parts.next() {
+            if now_ns() >= until_ns {
+                let flows = part.flows.len() + parts.map(|part| part.flows.len()).sum::<usize>();
+                tracing::warn!(flows, "the new process learns of these flows of peers only by its links");
+                break;
+            }
+            self.send(&Message::PeerFlows(part), &[])?;
+        }
+        Ok(())
     }
 
     fn last_word(&mut self) -> LastWord {
@@ -291,6 +333,7 @@ impl<G: OldProcess> Source<'_, G> {
             let Hello { version, protocol_min: min, protocol_max: max, .. } = hello;
             return Err(Why::Protocol { version, min, max });
         };
+        self.protocol = protocol;
         self.welcomed_at_ns = now_ns();
         self.at(SourceStep::Doors);
         let doors =
@@ -500,3 +543,6 @@ pub(crate) fn farewell(channel: &Channel, limit: Duration) -> Other {
 }
 
 const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// Limit for giving the peers' flows.
+const PEER_FLOWS_MAX: Duration = Duration::from_secs(2);

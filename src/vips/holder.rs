@@ -25,6 +25,8 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::ears::Ears;
+use super::strangers;
+use crate::addr::Mac;
 use crate::config::{Config, VipSettings};
 use crate::drain::{DrainWatch, LifePhase};
 use crate::essential;
@@ -32,8 +34,8 @@ use crate::metrics::{AddressLabels, Metrics};
 use crate::model::balance::Preference;
 use crate::model::fleet::InstanceName;
 use crate::model::fleet::vip::{
-    LEASE_NS, LEASE_SAFE_NS, PeerVip, VipBar, VipGain, VipLook, VipLoss, VipMachine, VipNote, VipOrder, VipPresence,
-    VipStanding, VipTerms, address_set,
+    InterfaceState, LEASE_NS, LEASE_SAFE_NS, PeerVip, VipBar, VipGain, VipLook, VipLoss, VipMachine, VipNote, VipOrder,
+    VipPresence, VipStanding, VipTerms, address_set,
 };
 use crate::model::humane::list;
 use crate::model::neighbour;
@@ -52,6 +54,7 @@ use crate::table::beats::LoopBeats;
 use crate::table::fleet::FleetView;
 use crate::table::flows::FlowTable;
 use crate::table::journal::{Journal, What};
+use crate::table::names::ClientNames;
 use built_in::BuiltInVip;
 use guard::HangGuard;
 use hooks::Hooks;
@@ -87,6 +90,8 @@ pub(crate) struct HolderParts {
     pub fleet: Part<Fleet>,
     pub fleet_view: Part<FleetView>,
     pub registry: Part<Registry>,
+    /// Of the hosts that claim its addresses.
+    pub names: Part<ClientNames>,
     /// To find clients on other hosts.
     pub flows: Part<FlowTable>,
     pub reachability: Part<Reachability>,
@@ -206,6 +211,7 @@ impl VipHolder {
         let terms = VipTerms {
             me: config.name().cloned().unwrap_or_else(|| InstanceName("this instance".into())),
             priority: settings.priority,
+            interface: settings.interface.to_string(),
             addresses: address_set(&settings.addresses),
             has_peers: config.peers.is_some(),
             had_it,
@@ -220,7 +226,7 @@ impl VipHolder {
             ears: Ears::default(),
             reachability: VipReachability::default(),
             here: Vec::new(),
-            has_carrier: false,
+            interface: InterfaceState::NoCarrier,
             had_others: [false; 2],
             is_bare: false,
             renewed_ns: 0,
@@ -252,7 +258,7 @@ impl VipHolder {
         }
         let why = "the configuration no longer has it".to_owned();
         let vip = before.label();
-        self.parts.journal.record(What::VipGivenUp { vip, why, late_ms: None, cut_off: false });
+        self.parts.journal.record(What::VipGivenUp { vip, why, loss: None, late_ms: None, cut_off: false });
         for ip in goes {
             self.host.metrics.vip_held.remove(&AddressLabels { address: ip.to_string() });
         }
@@ -283,7 +289,10 @@ impl VipHolder {
             self.listen(&mut vip);
             vip.see();
         }
-        match self.parts.fleet.is_succeeded() {
+        // An upgrade may last for seconds, and the VIP's holder may die meanwhile: until this process leaves the fleet, and hears nobody any
+        // more, it may take the VIP. After that the next process would find addresses that it has not added.
+        let leaves = self.parts.vip.leaves_to_next();
+        match leaves || self.parts.fleet.is_succeeded() && vip.machine.holds() {
             true => {
                 self.disarm();
                 self.renew_only(&mut vip, now_ns);
@@ -361,7 +370,7 @@ impl VipHolder {
             synced: members.iter().all(|it| it.synced),
             heard_ns,
             socket_ns: vip.reachability.socket_ns(),
-            has_carrier: vip.has_carrier,
+            interface: vip.interface,
             is_bare: vip.is_bare,
             here: vip.presence(),
         };
@@ -375,7 +384,8 @@ impl VipHolder {
         self.parts.vip.set_held(vip.machine.holds());
         if has_acted || now_ns >= self.show_at_ns {
             self.show_at_ns = now_ns + SHOW_EVERY_NS;
-            self.parts.fleet_view.show_vip(Some(vip.machine.view(&look)));
+            let view = vip.machine.view(&look, |mac| self.named_host(vip, mac));
+            self.parts.fleet_view.show_vip(Some(view));
         }
         if has_acted {
             vip.see();
@@ -460,23 +470,26 @@ impl VipHolder {
         let Some(own) = vip.ears.mac() else { return };
         let mut own_macs = None;
         for heard in vip.ears.overheard(FRAMES_MAX) {
+            let by = heard.by();
+            if by.mac == own {
+                continue;
+            }
+            let is_vip = |address| vip.settings.addresses.contains(&address);
+            // Another interface of this host may ask, and may answer for its addresses (arp_ignore 0).
+            let mut is_own =
+                || own_macs.get_or_insert_with(|| netdev::hardware_addresses().unwrap_or_default()).contains(&by.mac);
             match heard {
-                Overheard::Claim(claim) | Overheard::Question(claim) if claim.mac == own => {}
-                // Another interface of this host may answer for its addresses (arp_ignore 0).
-                Overheard::Claim(claim) if vip.settings.addresses.contains(&claim.address) => {
-                    let is_own = vip.machine.holds()
-                        && own_macs
-                            .get_or_insert_with(|| netdev::hardware_addresses().unwrap_or_default())
-                            .contains(&claim.mac);
-                    if !is_own {
-                        vip.machine.handle_answer(claim.mac, now_ns);
+                Overheard::Question(_) if is_vip(by.address) => vip.machine.handle_rival(by.mac, own, now_ns),
+                Overheard::Question(_) => {}
+                Overheard::Claim(_) | Overheard::Search { .. } if is_vip(by.address) => {
+                    if !(vip.machine.holds() && is_own()) {
+                        vip.machine.handle_answer((by.mac, by.address), now_ns);
                     }
                 }
-                Overheard::Claim(claim) => vip.reachability.hear(claim.address, now_ns),
-                Overheard::Question(claim) if vip.settings.addresses.contains(&claim.address) => {
-                    vip.machine.handle_rival(claim.mac, own, now_ns);
+                Overheard::Search { target, .. } if is_vip(target) && !vip.machine.holds() && !is_own() => {
+                    vip.reachability.hear_client(now_ns);
                 }
-                Overheard::Question(_) => {}
+                Overheard::Claim(_) | Overheard::Search { .. } => vip.reachability.hear(by.address, now_ns),
             }
         }
     }
@@ -540,6 +553,11 @@ impl VipHolder {
         }
     }
 
+    fn named_host(&self, vip: &BuiltInVip, mac: Mac) -> String {
+        let known = (&*self.parts.registry, &*self.parts.names);
+        strangers::named_host(&vip.settings.interface, mac, &self.host.config.borrow(), known)
+    }
+
     fn note(&self, vip: &BuiltInVip, note: VipNote) {
         let label = vip.label();
         let gauge = |value: i64| {
@@ -554,22 +572,27 @@ impl VipHolder {
                 self.host.metrics.vip_gains.inc();
                 self.hooks.run(&vip.settings.on_gain, "gain", &vip.settings.addresses);
                 let silent = if let VipGain::Silent(peer) = &why { Some(peer.to_string()) } else { None };
-                What::VipGained { vip: label, why: why.to_string(), silent }
+                What::VipGained { vip: label, why: why.to_string(), gain: Some(why), silent }
             }
             VipNote::Lost(why) => {
                 gauge(0);
                 // The program of an earlier event must not end after this one's, when this process can no longer see to it.
                 let is_last = matches!(why, VipLoss::Barred(VipBar::Stopping));
                 self.hooks.run_next(&vip.settings.on_loss, "loss", &vip.settings.addresses, is_last);
-                let late_ms = if let VipLoss::Late { for_ms } = why { Some(for_ms) } else { None };
-                let cut_off = matches!(why, VipLoss::NoCarrier | VipLoss::NoAddress | VipLoss::Deaf);
-                What::VipGivenUp { vip: label, why: why.to_string(), late_ms, cut_off }
+                let late_ms = if let VipLoss::Late { for_ms } = &why { Some(*for_ms) } else { None };
+                let cut_off = matches!(
+                    why,
+                    VipLoss::NoCarrier | VipLoss::NoInterface { .. } | VipLoss::NoAddress | VipLoss::Deaf
+                );
+                What::VipGivenUp { vip: label, why: why.to_string(), loss: Some(why), late_ms, cut_off }
             }
-            VipNote::CutOff(why) => What::VipHostCutOff { why: why.to_string() },
+            VipNote::CutOff(why) => What::VipHostCutOff { why: why.to_string(), cause: Some(why) },
             VipNote::HeldBy(by) => What::VipHeld { vip: label, by: by.to_string() },
             VipNote::Restored => What::VipRestored { vip: label },
-            VipNote::Defended(by) => What::VipDefended { by: super::spelled(by) },
-            VipNote::Answered(by) => What::VipAnswered { by: super::spelled(by) },
+            VipNote::Defended(by) => What::VipDefended { by: self.named_host(vip, by) },
+            VipNote::Answered { by, address } => {
+                What::VipAnswered { by: self.named_host(vip, by), address: Some(address) }
+            }
         };
         self.parts.journal.record(what);
     }

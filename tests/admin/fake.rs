@@ -23,7 +23,7 @@ use baton::config::{self, BudgetHost, Config};
 use baton::drain::{Drain, LifePhase};
 use baton::metrics::Metrics;
 use baton::model::end_reason::EndReason;
-use baton::model::fleet::{Epoch, InstanceName, Liveness, MemberView};
+use baton::model::fleet::{Epoch, InstanceName, LastHeard, Liveness, MemberView};
 use baton::model::health::{Cause, HealthState, Order};
 use baton::model::ids::{BackendId, FlowId};
 use baton::ports::AllPorts;
@@ -85,7 +85,7 @@ impl Control for FakeControl {
                 let changes = vec!["frontend apiserver: backend cp4 added".to_owned()];
                 Ok(Reloaded { changes, loaded_before: None })
             } else {
-                Err(ReloadRefused { errors, findings: Vec::new() })
+                Err(ReloadRefused::Invalid { errors, findings: Vec::new() })
             }
         })
     }
@@ -94,7 +94,8 @@ impl Control for FakeControl {
         let errors = self.reload_errors.lock().unwrap().clone();
         let mut diff = self.diff.lock().unwrap().clone();
         diff.path = path;
-        let outcome = if errors.is_empty() { Ok(diff) } else { Err(ReloadRefused { errors, findings: Vec::new() }) };
+        let outcome =
+            if errors.is_empty() { Ok(diff) } else { Err(ReloadRefused::Invalid { errors, findings: Vec::new() }) };
         Box::pin(std::future::ready(outcome))
     }
 
@@ -326,5 +327,6 @@ pub fn a_peer() -> MemberView {
         vips: Vec::new(),
         why_not: None,
         summary: None,
+        last_heard: LastHeard::default(),
     }
 }

@@ -350,7 +350,7 @@ proptest! {
         let last_line = text.lines().count().max(1) as u32;
         match config::parse(&text, Path::new("config/invalid/f.toml")) {
             Ok(Loaded { warnings, .. }) => prop_assert!(warnings.iter().all(|warning| (1..=last_line).contains(&warning.line))),
-            Err(Rejected { errors, warnings }) => {
+            Err(Rejected { errors, warnings, .. }) => {
                 prop_assert!(!errors.is_empty());
                 for finding in errors.iter().chain(&warnings) {
                     prop_assert!((1..=last_line).contains(&finding.line), "{finding} of {last_line}");

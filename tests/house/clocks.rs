@@ -8,6 +8,7 @@ use crate::sources::files;
 
 /// Beginning of the path below src, and the reason.
 const READERS: &[(&str, &str)] = &[
+    ("admin/refusals.rs", "the time of the last refusal, for people"),
     ("admin/status/build.rs", "the time of an answer"),
     ("admin/summary.rs", "which event is still worth a line"),
     ("app.rs", "the first number of flows; recovered flows and peers' records raise it where the clock is behind"),
@@ -16,6 +17,7 @@ const READERS: &[(&str, &str)] = &[
     ("cli/", "a time that a user asks for"),
     ("config/recorded.rs", "the time of a process's start"),
     ("config/tls.rs", "a warning of a certificate that has expired"),
+    ("fleet/link/hub/leave.rs", "the same as in the hub"),
     (
         "fleet/link/hub.rs",
         "tells two processes of one instance apart; only while both are linked does it matter which is greater",

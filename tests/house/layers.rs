@@ -52,7 +52,7 @@ const INESSENTIAL: &[(&str, &str, &str)] = &[
     ("app/upgrade.rs", "attend)", "sees to another process"),
     ("health/probe.rs", "async move { manner.attempt", "an attempt, which its probe sees fail"),
     ("discover/reverse.rs", "async move { (client, timeout", "a query, without which a client has no name"),
-    ("fleet/link/hub.rs", "async move { sleep(FAREWELL_MAX)", "lets a link say its last words"),
+    ("fleet/link/hub/leave.rs", "async move { sleep(FAREWELL_MAX)", "lets a link say its last words"),
     ("fleet/link/hub/lines.rs", "async move { link.make", "a link, which is made anew"),
     ("fleet/link/hub/lines.rs", "async move { if let Err(error) = site.take", "a link, which its other end makes anew"),
 ];
@@ -138,6 +138,8 @@ const ONESHOTS: &[(&str, &str)] = &[
     ("app/control.rs", "what an ordered rebalance came to"),
     ("fleet/link/connection.rs", "the hub's answer to a hello"),
     ("fleet/link/hub.rs", "the hub has said farewell"),
+    ("fleet/link/hub/leave.rs", "the same"),
+    ("ports/fleet.rs", "what the failover knows, for the next process"),
     ("health.rs", "a backend's state, and that an order is carried out"),
     ("health/watcher.rs", "the same"),
     ("rebalance.rs", "what an ordered rebalance came to"),

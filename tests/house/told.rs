@@ -15,7 +15,6 @@ const NOT_ABOUT_IT: &[(&str, &str, &str)] = &[
     ("app/upgrade/new", "tracing::error!(%error", "the servers of this process, beside the event of the upgrade"),
     ("vips/holder", "tracing::warn!(%error", "a timer that the kernel refused, before the next function"),
     ("recorder", "tracing::info!(directory", "the other outcome: nothing to say at a host without the state directory"),
-    ("offload/engine/watch", "Err(error) => tracing::error!(%error", "the other outcome: nothing was attached"),
 ];
 
 #[test]

@@ -110,10 +110,16 @@ impl Host {
 
     /// Connects from `source`, an address of this host.
     pub fn connect_from(&self, source: IpAddr, to: SocketAddr) -> io::Result<Conn> {
+        self.connect_by(SocketAddr::new(source, 0), to, patient(super::LONG))
+    }
+
+    /// Connects from `source`, whose port may have been that of another connection before.
+    pub fn connect_by(&self, source: SocketAddr, to: SocketAddr, timeout: Duration) -> io::Result<Conn> {
         self.enter(|| {
             let socket = socket2::Socket::new(socket2::Domain::for_address(to), socket2::Type::STREAM, None)?;
-            socket.bind(&SocketAddr::new(source, 0).into())?;
-            socket.connect_timeout(&to.into(), patient(super::LONG))?;
+            socket.set_reuse_address(true)?;
+            socket.bind(&source.into())?;
+            socket.connect_timeout(&to.into(), timeout)?;
             Ok(Conn::new(socket.into()))
         })
     }
@@ -200,9 +206,13 @@ impl Host {
     /// Drops what nft `matches` describes, in the hook `input` or `output`, until [`Host::nft_clear`].
     #[track_caller]
     pub fn drop_packets(&self, hook: &str, matches: &str) {
-        self.nft(&format!(
-            "table inet lab {{\nchain {hook} {{\ntype filter hook {hook} priority 0;\n{matches} drop\n}}\n}}\n"
-        ));
+        self.filter(hook, &format!("{matches} drop"));
+    }
+
+    /// Adds a rule of nft to the hook `input` or `output`, until [`Host::nft_clear`].
+    #[track_caller]
+    pub fn filter(&self, hook: &str, rule: &str) {
+        self.nft(&format!("table inet lab {{\nchain {hook} {{\ntype filter hook {hook} priority 0;\n{rule}\n}}\n}}\n"));
     }
 
     /// Forgets every rule.

@@ -40,6 +40,8 @@ mount -t sysfs sysfs root/sys
 mount -t bpf bpf root/sys/fs/bpf
 mount -t tmpfs tmpfs root/run
 mount -t tmpfs tmpfs root/tmp
+# What an instance on the machine itself has left there cannot be moved out of an overlay's lower layer.
+rm -rf root/var/lib/baton
 mkdir -p root/etc/baton root/run/units
 cp -r units/* root/run/units
 touch baton.log root/run/baton.log

@@ -62,6 +62,29 @@ fn row01_a_killed_server_s_rst_reaches_the_client_as_rst() {
     baton.rests();
 }
 
+/// Its last bytes are no sign that it lives.
+#[test]
+fn row01_a_killed_server_that_streams_until_then_is_ejected_as_soon_as_any_other() {
+    let Some(lab) = Lab::new("row01 ejected") else { return };
+    let _b2 = lab.b2.serve(Behaviour::Echo);
+    let mut killed = ServerProcess::source(&lab, &lab.b1);
+    let baton = lab.start(&lab.config().only(&["b1", "b2"]));
+    wait::meets(ms(1500), "row 1: a killed server that streamed was ejected after", || {
+        baton.wait_health("b1", "ready", LONG);
+        let conns: Vec<_> = (0..4).map(|_| baton.connect_to(&lab.client, "b1")).collect();
+        let took = std::thread::scope(|scope| {
+            let read_on = |mut conn: Conn| while conn.read_tally(60_000).is_ok_and(|tally| tally.bytes > 0) {};
+            conns.into_iter().for_each(|conn| drop(scope.spawn(move || read_on(conn))));
+            let moved = || baton.flows().iter().filter(|it| it["bytes_to_client"].as_u64() > Some(1_000_000)).count();
+            eventually(LONG, "they stream", || moved() == 4);
+            killed.process.kill();
+            baton.wait_health("b1", "ejected", LONG)
+        });
+        killed = ServerProcess::source(&lab, &lab.b1);
+        took
+    });
+}
+
 #[test]
 fn row01_what_a_killed_server_had_sent_arrives_unharmed() {
     let Some(lab) = Lab::new("row01") else { return };

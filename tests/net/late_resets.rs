@@ -55,13 +55,7 @@ fn a_client_that_begins_anew_by_the_same_port_is_left_alone() {
     // It has lost its memory meanwhile.
     conn.reset();
     lab.client.link_up();
-    let socket = lab.client.enter(|| {
-        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-        socket.set_reuse_address(true).unwrap();
-        socket.bind(&from.into()).unwrap();
-        socket.connect_timeout(&vip.into(), LONG).map(|()| socket)
-    });
-    let mut anew = Conn::new(socket.expect("the port is free").into());
+    let mut anew = lab.client.connect_by(from, vip, LONG).expect("the port is free");
     anew.echo(2, 100);
     let late = || lab.client.counter("snmp", "Tcp:", "EstabResets");
     let before = late();

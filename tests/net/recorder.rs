@@ -125,6 +125,20 @@ fn a_flow_that_lives_is_explained_where_nothing_is_recorded() {
     let id = baton.flows()[0]["id"].as_str().expect("an id").to_owned();
     let said = baton.order(&["explain", &id]);
     assert!(said.starts_with(&format!("Flow {id} of ")), "{said}");
+    // By its client and by its source; and regression: in a bundle nothing was known of it.
+    eventually(LONG, "its source is known", || baton.flows()[0]["source"].is_string());
+    let flow = baton.flows()[0].clone();
+    let bundle = lab.directory().join("living.tar");
+    let bundle = bundle.to_str().expect("UTF-8");
+    baton.order(&["bundle", "--output", bundle]);
+    for subject in [&*id, flow["client"].as_str().unwrap(), flow["source"].as_str().unwrap()] {
+        let said = baton.order(&["explain", subject]);
+        assert!(said.starts_with(&format!("Flow {id} of ")) && said.contains("ago."), "{said}");
+        let said = baton.order(&["explain", "--from", bundle, subject]);
+        assert!(said.starts_with(&format!("Flow {id} of ")) && said.contains("when the bundle was made"), "{said}");
+    }
+    let said = baton.order(&["explain", "--from", bundle, &lab.client.v4.to_string()]);
+    assert!(said.contains("has 1 flow here now") && said.contains("when the bundle was made"), "{said}");
 }
 
 /// Regression: commands waited a minute, and `bundle` several, for an instance that hung: it takes connections, and never answers.

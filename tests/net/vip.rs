@@ -1,5 +1,6 @@
 //! A VIP that moves between two hosts with Baton: the keepalived configuration of deploy/, with real keepalived.
 
+mod alone;
 pub mod built_in;
 mod faults;
 mod host;

@@ -9,6 +9,7 @@ mod instance;
 mod kinds;
 mod limits;
 mod part;
+mod paused;
 mod previous;
 mod refusals;
 mod relay;

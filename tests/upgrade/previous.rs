@@ -96,7 +96,9 @@ fn every_message_of_the_release_before_reads_and_reads_back() {
     }
     kinds.sort_unstable();
     kinds.dedup();
-    assert_eq!(kinds, Kind::ALL.iter().map(|kind| *kind as u16).collect::<Vec<_>>(), "every kind was recorded");
+    // Those of a later version of the upgrade come last.
+    let known: Vec<_> = Kind::ALL.iter().map(|kind| *kind as u16).filter(|kind| *kind < Kind::Peers as u16).collect();
+    assert_eq!(kinds, known, "every kind was recorded");
 }
 
 /// The batch that was recorded has flows of all stages, and bytes on their way.

@@ -40,7 +40,9 @@ pub enum Victim {
 impl Plan {
     /// Either process at every message that a whole conversation has.
     pub fn all(stop: bool) -> Vec<Self> {
-        let messages = Kind::ALL.iter().filter(|kind| !kind.breaks_off());
+        // An instance without peers has none to tell of.
+        let is_of_peers = |kind: &Kind| matches!(kind, Kind::Peers | Kind::PeerFlows);
+        let messages = Kind::ALL.iter().filter(|kind| !kind.breaks_off() && !is_of_peers(kind));
         messages
             .flat_map(|at| {
                 [Victim::Old, Victim::New].map(|victim| Self { at: *at, victim, stop, later: Duration::ZERO })
@@ -89,7 +91,11 @@ pub fn has_struck(directory: &Path) -> bool {
 #[ignore = "a part of the tests of faults, which start it"]
 fn between_the_two() {
     let Ok(directory) = std::env::var("RELAY_DIRECTORY").map(PathBuf::from) else { return };
-    let old_pid = rustix::process::getppid().unwrap().as_raw_nonzero().get() as u32;
+    // The broker of the old process has started this one.
+    let broker = rustix::process::getppid().unwrap().as_raw_nonzero().get();
+    let stat = std::fs::read_to_string(format!("/proc/{broker}/stat")).unwrap();
+    let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1));
+    let old_pid: u32 = parent.and_then(|pid| pid.parse().ok()).expect("the fourth field of proc(5) stat");
     let old = End::new(inherited::take_stdin().unwrap());
     let (near, far) = Channel::pair().unwrap();
     // A process that kills us means the successor, so kill the successor.

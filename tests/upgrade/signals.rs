@@ -9,13 +9,16 @@ use rustix::process::Signal;
 use super::backend::{self, ECHO, request};
 use super::instance::{BINARY, DEADLINE, Instance, is_stopped, lives, signal, wait_for};
 
-/// The process that `pid` has started.
+/// The process that the broker of `pid` has started for it.
 fn child_of(pid: u32) -> u32 {
+    let children = |pid: u32| -> Vec<u32> {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+        lists.flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
+    };
     let mut child = None;
     wait_for("the successor", || {
-        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
-        let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
-        child = children.flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).next()).next();
+        child = children(pid).into_iter().flat_map(children).next();
         child.is_some()
     });
     child.unwrap()

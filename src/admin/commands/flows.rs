@@ -29,7 +29,7 @@ pub(super) async fn list(
         Ok(matcher) => matcher,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let names = FlowNames::of(&admin.table.registry, &admin.table.names);
+    let names = FlowNames::of(&admin.table.registry, &admin.table.names, admin.table.flows.tag());
     let limit = filter.limit.unwrap_or(u64::MAX);
     let mut end = Listed { listed: 0, more: 0 };
     for (seen, flow) in admin.table.flows.iter().enumerate() {

@@ -1,6 +1,7 @@
 //! Counts the flows that a fault would keep, move and reset, and the gap that the timers leave; changes nothing.
 
 mod succession;
+mod unheard;
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -33,7 +34,7 @@ enum WhatIfSubject {
     Backend(Vec<Arc<BackendEntry>>),
     AllBackends,
     ThisInstance,
-    Peer(MemberView),
+    Peer(Box<MemberView>),
 }
 
 /// The flows and settings of one moment.
@@ -71,7 +72,7 @@ fn find(admin: &Admin, config: &Config, asked: &str) -> Result<WhatIfSubject, Re
     let members = admin.table.fleet.members();
     let own = own_name(config);
     let instance = match members.iter().find(|it| *it.name.0 == *name) {
-        Some(peer) => Some(WhatIfSubject::Peer(peer.clone())),
+        Some(peer) => Some(WhatIfSubject::Peer(Box::new(peer.clone()))),
         None => (THIS.contains(&name) || name == own || name == host_name()).then_some(WhatIfSubject::ThisInstance),
     };
     let backend = names::addresses(&admin.table.registry, &BackendName(name.to_owned()));
@@ -128,7 +129,7 @@ impl WhatIfLook<'_> {
             };
             // A backend's own kernel closes each connection; Baton spreads its resets.
             let resets_over_ms = if *fault == BudgetFault::ApiserverKilled { 0 } else { self.resets_over_ms(&of_it) };
-            WhatIfCase { fault: fault.label().to_owned(), fates, resets_over_ms, gap }
+            WhatIfCase { fault: fault.label().to_owned(), fates: Some(fates), resets_over_ms, gap }
         });
         let mut notes = Vec::new();
         if !spare.is_empty() && !of_it.is_empty() {
@@ -152,7 +153,7 @@ impl WhatIfLook<'_> {
         let mut notes = Vec::new();
         let at_once = |gap| WhatIfCase {
             fault: "all at once".to_owned(),
-            fates,
+            fates: Some(fates),
             resets_over_ms: if happens == Happening::Dies { self.resets_over_ms(&all) } else { 0 },
             gap,
         };
@@ -190,7 +191,8 @@ impl WhatIfLook<'_> {
                 None => self.gap(BudgetFault::ApiserverKilled, None),
             };
             let fates = FlowFates { reset: at_most, ..fates };
-            cases.push(WhatIfCase { fault: "one after another".to_owned(), fates, resets_over_ms: 0, gap });
+            let fault = "one after another".to_owned();
+            cases.push(WhatIfCase { fault, fates: Some(fates), resets_over_ms: 0, gap });
             if at_most > all.len() as u64 {
                 notes.push(format!(
                     "One after another, at most {at_most} connections end, about {about} if clients spread evenly: a client may go to one that restarts later, and has at worst as many resets as there are backends.",
@@ -245,8 +247,9 @@ impl WhatIfLook<'_> {
         let offloaded = (counted.offloaded + counted.offloaded_to_own) as usize;
         let mut notes = match members.is_empty() {
             true => vec!["There is no [peers]: no other instance knows these flows.".to_owned()],
-            false => succession_notes(&succession, has_vip, self.flows.len(), offloaded),
+            false => succession_notes(&succession, has_vip, (self.flows.len(), offloaded)),
         };
+        notes.extend(members.iter().filter(|it| it.liveness == Liveness::Unlinked).map(unheard::without_link));
         let knows = |peer: &&MemberView| succession.takers.iter().any(|it| it.knows && it.name == peer.name);
         let behind = members.iter().filter(knows).map(|it| it.behind).min().unwrap_or(0);
         if behind > 0 {
@@ -284,23 +287,21 @@ impl WhatIfLook<'_> {
         let bare = || MemberView { flows: 0, offloaded: 0, vips: Vec::new(), ..peer.clone() };
         let bare = (peer.liveness == Liveness::Dead).then(bare);
         let (is_dead, peer) = (bare.is_some(), bare.as_ref().unwrap_or(peer));
-        let (flows, offloaded) = (peer.flows as u64, peer.offloaded as u64);
-        let counted = OwnFlows { offloaded, with_sockets: flows - offloaded.min(flows), ..OwnFlows::default() };
+        let flows = peer.flows as u64;
         let there = self.backends_at(&[peer.address.ip()]);
-        let mut notes = vec![match is_dead {
-            true => format!(
-                "{name} counts as dead already: other instances carry its flows on or have reset them, unless it lives and only this host does not hear it \
-                 (baton explain {name}).",
-                name = peer.name
-            ),
-            false => format!("Counted are the flows of {} that this instance knows.", peer.name),
-        }];
+        let view = self.admin.table.fleet.vip();
+        let mover = self.mover(view.as_deref());
+        let may_live = is_dead && Survivor::of_peer(peer, mover, true).may_live;
+        let name = &peer.name;
+        let mut notes = match (is_dead, may_live) {
+            (true, true) => unheard::outcomes(peer),
+            (true, false) => {
+                vec![format!("{name} counts as dead already: other instances carry its flows on or have reset them.")]
+            }
+            (false, _) => vec![format!("Counted are the flows of {name} that this instance knows.")],
+        };
         if !is_dead && (peer.liveness != Liveness::Alive || !peer.synced) {
-            notes.push(format!(
-                "{} is {} by now, and not all its flows may be known here.",
-                peer.name,
-                peer.liveness.label()
-            ));
+            notes.push(unheard::in_doubt(peer));
         }
         if !there.is_empty() {
             let with_it = self.flows.iter().filter(|flow| flow.backend.is_some_and(|id| there.contains(&id))).count();
@@ -311,14 +312,32 @@ impl WhatIfLook<'_> {
             ));
         }
         let has_vip = !peer.vips.is_empty();
-        let view = self.admin.table.fleet.vip();
-        let mover = self.mover(view.as_deref());
         let succession = VipSuccession::of(&self.survivors_of(peer, mover), has_vip, mover);
+        let own = own_name(self.config);
+        // Another instance has other frontends, maybe.
+        let is_heir = succession.takers.iter().any(|it| *it.name.0 == *own);
+        let unserved = if is_heir { self.admin.table.fleet.unserved(name).min(peer.offloaded) } else { 0 };
+        let offloaded = (peer.offloaded - unserved) as u64;
+        let counted = OwnFlows { offloaded, with_sockets: flows - offloaded.min(flows), ..OwnFlows::default() };
         let is_idle = flows == 0 && !has_vip;
         if !is_idle {
-            notes.extend(succession_notes(&succession, has_vip, peer.flows, peer.offloaded));
+            notes.extend(succession_notes(
+                &succession,
+                has_vip,
+                (peer.flows - unserved.min(peer.flows), peer.offloaded - unserved),
+            ));
         }
-        let mut cases = self.of_instance(counted, true, Some(&succession), !there.is_empty(), is_idle);
+        if unserved > 0 {
+            let its = plural(unserved as u64, "offloaded flow");
+            notes.push(format!(
+                "{own} would reset {its} of {name}: its configuration has neither their frontend nor their backend any more. Such a frontend in it, \
+                 and baton reload, would keep them."
+            ));
+        }
+        let mut cases = match may_live {
+            true => unheard::cases(name),
+            false => self.of_instance(counted, true, Some(&succession), !there.is_empty(), is_idle),
+        };
         if peer.liveness == Liveness::Unlinked && !is_idle {
             cases.iter_mut().for_each(|case| case.gap = ExpectedGap::Unknown(UNLINKED.to_owned()));
         }
@@ -373,7 +392,7 @@ impl WhatIfLook<'_> {
         ];
         let case = |(fault, fates): (BudgetFault, FlowFates)| WhatIfCase {
             fault: fault.label().to_owned(),
-            fates,
+            fates: Some(fates),
             resets_over_ms: 0,
             gap: match is_idle && fault != BudgetFault::StackedHostDies {
                 true => ExpectedGap::Unknown(IDLE.to_owned()),
@@ -479,7 +498,7 @@ impl WhatIfLook<'_> {
 }
 
 /// Who carries on an instance with so many flows. `has_vip`: the VIP is on its host.
-fn succession_notes(succession: &VipSuccession, has_vip: bool, flows: usize, offloaded: usize) -> Vec<String> {
+fn succession_notes(succession: &VipSuccession, has_vip: bool, (flows, offloaded): (usize, usize)) -> Vec<String> {
     let names = succession.names();
     let knows = succession.takers.iter().any(|it| it.knows);
     let mut notes = succession.refusals.clone();

@@ -84,21 +84,7 @@ impl TimelineRow {
             | What::RebalancePlanned { .. }
             | What::Rebalanced { .. }
             | What::FlowEnded { .. } => Self::Ended,
-            What::VipShared { .. }
-            | What::VipAlone { .. }
-            | What::VipLeftBehind { .. }
-            | What::VipGained { .. }
-            | What::VipGivenUp { .. }
-            | What::VipHeld { .. }
-            | What::VipHostCutOff { .. }
-            | What::VipRestored { .. }
-            | What::VipOtherMask { .. }
-            | What::VipNotRemoved { .. }
-            | What::VipAnswered { .. }
-            | What::VipDefended { .. }
-            | What::VipRefused { .. }
-            | What::VipHookFailed { .. }
-            | What::PeerLinked { .. }
+            What::PeerLinked { .. }
             | What::PeerLost { .. }
             | What::PeerUnreachable { .. }
             | What::PeerSynced { .. }
@@ -115,6 +101,7 @@ impl TimelineRow {
             | What::EvacuationBegun { .. }
             | What::Evacuated { .. }
             | What::EvacuationCancelled { .. } => Self::Fleet,
+            _ if what.is_of_vip() => Self::Fleet,
             _ => Self::Instance,
         }
     }

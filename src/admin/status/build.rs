@@ -14,10 +14,11 @@ use crate::config;
 use crate::model::balance::WHOLE_SHARE;
 use crate::model::connect::ConnectFailure;
 use crate::model::end_reason::EndReason;
+use crate::model::fleet::vip::VipPart;
 use crate::model::histogram::LatencySnapshot;
 use crate::model::stays::Stays;
 use crate::sys::clock::unix_ms;
-use crate::sys::{netdev, syscall_filter};
+use crate::sys::{broker, netdev, syscall_filter};
 use crate::table::backend::{BackendEntry, FrontendEntry, Registry};
 use crate::table::journal::What;
 use crate::table::worker::WorkerState;
@@ -124,6 +125,7 @@ pub(crate) fn peers_report(admin: &Admin) -> PeersReport {
         name: settings.map(|it| it.name.clone()),
         slot: settings.map(|it| it.slot),
         ready: fleet.is_ready(),
+        barred: vip(admin).and_then(|it| it.barred),
         vips: vips(&config, admin),
         own: fleet.summary(),
         peers: admin.table.fleet.members().to_vec(),
@@ -152,7 +154,8 @@ pub(crate) fn vip_report(admin: &Admin) -> VipReport {
 fn vip(admin: &Admin) -> Option<VipStatus> {
     let view = admin.table.fleet.vip()?;
     let addresses = admin.config.load().vip.as_ref()?.addresses.clone();
-    Some(VipStatus { addresses, holder: view.holder.clone(), why: view.why.clone() })
+    let barred = (view.part == VipPart::Out).then(|| view.why.clone());
+    Some(VipStatus { addresses, holder: view.holder.clone(), why: view.why.clone(), barred })
 }
 
 fn recorder(admin: &Admin, config: &config::Config) -> RecorderStatus {
@@ -222,6 +225,7 @@ fn instance(admin: &Admin, now_ns: u64) -> Instance {
         not_ready: admin.not_ready(),
         not_live: admin.not_live(now_ns),
         unfiltered: unfiltered(),
+        rights: broker::fault().map(str::to_owned),
         workers: admin.table.workers.iter().map(|worker| worker_status(worker, now_ns)).collect(),
         config: admin.control.config_state(),
     }

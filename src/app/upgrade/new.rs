@@ -16,6 +16,7 @@ use crate::app::doors::OpenDoors;
 use crate::config::{Config, OffloadMode};
 use crate::drain::LifePhase;
 use crate::metrics::{Metrics, UpgradeLabels};
+use crate::model::fleet::{SavedFleet, SavedPeer, SavedPeerFlows};
 use crate::proxy::{Arriving, Bindings};
 use crate::sys::process::ProcessHandle;
 use crate::table::flows::IdShare;
@@ -42,6 +43,8 @@ pub(crate) struct StartingInstance {
     pub runtime: Handle,
     pub welcome: Welcome,
     pub imported: u64,
+    /// What the old process has told of the peers.
+    pub saved: Option<SavedFleet>,
     /// `None`: it had already ended.
     pub old: Option<ProcessHandle>,
 }
@@ -120,6 +123,14 @@ impl NewProcess for StartingInstance {
         refused
     }
 
+    fn see_peers(&mut self, peers: Vec<SavedPeer>) {
+        self.saved.get_or_insert_default().peers = peers;
+    }
+
+    fn see_peer_flows(&mut self, flows: SavedPeerFlows) {
+        self.saved.get_or_insert_default().flows.push(flows);
+    }
+
     fn finish(&mut self, last: Option<&LastWord>) {
         let _runtime = self.runtime.enter();
         let flows = &self.core.table.flows;
@@ -143,7 +154,8 @@ impl NewProcess for StartingInstance {
         }
         self.tell(last);
         self.core.offload.recover();
-        self.core.link_up();
+        let saved = self.saved.take();
+        self.core.link_up(saved);
         self.core.hold_vip(&self.metrics, true);
         if self.config.offload.mode != OffloadMode::Off {
             self.core.offload.serve();

@@ -2,19 +2,19 @@
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::process::Child;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use super::binary::BinaryProcess;
 use crate::admin::doors::SharedListener;
 use crate::admin::upgrade::UpgradeProgress;
 use crate::app::Core;
 use crate::app::doors::OpenDoors;
 use crate::model::end_reason::EndReason;
-use crate::model::fleet::Farewell;
+use crate::model::fleet::SavedFleet;
 use crate::ports::orders::{EndOrder, Pace, Selector};
 use crate::proxy::MovingFlow;
 use crate::rebalance;
@@ -39,7 +39,7 @@ const LOOKS: usize = 1000;
 pub(super) struct RunningInstance {
     pub core: Arc<Core>,
     pub doors: Arc<OpenDoors>,
-    pub child: Child,
+    pub child: BinaryProcess,
     pub runtime: Handle,
     pub progress: watch::Sender<UpgradeProgress>,
     /// The worker whose flows are taken next.
@@ -63,7 +63,7 @@ impl RunningInstance {
     pub(super) fn new(
         core: Arc<Core>,
         doors: Arc<OpenDoors>,
-        child: Child,
+        child: BinaryProcess,
         runtime: Handle,
         progress: watch::Sender<UpgradeProgress>,
     ) -> Self {
@@ -138,9 +138,15 @@ impl OldProcess for RunningInstance {
         self.core.ports.orders.end(EndOrder { selector, reason, pace: Pace::AT_ONCE, only_idle_for: None });
     }
 
+    fn leave_fleet(&mut self) -> SavedFleet {
+        self.runtime.block_on(async {
+            self.core.ports.vip.leave_to_next().await;
+            self.core.peers.save_and_leave(&self.core.ports.fleet).await
+        })
+    }
+
     fn last_word(&self) -> LastWord {
         // When the new process receives this, it links up with the peers and recovers the offloaded flows.
-        self.runtime.block_on(self.core.peers.leave(Farewell::Succeeded));
         self.core.offload.freeze();
         let table = &self.core.table;
         let (sources, _) = self.core.proxy.save_sources();
@@ -171,7 +177,7 @@ impl OldProcess for RunningInstance {
 }
 
 /// Kills `child` and waits for its end: its descriptors close only then.
-pub(super) fn kill(child: &mut Child) {
+pub(super) fn kill(child: &mut BinaryProcess) {
     let _ = child.kill();
     for _ in 0..LOOKS {
         if !matches!(child.try_wait(), Ok(None)) {

@@ -1,28 +1,20 @@
 //! The connections of a node that go on, as the running instance has them.
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
-use std::path::Path;
 
-use crate::admin::protocol::{Command, FlowFilter, FlowRow, Listed};
-use crate::cli::socket;
+use crate::admin::protocol::{FlowFilter, FlowRow};
+use crate::cli::living::LivingPlace;
 use crate::model::humane::{duration_ms, list, plural};
 
-/// A sentence. `None`: the instance at `socket` does not answer, or has no flow of a node with this name or address.
-pub(super) fn living_of_node(name: &str, socket: &Path) -> Option<String> {
-    let mut rows = Vec::new();
-    let take = |row: FlowRow| {
-        if row.node.as_deref() == Some(name) || row.client.ip().to_canonical().to_string() == name {
-            rows.push(row);
-        }
-        ControlFlow::Continue(())
-    };
-    let filter = FlowFilter::default();
-    socket::connect_briefly(socket).ok()?.list::<FlowRow, Listed>(&Command::Flows(filter), take).ok()?;
-    in_words(name, &rows)
+/// A sentence. `None`: no instance answers at `place`, or it has no flow of a node with this name or address.
+pub(super) fn living_of_node(name: &str, place: LivingPlace<'_>) -> Option<String> {
+    let is_its =
+        |row: &FlowRow| row.node.as_deref() == Some(name) || row.client.ip().to_canonical().to_string() == name;
+    let living = place.flows(FlowFilter::default(), is_its).ok()??;
+    in_words(name, &living.rows, &living.as_of())
 }
 
-fn in_words(name: &str, rows: &[FlowRow]) -> Option<String> {
+fn in_words(name: &str, rows: &[FlowRow], as_of: &str) -> Option<String> {
     let mut backends = BTreeMap::<String, u64>::new();
     for row in rows {
         let backend = row.backend.as_deref().unwrap_or("no backend yet");
@@ -32,7 +24,7 @@ fn in_words(name: &str, rows: &[FlowRow]) -> Option<String> {
     let idle_ms = rows.iter().map(|row| row.idle_ms).min()?;
     let backends: Vec<_> = backends.iter().map(|(backend, flows)| format!("{backend} {flows}")).collect();
     Some(format!(
-        "{name} has {} here now ({}): the oldest began {} ago, and the last byte moved {} ago.",
+        "{name} has {} here now ({}): the oldest began {} ago, and the last byte moved {} ago{as_of}.",
         plural(rows.len() as u64, "flow"),
         list(&backends),
         duration_ms(oldest_ms),
@@ -63,15 +55,16 @@ mod tests {
             idle_ms,
             bytes_to_backend: 0,
             bytes_to_client: 0,
+            came: false,
             connect_us: 0,
             stays: None,
             worker: 0,
         };
         let rows = [row(1, "cp1", 7_200_000, 900), row(2, "cp1", 5_000, 2_000), row(3, "cp2", 100, 100)];
         assert_eq!(
-            in_words("worker-7", &rows).unwrap(),
+            in_words("worker-7", &rows, "").unwrap(),
             "worker-7 has 3 flows here now (apiserver/cp1 2, apiserver/cp2 1): the oldest began 2 h 00 m ago, and the last byte moved 100 ms ago."
         );
-        assert_eq!(in_words("worker-8", &[]), None);
+        assert_eq!(in_words("worker-8", &[], ""), None);
     }
 }

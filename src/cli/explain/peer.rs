@@ -164,7 +164,7 @@ impl KnownPeer {
 /// A sentence for each way to die, and those that limit what is said.
 fn in_words(report: &WhatIfReport) -> Vec<String> {
     let case = |case: &WhatIfCase| {
-        let fates = &case.fates;
+        let Some(fates) = &case.fates else { return format!("{}: {}.", case.fault, decided(&case.gap)) };
         let fates = [
             (fates.kept, "go on"),
             (fates.moved, "go on at another instance"),
@@ -205,7 +205,7 @@ mod tests {
         let fates = FlowFates { moved: 1092, reset: 112, ..FlowFates::default() };
         let setting = GapSetting { lasts_ms: 10_000, setting: "cluster.lease_renew = 10s".to_owned() };
         let gap = ExpectedGap::Decided(vec![setting]);
-        let case = WhatIfCase { fault: "Baton's host gone".to_owned(), fates, resets_over_ms: 0, gap };
+        let case = WhatIfCase { fault: "Baton's host gone".to_owned(), fates: Some(fates), resets_over_ms: 0, gap };
         WhatIfReport {
             subject: PEER.to_owned(),
             happens: Happening::Dies,

@@ -7,11 +7,16 @@ pub(super) mod failovers;
 mod flows;
 mod frontends;
 mod gaps;
+mod headline;
 mod kills;
 pub(super) mod last;
 mod nodes;
+mod outage;
 mod own;
+mod pauses;
+mod peers;
 mod refusals;
+mod stops;
 #[cfg(test)]
 pub(super) mod testing;
 #[cfg(test)]
@@ -151,7 +156,7 @@ impl<'r> Story<'r> {
                 failovers::failover(self, at).or_else(|| vips::vip(self, at)).or_else(|| self.plain(at))
             }
             What::RefusalsBegun { .. } | What::RefusalsOver { .. } => {
-                refusals::refusals(self, at).or_else(|| self.plain(at))
+                outage::outage(self, at).or_else(|| refusals::refusals(self, at)).or_else(|| self.plain(at))
             }
             What::FlowEnded { .. } => flows::end(self, at),
             What::OrderReceived { .. } => {
@@ -159,10 +164,11 @@ impl<'r> Story<'r> {
             }
             What::FlowsOrdered { reason: EndReason::Killed, .. } => kills::kill(self, at).or_else(|| self.plain(at)),
             What::NodesBack { .. } => self.plain(self.silence_before(at).unwrap_or(at)),
+            What::ProcessPaused { for_ms, proxied } => Some(pauses::pause(self, at, *for_ms, *proxied)),
             // The start that it is told after says more of it.
             What::ProcessDied { .. } => {
-                let start = self.events[..at].iter().rposition(|(event, _)| matches!(event.what, What::Started { .. }));
-                self.plain(start.filter(|start| self.death_before(*start).is_some()).unwrap_or(at))
+                let start = self.start_of(at);
+                self.plain(if self.death_before(start).is_some() { start } else { at })
             }
             What::FlowsOrdered { frontend, backend, reason, .. } if is_by_backend(*reason) => {
                 let decided = self.change_before(at, frontend, backend).and_then(|change| self.change(change));
@@ -189,14 +195,27 @@ impl<'r> Story<'r> {
             }
             _ => false,
         };
+        let killed = newest(&|event| matches!(event.what, What::FlowsOrdered { reason: EndReason::Killed, .. }));
         // One that is held back is not over with its last loss.
         let held = newest(&|event| matches!(event.what, What::BackendChanged { .. }));
         let held = held.filter(|at| is_held_back(self.events[*at].0));
         let at = held
             .or_else(|| newest(&|event| is_loss(event) && is_new(event)))
             .or_else(|| newest(&is_loss))
+            .or(killed)
             .or_else(|| newest(&|_| true))?;
         let (mut sentences, mut figures) = self.of_event(at)?;
+        if let Some((its, order)) = killed.filter(|it| *it >= at).and_then(|it| kills::of_backend(self, it)) {
+            sentences.truncate(SENTENCES_MAX - 1);
+            match killed == Some(at) {
+                true => sentences.insert(1, its),
+                false => {
+                    let event = self.events[order].0;
+                    let (since, what) = (moment(event.at_unix_ms), event.what.sentence());
+                    sentences.push(format!("Newer is an order: at {since} {what}. {its}"));
+                }
+            }
+        }
         let is_out_by_order = |event: &Event| match &event.what {
             What::BackendChanged { to, cause, .. } => *to != HealthState::Ready && last::is_ordered(cause),
             _ => false,
@@ -225,8 +244,11 @@ impl<'r> Story<'r> {
         };
         // Of its death more is known than of the link that ended with it; and a moment's silence since then is nothing beside it.
         match failovers::last_death(self, name) {
-            Some(at) => self.of_event(at),
-            None => self.plain(last(is_of_link).or_else(|| last(|_| true))?),
+            Some(at) => peers::lived_on(self, name, self.of_event(at)?),
+            None => {
+                let lived = peers::lived(self, name);
+                lived.or_else(|| self.plain(last(is_of_link).or_else(|| last(|_| true))?))
+            }
         }
     }
 
@@ -389,6 +411,11 @@ impl<'r> Story<'r> {
         });
         sentences.retain(|sentence| !sentence.is_empty());
         Some((sentences, figures))
+    }
+
+    /// The start of the process of the event at `at`, or that event, if none was recorded.
+    fn start_of(&self, at: usize) -> usize {
+        self.events[..=at].iter().rposition(|(event, _)| matches!(event.what, What::Started { .. })).unwrap_or(at)
     }
 
     /// A frontend's settings, as the process had them.

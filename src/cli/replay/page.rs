@@ -50,7 +50,7 @@ pub(super) fn render(past: &Past, at_ms: u64, source: &Path) -> String {
             let unrecorded = moment.unrecorded().map_or_else(String::new, |what| format!(" · {what}"));
             format!("version {} · pid {}{unrecorded}", it.version, it.pid)
         }
-        None => "no process recorded at this time: none ran, or its disk took nothing".to_owned(),
+        None => moment.gap.unwrap_or_default().in_words(),
     };
     write(&mut page, format_args!("<span class=\"facts\">{}</span>\n</header>\n", Escaped(facts)));
     if process.is_some() {
@@ -103,12 +103,17 @@ fn of_backend(it: &ReplayBackend) -> Weight {
     it.health_state().map_or(Weight::Plain, Weight::of_health)
 }
 
+/// `–`: it is not known.
+fn rate_of(per_s: Option<f64>) -> String {
+    per_s.map_or_else(|| "–".to_owned(), |per_s| rate(per_s) + " /s")
+}
+
 fn figures(page: &mut String, moment: &ReplayMoment) {
     page.push_str("<dl class=\"figures\">\n");
     for (name, value, beneath) in [
         ("Flows", count(moment.flows.into()), String::new()),
-        ("New flows", rate(moment.new_per_s) + " /s", String::new()),
-        ("Ended flows", rate(moment.ended_per_s) + " /s", moment.ended_in_words()),
+        ("New flows", rate_of(moment.new_per_s), String::new()),
+        ("Ended flows", rate_of(moment.ended_per_s), moment.ended_in_words()),
     ] {
         write(page, format_args!("<div><dt>{name}</dt><dd>{value}<small>{beneath}</small></dd></div>\n"));
     }
@@ -140,8 +145,8 @@ fn frontend(page: &mut String, moment: &ReplayMoment, name: &str) {
                 Escaped(it.why.as_deref().unwrap_or("–")),
                 lasting.unwrap_or_else(|| "–".to_owned()),
                 count(it.flows.into()),
-                rate(it.new_per_s),
-                rate(it.failed_per_s),
+                it.new_per_s.map_or_else(|| "–".to_owned(), rate),
+                it.failed_per_s.map_or_else(|| "–".to_owned(), rate),
                 if it.last_probe_us > 0 { duration_us(it.last_probe_us) } else { "–".to_owned() },
             ),
         );
@@ -172,10 +177,11 @@ fn history(past: &Past, at: &ReplayMoment) -> PageHistory {
     }
     if at.process.is_some() {
         let all = at.ended.values().sum::<u64>().max(1) as f64;
-        let per_s =
-            |reason: &EndReason| at.ended.get(reason.label()).map_or(0.0, |ends| *ends as f64 / all) * at.ended_per_s;
+        let per_s = |reason: &EndReason| {
+            at.ended.get(reason.label()).map_or(0.0, |ends| *ends as f64 / all) * at.ended_per_s.unwrap_or(0.0)
+        };
         last.ended_per_s = std::array::from_fn(|reason| per_s(&EndReason::ALL[reason]) as f32);
-        (last.flows, last.accepted_per_s) = (at.flows, at.new_per_s as f32);
+        (last.flows, last.accepted_per_s) = (at.flows, at.new_per_s.unwrap_or(0.0) as f32);
         let bands = at.backends.iter().map(|it| (&*it.frontend, &*it.name, it.flows));
         history.put(at_ms * 1_000_000, last, bands);
     }

@@ -82,8 +82,10 @@ fn clock(player: &Player) -> Vec<Span<'static>> {
 /// `corner`: columns of the clock.
 fn head(moment: &ReplayMoment, width: u16, corner: usize) -> Vec<Line<'static>> {
     let Some(process) = &moment.process else {
-        let nothing = "No process recorded at this time: none ran, or its disk took nothing.";
-        return vec![Line::from(""), Line::from(painted(Weight::Bad, nothing).bold())];
+        let nothing = moment.gap.unwrap_or_default().in_words();
+        let nothing = wrap(&format!("No figures: {nothing}."), Some(width.into()));
+        let lines = nothing.lines().map(|line| Line::from(painted(Weight::Bad, line.to_owned()).bold()));
+        return std::iter::once(Line::from("")).chain(lines).collect();
     };
     let name = words::place(process.instance.as_deref(), &process.host);
     let ended = moment.ended_in_words();
@@ -95,7 +97,7 @@ fn head(moment: &ReplayMoment, width: u16, corner: usize) -> Vec<Line<'static>> 
     let mut lines = beside_corner(Line::from(first), corner, width);
     lines.push(Line::from(vec![
         plural(moment.flows.into(), "flow").bold(),
-        format!(", {} new/s, {} ended/s", rate(moment.new_per_s), rate(moment.ended_per_s)).into(),
+        format!(", {} new/s, {} ended/s", rate_of(moment.new_per_s), rate_of(moment.ended_per_s)).into(),
     ]));
     let mut say = |weight: Weight, text: &str| {
         let text = wrap(text, Some(width.into()));
@@ -178,13 +180,18 @@ fn backend_rows(moment: &ReplayMoment, at_ms: u64) -> Grid {
             it.since_unix_ms.map_or_else(|| "-".to_owned(), |since| duration_ms(at_ms.saturating_sub(since))).into(),
             count(it.flows.into()).into(),
             format!("{} %", it.share_percent).into(),
-            rate(it.new_per_s).into(),
-            rate(it.failed_per_s).into(),
+            rate_of(it.new_per_s).into(),
+            rate_of(it.failed_per_s).into(),
             if it.last_probe_us > 0 { duration_us(it.last_probe_us) } else { "-".to_owned() }.into(),
             it.why.clone().unwrap_or_else(|| "-".to_owned()).into(),
         ]);
     }
     grid
+}
+
+/// `-`: it is not known.
+fn rate_of(per_s: Option<f64>) -> String {
+    per_s.map_or_else(|| "-".to_owned(), rate)
 }
 
 /// The events up to the moment, the last one first, and how many have no room.

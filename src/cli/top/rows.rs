@@ -290,6 +290,7 @@ pub(super) mod tests {
             idle_ms: 10,
             bytes_to_backend: bytes,
             bytes_to_client: 0,
+            came: false,
             connect_us: 420,
             stays: None,
             worker: 0,

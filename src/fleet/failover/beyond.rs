@@ -6,25 +6,33 @@
 //! | on the backend's host, which is not this one; this host keeps it on `lo` | the backend of a client of this host | this instance |
 //! | on another host; this host keeps it on `lo` | a client of this host, of an offloaded flow | this instance |
 //! | here, and kept on `lo` by the backend's host | the backend of an offloaded flow | this instance, after a moment |
+//! | on the host of a peer; not on `lo` here | the backend of an offloaded flow, on this host | this instance |
 //!
 //! New flows avoid such backends as long as there are others.
 //!
 //! The VIP's new owner resets the other clients of the first kind, because a reset from there would not reach a client of a host that
 //! keeps the VIP. In the third case the backend is within reach again once its host needs the VIP no more. Until then a client that
 //! sends waits, and so does one that only reads, which nothing here shows: what the backend sends to the VIP stays on its host.
+//!
+//! The fourth kind comes about when the VIP leaves while no process runs here, and the next one recovers the flow. The backend answers to the VIP's new
+//! owner, which knows the flow as this instance's and sends nothing back to where it came from. On `lo` the VIP would cost the new owner its own flows
+//! to backends here. As long as no host has the VIP, it may come back, and the flow goes on.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::FailoverParts;
+use super::addresses::is_local;
 use crate::addr::VipAddr;
 use crate::config::{Config, Source};
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::evacuate::Places;
 use crate::model::fleet::failover::Members;
-use crate::model::ids::FlowId;
+use crate::model::ids::{BackendId, FlowId};
+use crate::model::leg::LegKey;
 use crate::table::flows::{FlowState, FlowView};
+use crate::table::journal::What;
 
 /// A client that has waited for so long for a backend beyond reach has sent its segment again (TCP_RTO_MIN is 200 ms,
 /// include/net/tcp.h): other packets are not only late.
@@ -133,5 +141,29 @@ impl BeyondReach {
             }
         }
         ended
+    }
+}
+
+/// Ends offloaded flows whose backend is on this host, and answers to a VIP that a peer has.
+pub(super) fn end_answers_to_peers(table: &FailoverParts, members: &Members) {
+    if !members.lacks_vip() {
+        return;
+    }
+    let mut at_peers: HashMap<IpAddr, bool> = HashMap::new();
+    let mut ended: HashMap<BackendId, usize> = HashMap::new();
+    for flow in table.flows.iter().filter(|flow| flow.stays_here && !flow.ending) {
+        let vip = flow.origin.vip.ip();
+        // Where the leg has another source, the backend answers to that.
+        let answers_to_vip = flow.leg == LegKey::of(SocketAddr::new(vip, flow.leg.port()));
+        // On `lo`, or by a local route, it is this host's all the same.
+        let is_at_peer_alone = || members.is_at_peer_alone(vip) && !is_local(vip);
+        if answers_to_vip && *at_peers.entry(vip).or_insert_with(is_at_peer_alone) {
+            table.orders.end_flow(flow.ticket(), EndReason::PeerHasVip, None);
+            flow.backend.into_iter().for_each(|id| *ended.entry(id).or_default() += 1);
+        }
+    }
+    for (entry, flows) in ended.into_iter().filter_map(|(id, flows)| Some((table.registry.find_backend(id)?, flows))) {
+        let (frontend, backend) = entry.full_name();
+        table.journal.record(What::FlowsOrdered { frontend, backend, flows, reason: EndReason::PeerHasVip });
     }
 }

@@ -11,7 +11,7 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::sync::watch;
 
 use super::addresses::{self, Addresses};
-use super::beyond::BeyondReach;
+use super::beyond::{BeyondReach, end_answers_to_peers};
 use super::firewall::{Firewall, MARK};
 use super::handed::HandedFlows;
 use super::untold::UntoldQueue;
@@ -20,7 +20,7 @@ use super::{FailoverParts, Links, intake};
 use crate::config::{Config, FailoverSettings};
 use crate::model::ends::Key;
 use crate::model::fleet::evacuate::Places;
-use crate::model::fleet::failover::{Action, Failover, Note, Settings};
+use crate::model::fleet::failover::{self, Action, Failover, Note, Settings};
 use crate::model::fleet::{PeerCommand, Remote, StandbyRequest};
 use crate::sys::clock::now_ns;
 use crate::sys::netlink::{self, Changed, Watch};
@@ -68,6 +68,7 @@ pub(super) struct FailoverControl {
     look_at_ns: u64,
     /// When the task publishes the clients of the peers' flows again.
     clients_at_ns: u64,
+    unserved_at_ns: u64,
 }
 
 enum ControlHeard {
@@ -90,8 +91,12 @@ impl FailoverControl {
         links: Links,
     ) -> io::Result<Self> {
         let (done, challenged) = mpsc::unbounded_channel();
+        let mut machine = Failover::new(settings.clone());
+        if links.restores {
+            failover::expect_restore(&mut machine);
+        }
         Ok(Self {
-            machine: Failover::new(settings.clone()),
+            machine,
             addresses: Addresses::new(settings.vips.iter().map(|vip| vip.ip()), now_ns()),
             watch: Watch::open()?.register()?,
             wire: Wire::open(table.fleet_census.clone(), wanted.resets_per_second, MARK, done)?,
@@ -112,6 +117,7 @@ impl FailoverControl {
             unseen: false,
             look_at_ns: 0,
             clients_at_ns: 0,
+            unserved_at_ns: 0,
             settings,
             table,
         })
@@ -138,6 +144,7 @@ impl FailoverControl {
                                 all.retain(|one| self.machine.members().is_vip(one.from.ip()));
                                 self.untold.hear(&self.table.late_resets, &all, now_ns);
                             }
+                            Remote::Save => self.table.fleet.tell_known(|| failover::save(&self.machine)),
                             remote => self.machine.handle_remote(now_ns, remote),
                         }
                     }
@@ -174,6 +181,7 @@ impl FailoverControl {
         let before = std::mem::replace(&mut self.settings, settings.clone());
         self.addresses.set_vips(settings.vips.iter().map(|vip| vip.ip()));
         self.machine.handle_settings(now_ns(), settings);
+        self.table.fleet_view.show_unserved(failover::unserved(&self.machine));
         if before.vips != self.settings.vips {
             self.firewall.raise(&self.settings.vips, self.settings.carries);
         }
@@ -223,6 +231,10 @@ impl FailoverControl {
             self.table.fleet_view.show_clients(clients);
             self.clients_at_ns = now_ns + CLIENTS_EVERY.as_nanos() as u64;
         }
+        if now_ns >= self.unserved_at_ns {
+            self.table.fleet_view.show_unserved(failover::unserved(&self.machine));
+            self.unserved_at_ns = now_ns + CLIENTS_EVERY.as_nanos() as u64;
+        }
         self.renew_routes();
         self.handed.take_due(now_ns).into_iter().for_each(|what| self.table.journal.record(what));
         let vips: Vec<_> = self.settings.vips.iter().map(|vip| vip.ip()).collect();
@@ -245,9 +257,10 @@ impl FailoverControl {
     }
 
     fn end_what_is_beyond_reach(&mut self) {
-        if !self.settings.carries {
+        if !self.settings.carries || self.unseen {
             return;
         }
+        end_answers_to_peers(&self.table, self.machine.members());
         let config = self.config.borrow().clone();
         let places = self.table.fleet_view.places();
         let ended = self.beyond.end(&self.table, self.machine.members(), &config, &places, now_ns());

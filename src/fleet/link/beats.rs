@@ -10,7 +10,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 
 use snow::params::CipherChoice;
 use snow::resolvers::{CryptoResolver, DefaultResolver};
@@ -19,6 +19,7 @@ use snow::types::Cipher;
 use super::wire::SEAL_BYTES;
 use crate::model::fleet::vip::VipStanding;
 use crate::model::fleet::{Beat, BeatKey, BeatSecret, BeatTo, HeardOf, InstanceName};
+use crate::sys::socket::receive_datagrams;
 
 /// Between two tries to bind the port: the process before this one may still have it.
 pub(super) const AGAIN_NS: u64 = 250_000_000;
@@ -41,12 +42,8 @@ pub(super) struct Beats {
 }
 
 impl Beats {
-    /// Binds every address of this host, so that a peer can reach it by any path that is left.
-    pub(super) fn open(listen: SocketAddr, port: u16) -> io::Result<Self> {
-        let any: IpAddr = if listen.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let socket = UdpSocket::bind((any, port))?;
-        socket.set_nonblocking(true)?;
-        Ok(Self { socket })
+    pub(super) fn open(place: SocketAddr) -> io::Result<Self> {
+        Ok(Self { socket: receive_datagrams(place)? })
     }
 
     /// Sends a beat to all its destinations, at each peer's port. A beat that cannot be sent is lost, as any datagram
@@ -235,7 +232,7 @@ mod tests {
 
     #[test]
     fn beats_come_by_the_socket_with_who_sent_them_and_strangers_do_not() {
-        let [here, there] = [0, 1].map(|_| Beats::open("127.0.0.1:0".parse().unwrap(), 0).unwrap());
+        let [here, there] = [0, 1].map(|_| Beats::open("0.0.0.0:0".parse().unwrap()).unwrap());
         let (secret, stranger) = (BeatSecret([5; 32]), BeatSecret([6; 32]));
         let to = BeatTo { beat: largest(), to: vec![(name("lb-b"), vec!["127.0.0.1".parse().unwrap()])] };
         let ports = [(name("lb-b"), there.socket.local_addr().unwrap().port())].into();

@@ -1,5 +1,6 @@
 //! The hub: the one task that decides which messages go to which peer.
 
+mod leave;
 mod lines;
 mod strangers;
 
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, oneshot, watch};
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::beats::{self, Beats, FormerBeats};
@@ -21,7 +22,7 @@ use crate::model::ends::Key;
 use crate::model::fleet::vip::{VipStanding, address_set};
 use crate::model::fleet::{
     BeatSecret, Epoch, Exchange, Farewell, Hello, InstanceName, KnowsQuery, Liveness, Member, Message, Notice, Own,
-    PeerCommand, Remote,
+    PeerCommand, Remote, SavedFleet, SavedPeer,
 };
 use crate::ports::fleet::Fleet;
 use crate::ports::offload::StandbyQueues;
@@ -57,9 +58,6 @@ const RECOVERY_MAX_NS: u64 = 10_000_000_000;
 /// longer.
 const BEATS_REFUSED_MAX: u32 = 20;
 
-/// How long the farewell to all peers may take.
-const FAREWELL_MAX: Duration = Duration::from_millis(500);
-
 /// The parts of the table that the peer link may touch.
 #[derive(Debug)]
 pub(crate) struct PeerLinkParts {
@@ -82,32 +80,18 @@ pub(crate) struct PeerHub {
 
 #[derive(Debug)]
 enum HubOrder {
-    Leave { farewell: Farewell, done: oneshot::Sender<()> },
+    Leave { farewell: Farewell, done: oneshot::Sender<Vec<SavedPeer>> },
     Return,
 }
 
-impl PeerHub {
-    /// Says farewell to all peers, ends all links and stops listening. Own flows are still recorded.
-    pub(crate) async fn leave(&self, farewell: Farewell) {
-        let (done, left) = oneshot::channel();
-        if self.orders.send(HubOrder::Leave { farewell, done }).await.is_ok() {
-            let _ = timeout(2 * FAREWELL_MAX, left).await;
-        }
-    }
-
-    /// Links up again after [`PeerHub::leave`].
-    pub(crate) async fn come_back(&self) {
-        let _ = self.orders.send(HubOrder::Return).await;
-    }
-}
-
-/// Links up with the peers of `config`, which must have a `[peers]` section, and follows its reloads. Needs a tokio
-/// runtime.
+/// Links up with the peers of `config`, which must have a `[peers]` section, and follows its reloads. `saved`: what the process before this
+/// one knew of them. Needs a tokio runtime.
 pub(crate) fn start(
     table: PeerLinkParts,
     mut config: watch::Receiver<Arc<Config>>,
     remotes: mpsc::Sender<Remote>,
     commands: mpsc::Receiver<PeerCommand>,
+    saved: Option<SavedFleet>,
 ) -> Option<PeerHub> {
     let running = config.borrow_and_update().clone();
     let settings = running.peers.clone()?;
@@ -126,13 +110,18 @@ pub(crate) fn start(
     let now_ns = now_ns();
     let room = Arc::new(Notify::new());
     let mut exchange = Exchange::new(own, &members(&settings), now_ns);
+    let (credentials, mut proven) = (Credentials::of(&settings), HashMap::new());
+    if let Some(mut saved) = saved {
+        proven = leave::restore_proofs(&mut saved, &credentials);
+        exchange.restore(saved, now_ns);
+    }
     if let Some(vip) = &running.vip {
         // The standing goes out with the first message: else peers would take an address that an earlier process left here for one that
         // another program moves.
         let (priority, addresses) = (vip.priority, address_set(&vip.addresses));
         exchange.set_vip(VipStanding { priority, addresses, ..VipStanding::default() }, now_ns);
     }
-    let site = Site { credentials: Credentials::of(&settings), hello: exchange.hello(), inputs: inputs_sender, room };
+    let site = Site { credentials, hello: exchange.hello(), inputs: inputs_sender, room };
     let mut hub = Hub {
         table,
         lines: Lines::open(&site, &settings),
@@ -144,7 +133,7 @@ pub(crate) fn start(
         site,
         settings,
         links: HashMap::new(),
-        proven: HashMap::new(),
+        proven,
         next_link: 1,
         remotes,
         started_ns: now_ns,
@@ -242,8 +231,8 @@ impl Hub {
                 }
                 order = orders.recv() => match order {
                     Some(HubOrder::Leave { farewell, done }) => {
-                        self.leave(farewell).await;
-                        let _ = done.send(());
+                        let saved = self.leave(farewell, &mut inputs).await;
+                        let _ = done.send(saved);
                     }
                     Some(HubOrder::Return) => self.come_back(),
                     None => return,
@@ -267,7 +256,8 @@ impl Hub {
         self.take_beats(now_ns);
         self.exchange.handle_time(now_ns);
         let vip = self.table.vip.addresses();
-        if !vip.is_empty() {
+        // Whoever has left hears nobody.
+        if !vip.is_empty() && !self.away {
             self.table.vip.show_peers(now_ns, self.exchange.vip_peers(&vip, now_ns));
         }
         self.answer_queries();
@@ -328,14 +318,14 @@ impl Hub {
 
     fn open_beats(&mut self, now_ns: u64) {
         self.open_beats_ns = now_ns + beats::AGAIN_NS;
-        let port = self.settings.beat_port();
-        match Beats::open(self.settings.listen, port) {
+        let place = self.settings.beat_place();
+        match Beats::open(place) {
             Ok(beats) => (self.beats, self.beats_refused) = (Some(beats), 0),
             Err(error) => {
                 self.beats_refused += 1;
                 if self.beats_refused == BEATS_REFUSED_MAX {
                     tracing::warn!(
-                        port,
+                        port = place.port(),
                         "cannot bind the port for beats: {error}; if the link to a peer is cut, the peer may consider this host dead"
                     );
                 }
@@ -488,8 +478,7 @@ impl Hub {
     /// A fleet is reloaded one instance after the other, and no instance may be taken for dead meanwhile. So the hub
     /// receives beats at the old port too, and sends to the old ports too, until all peers have moved.
     fn move_beats(&mut self, settings: &config::Peers, now_ns: u64) {
-        let place = |settings: &config::Peers| (settings.listen.is_ipv4(), settings.beat_port());
-        let moves = place(settings) != place(&self.settings);
+        let moves = settings.beat_place() != self.settings.beat_place();
         let now: HashMap<_, _> = settings.beat_ports().collect();
         let before = self.settings.beat_ports();
         let ports: HashMap<_, _> = before.filter(|(name, port)| now.get(name).is_some_and(|new| new != port)).collect();
@@ -500,47 +489,6 @@ impl Hub {
         let peers = settings.peers.iter().map(|peer| peer.name.clone()).collect();
         self.former_beats = Some(FormerBeats::new(beats, ports, peers, now_ns));
         (self.open_beats_ns, self.beats_refused) = (now_ns, 0);
-    }
-
-    async fn leave(&mut self, farewell: Farewell) {
-        self.take_locals();
-        self.away = true;
-        (self.beats, self.former_beats) = (None, None);
-        self.lines.shut();
-        self.exchange.farewell(farewell);
-        let now_ns = now_ns();
-        for (peer, link) in std::mem::take(&mut self.links) {
-            let goodbye = async {
-                while let Ok(permit) = link.messages.reserve().await {
-                    match self.exchange.poll_message(&peer, now_ns) {
-                        Some(message @ Message::Farewell(_)) => {
-                            permit.send(message);
-                            break;
-                        }
-                        Some(message) => permit.send(message),
-                        None => break,
-                    }
-                }
-            };
-            let _ = timeout(FAREWELL_MAX, goodbye).await;
-            let LiveLink { messages, ended, .. } = link;
-            drop(messages);
-            // The link sends its last messages, then ends by itself.
-            tokio::spawn(async move {
-                sleep(FAREWELL_MAX).await;
-                drop(ended);
-            });
-            self.exchange.handle_loss(&peer, "this process is being replaced or stopped", now_ns);
-        }
-    }
-
-    fn come_back(&mut self) {
-        if !std::mem::take(&mut self.away) {
-            return;
-        }
-        self.exchange.begin_again(Epoch(unix_ns()));
-        self.site.hello = self.exchange.hello();
-        self.lines = Lines::open(&self.site, &self.settings);
     }
 
     fn tell(&mut self, notice: Notice) {

@@ -4,16 +4,14 @@
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, parent_id};
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-
 use super::space;
+use crate::sys::process::ProcessHandle;
 
 /// The demo's end of the guard.
 #[derive(Debug)]
@@ -59,17 +57,16 @@ impl Drop for Guard {
 /// Runs `baton demo --guard DIR`: reads process ids, one a line, until the demo is gone; then cleans up after it.
 pub(super) fn run(dir: &Path) -> ExitCode {
     let demo = parent_id();
-    // A pidfd instead of the number, which another process may have by then.
-    let processes: Vec<OwnedFd> = io::stdin()
+    // A handle instead of the number, which another process may have by then.
+    let processes: Vec<ProcessHandle> = io::stdin()
         .lock()
         .lines()
         .map_while(Result::ok)
-        .filter_map(|line| Pid::from_raw(line.trim().parse().ok()?))
-        .filter_map(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
+        .filter_map(|line| ProcessHandle::open(line.trim().parse().ok()?).ok())
         .collect();
     for process in &processes {
         // Most of them have ended.
-        let _ = pidfd_send_signal(process, Signal::KILL);
+        let _ = process.kill();
     }
     let name = dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     if name.starts_with(DIR_PREFIX) {

@@ -2,13 +2,12 @@
 
 use std::io::{self, BufRead, BufReader};
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::Instant;
 
 use super::guard::Guard;
@@ -16,7 +15,7 @@ use super::space::NetSpace;
 use crate::addr::BackendAddr;
 use crate::lab::certs::CertFiles;
 use crate::lab::stand_in::LISTENING;
-use crate::sys::fd_passing;
+use crate::sys::process::ProcessHandle;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
@@ -282,22 +281,20 @@ impl BatonProcess {
 #[derive(Debug)]
 struct UpgradedProcess {
     pid: u32,
-    /// Its pidfd.
-    handle: OwnedFd,
+    handle: ProcessHandle,
 }
 
 impl UpgradedProcess {
     fn open(pid: u32) -> io::Result<Self> {
-        let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(Self { pid, handle: pidfd_open(number, PidfdFlags::empty())? })
+        Ok(Self { pid, handle: ProcessHandle::open(pid)? })
     }
 
     fn has_ended(&self) -> bool {
-        fd_passing::wait_readable(&self.handle, Duration::ZERO).unwrap_or(false)
+        self.handle.ends_within(Duration::ZERO)
     }
 
     fn signal(&self, signal: Signal) {
-        let _ = pidfd_send_signal(&self.handle, signal);
+        let _ = self.handle.signal(signal);
     }
 }
 

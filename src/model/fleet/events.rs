@@ -5,8 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Abandoned, Epoch, FleetId, FlowRecord, InstanceName, Liveness, Passage, PeerSummary, PortRange};
+use super::{
+    Abandoned, Epoch, FleetId, FlowRecord, InstanceName, Liveness, Passage, PeerSummary, PortRange, SavedPeerFlow,
+    SavedTraits,
+};
 use crate::model::ends::Ends;
+use crate::model::humane::duration_ms;
 use crate::model::ids::FlowId;
 
 /// An event of a flow of this instance.
@@ -93,6 +97,20 @@ pub enum Remote {
         ends: Asked,
         said: Said,
     },
+    /// What the process before this one knew of `owner`.
+    RestoredPeer {
+        owner: InstanceName,
+        known: Box<SavedTraits>,
+    },
+    /// Flows of `owner` that the process before this one knew.
+    RestoredFlows {
+        owner: InstanceName,
+        flows: Vec<SavedPeerFlow>,
+    },
+    /// All that the process before this one knew has been told.
+    Restored,
+    /// Another process is about to follow this one: tell what is known up to here.
+    Save,
 }
 
 /// The peers' answer about a packet.
@@ -168,12 +186,34 @@ pub struct MemberView {
     /// What it last said of itself. `None`: nothing yet, or its release sends no summaries.
     #[serde(default)]
     pub summary: Option<PeerSummary>,
+    #[serde(default)]
+    pub last_heard: LastHeard,
+}
+
+/// How long ago a peer was last heard, by each of its signs, ms. `None`: never.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastHeard {
+    /// By the peer link.
+    pub link_ms: Option<u64>,
+    /// By a beat beside the link.
+    pub beat_ms: Option<u64>,
+    /// By another instance, which said so.
+    pub others_ms: Option<u64>,
 }
 
 impl MemberView {
     /// Whether this instance hears it, and not only since the first moments, in which its flows are still on their way.
     pub(crate) fn is_heard(&self) -> bool {
         self.liveness == Liveness::Alive && self.synced || self.liveness == Liveness::Unlinked
+    }
+}
+
+impl LastHeard {
+    /// `12 s ago by its link, 1.2 s ago by a beat`; empty: never.
+    pub(crate) fn in_words(self) -> String {
+        let signs = [(self.link_ms, "its link"), (self.beat_ms, "a beat"), (self.others_ms, "another instance")];
+        let heard = signs.into_iter().filter_map(|(ago_ms, by)| Some(format!("{} ago by {by}", duration_ms(ago_ms?))));
+        heard.collect::<Vec<_>>().join(", ")
     }
 }
 

@@ -12,7 +12,7 @@
 mod beats;
 mod notice;
 mod ports;
-mod vip;
+mod saved;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -108,6 +108,8 @@ pub struct Exchange {
     vip: Option<VipStanding>,
     /// This instance's own summary. `None`: none was gathered yet.
     summary: Option<Arc<InstanceSummary>>,
+    /// It has said farewell, hears nobody, and decides nothing.
+    away: bool,
 }
 
 #[derive(Debug)]
@@ -143,6 +145,7 @@ impl Exchange {
             beats: 0,
             vip: None,
             summary: None,
+            away: false,
         };
         exchange.join(members, PeerReport::Awaited { since_ns: now_ns });
         exchange
@@ -177,9 +180,9 @@ impl Exchange {
     }
 
     fn remove(&mut self, name: InstanceName, now_ns: u64) {
-        if let Some(session) = self.sessions.remove(&name).filter(|session| session.epoch != Epoch::default()) {
+        if let Some(session) = self.sessions.remove(&name).filter(|session| session.vitals.epoch != Epoch::default()) {
             let slot = session.view(&self.mirror, now_ns).slot.unwrap_or_default();
-            self.remotes.push_back(Remote::Begin { owner: name.clone(), epoch: session.epoch, slot });
+            self.remotes.push_back(Remote::Begin { owner: name.clone(), epoch: session.vitals.epoch, slot });
             self.remotes.push_back(Remote::Synced { owner: name.clone() });
             let liveness = Liveness::Left(Farewell::Stopped);
             self.remotes.push_back(Remote::Liveness { owner: name.clone(), liveness });
@@ -241,7 +244,7 @@ impl Exchange {
         if hello.name.tag() == own.tag() {
             return Err(format!("the names {} and {own} give the same numbers to flows; rename one", hello.name));
         }
-        if session.link.is_some() && session.liveness == Liveness::Alive && hello.epoch < session.epoch {
+        if session.link.is_some() && session.vitals.liveness == Liveness::Alive && hello.epoch < session.vitals.epoch {
             return Err(format!("a later process of {} is linked already", hello.name));
         }
         if hello.slot >= SLOTS {
@@ -306,7 +309,7 @@ impl Exchange {
             let liveness = session.liveness_now(now_ns);
             self.notices.push_back(Notice::Lost { peer: peer.clone(), why: why.to_owned() });
             // It was late before, while beats came.
-            if session.liveness == Liveness::Unlinked && liveness.is_none() {
+            if session.vitals.liveness == Liveness::Unlinked && liveness.is_none() {
                 self.notices.push_back(Notice::Liveness { peer: peer.clone(), liveness: Liveness::Unlinked });
             }
             liveness.into_iter().for_each(|liveness| self.liveness_changed(peer.clone(), liveness));
@@ -403,16 +406,12 @@ impl Exchange {
         }
     }
 
-    /// Queues a farewell to all peers.
-    pub(crate) fn farewell(&mut self, farewell: Farewell) {
-        for session in self.sessions.values_mut() {
-            session.say(Message::Farewell(farewell));
-        }
-    }
-
     /// Call it every few milliseconds, after the inputs. A peer's silence counts only while this instance listened:
     /// otherwise an instance that was stopped for seconds would take all others for dead when it continues.
     pub fn handle_time(&mut self, now_ns: u64) {
+        if self.away {
+            return;
+        }
         let absence_ns = now_ns.saturating_sub(self.looked_ns);
         self.looked_ns = now_ns;
         if absence_ns > ABSENCE_NS {
@@ -524,12 +523,10 @@ impl Exchange {
         self.own.sync_deadline_ns = sync_deadline_ns;
     }
 
-    /// This instance begins another epoch: it was about to be replaced, and continues after all. Its links are gone.
-    pub(crate) fn begin_again(&mut self, epoch: Epoch) {
-        self.own.epoch = epoch;
-    }
-
     fn liveness_changed(&mut self, peer: InstanceName, liveness: Liveness) {
+        if self.away {
+            return;
+        }
         self.remotes.push_back(Remote::Liveness { owner: peer.clone(), liveness });
         // A link that is late is not down: on a busy host it is that every few seconds.
         let is_late = self.sessions.get(&peer).is_some_and(|it| it.link.is_some() && liveness == Liveness::Unlinked);
@@ -545,7 +542,7 @@ impl Exchange {
         let mut is_complete = true;
         let has_room = self.asks.len() < ASKS_MAX;
         for session in self.sessions.values_mut() {
-            match session.liveness {
+            match session.vitals.liveness {
                 Liveness::Alive => match has_room && session.say(Message::Ask { number, packet }) {
                     true => drop(waits_for.insert(session.name.clone())),
                     false => is_complete = false,

@@ -28,6 +28,7 @@ mod peer;
 mod port_ranges;
 mod rounds;
 mod rules;
+mod saved;
 #[cfg(test)]
 mod tests;
 mod timer;
@@ -35,6 +36,7 @@ mod unknown_packet;
 mod unlisted;
 mod untold;
 
+use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -54,6 +56,7 @@ use port_ranges::PortRanges;
 use rounds::Rounds;
 pub(crate) use rounds::{Challenge, Wake};
 use rules::Rules;
+pub(crate) use saved::{expect_restore, save};
 use timer::Timer;
 use unknown_packet::UnknownPackets;
 use unlisted::Unlisted;
@@ -71,6 +74,8 @@ pub(crate) struct Settings {
     pub vips: Vec<VipAddr>,
     /// As `vips`, and those on loopback and on every address of a host.
     pub listens: Vec<VipAddr>,
+    /// `BackendEntry::hash_key` of all backends.
+    pub backend_keys: HashSet<u64>,
     /// The source addresses that the frontends name for their backend legs.
     pub sources: Vec<IpAddr>,
     /// Whether offload is on, so that flows can be held and forwarded.
@@ -168,12 +173,20 @@ pub(crate) struct Failover {
 /// The entries that an earlier process of this host held for other instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Earlier {
+    /// What the process before this one knew of the peers is still on its way. `is_ready`: all else is as in `Ready`.
+    Restoring { is_ready: bool },
     /// Some peers are not synced yet, and this instance still waits for them.
     Awaited,
     /// All peers are synced, or were waited for long enough.
     Ready,
     /// This instance has decided on all entries.
     Settled,
+}
+
+/// Number of each instance's offloaded flows that this instance would reset if it inherited them, because it has neither their frontend nor
+/// their backend any more.
+pub(crate) fn unserved(failover: &Failover) -> BTreeMap<InstanceName, usize> {
+    failover.flows.unserved(&failover.members)
 }
 
 /// Up to this number of flows, debug builds check invariants after every event.
@@ -221,8 +234,11 @@ impl Failover {
             Remote::Ports { owner, ports } => self.members.tell_ports(&owner, ports, &mut self.agenda),
             Remote::Addresses { owner, vips } => self.peer_addresses(&owner, vips),
             Remote::Kept { owner, vips } => self.members.peer_mut(&owner).into_iter().for_each(|it| it.keep(&vips)),
-            // The failover does not send these resets.
-            Remote::Untold(_) => {}
+            Remote::RestoredPeer { owner, known } => saved::restore_peer(self, &owner, *known),
+            Remote::RestoredFlows { owner, flows } => saved::restore_flows(self, now_ns, &owner, flows),
+            Remote::Restored => saved::restored(self),
+            // The failover does not send these resets, and the caller saves.
+            Remote::Untold(_) | Remote::Save => {}
             Remote::Answer { ends, said } => {
                 self.unknown.answered(now_ns, (ends, said), &self.flows, &self.members, &mut self.agenda);
             }
@@ -292,9 +308,11 @@ impl Failover {
 
     /// All peers have told their flows, or were waited for long enough.
     pub(crate) fn handle_ready(&mut self) {
-        if self.earlier == Earlier::Awaited {
-            self.earlier = Earlier::Ready;
-        }
+        self.earlier = match self.earlier {
+            Earlier::Awaited => Earlier::Ready,
+            Earlier::Restoring { .. } => Earlier::Restoring { is_ready: true },
+            earlier => earlier,
+        };
         self.settle();
         self.check();
     }

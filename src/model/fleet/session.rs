@@ -10,6 +10,7 @@
 //! A new link begins with a snapshot each way. This instance keeps what a peer told before its link broke: a failover
 //! needs it.
 
+mod saved;
 mod view;
 
 use std::collections::hash_map::Entry;
@@ -20,9 +21,10 @@ use std::sync::Arc;
 use super::message::{CLAIM_MAX, Change, Hello, Message, RECORDS_MAX, UNTOLD_MAX};
 use super::mirror::Mirror;
 use super::summary::{InstanceSummary, SummariesTold};
-use super::vip::{PeerVip, VipStanding};
+use super::vip::PeerVip;
 use super::{
-    Abandoned, Asked, BeatKey, Epoch, Farewell, FleetId, InstanceName, Keeping, Liveness, Notice, PortRange, Remote,
+    Abandoned, Asked, BeatKey, Farewell, FleetId, InstanceName, Keeping, Liveness, Notice, PeerVitals, PortRange,
+    Remote,
 };
 use crate::model::ids::FlowId;
 
@@ -48,34 +50,15 @@ pub(super) struct Session {
     pub name: InstanceName,
     pub address: SocketAddr,
     pub link: Option<Link>,
-    pub liveness: Liveness,
-    /// When it was last heard; `None`: never.
-    heard_ns: Option<u64>,
-    /// When it was last heard beside the link, by this instance or by others.
-    witnessed_ns: Option<u64>,
-    /// The secret of its present process.
-    beat_key: Option<BeatKey>,
-    /// Of its latest beat.
-    beat_number: u64,
-    /// When its latest beat came.
-    beat_ns: Option<u64>,
-    left_ns: u64,
-    pub epoch: Epoch,
-    slot: Option<u8>,
-    version: String,
+    pub vitals: PeerVitals,
     /// Its flows; an offloaded one with the host of its backend.
     flows: HashMap<FleetId, Option<IpAddr>>,
     offloaded: usize,
     /// The number of its offloaded flows to each host of backends.
     offloaded_to: HashMap<IpAddr, usize>,
-    pub synced: bool,
-    resyncs: u64,
-    round_trip_us: u64,
     vips: Vec<IpAddr>,
     /// Whether the peer's present process has said which addresses its host has.
     has_told_addresses: bool,
-    /// The latest standing of the peer's present process to the VIP.
-    pub vip: Option<VipStanding>,
     /// The latest summary of the peer's present process, and when it came.
     summary: Option<(u64, Arc<InstanceSummary>)>,
     pub why_not: Option<String>,
@@ -165,25 +148,12 @@ impl Session {
             name,
             address,
             link: None,
-            liveness: Liveness::Unheard,
-            heard_ns: None,
-            witnessed_ns: None,
-            beat_key: None,
-            beat_number: 0,
-            beat_ns: None,
-            left_ns: 0,
-            epoch: Epoch::default(),
-            slot: None,
-            version: String::new(),
+            vitals: PeerVitals::default(),
             flows: HashMap::new(),
             offloaded_to: HashMap::new(),
             offloaded: 0,
-            synced: false,
-            resyncs: 0,
-            round_trip_us: 0,
             vips: Vec::new(),
             has_told_addresses: false,
-            vip: None,
             summary: None,
             why_not: Some(why_not.to_owned()),
             told_why_not: Vec::new(),
@@ -193,18 +163,19 @@ impl Session {
 
     /// Its hello was accepted. `wait`: if the peer was away, this instance is not ready before it is synced again.
     pub(super) fn linked(&mut self, hello: &Hello, wait: bool, now_ns: u64) -> Option<Liveness> {
-        let returns = !matches!(self.liveness, Liveness::Alive | Liveness::Unlinked | Liveness::Silent)
-            || self.epoch != hello.epoch;
+        let returns = !matches!(self.vitals.liveness, Liveness::Alive | Liveness::Unlinked | Liveness::Silent)
+            || self.vitals.epoch != hello.epoch;
         if returns && wait && self.health_state == PeerReport::Settled {
             self.health_state = PeerReport::Awaited { since_ns: now_ns };
         }
-        if self.epoch != hello.epoch {
-            (self.synced, self.vip, self.has_told_addresses, self.summary) = (false, None, false, None);
-            (self.witnessed_ns, self.beat_ns, self.beat_key, self.beat_number) = (None, None, None, 0);
+        if self.vitals.epoch != hello.epoch {
+            (self.vitals.synced, self.vitals.vip, self.has_told_addresses, self.summary) = (false, None, false, None);
+            (self.vitals.witnessed_ns, self.vitals.beat_ns, self.vitals.beat_key, self.vitals.beat_number) =
+                (None, None, None, 0);
         }
-        self.epoch = hello.epoch;
-        self.slot = Some(hello.slot);
-        self.version.clone_from(&hello.version);
+        self.vitals.epoch = hello.epoch;
+        self.vitals.slot = Some(hello.slot);
+        self.vitals.version.clone_from(&hello.version);
         self.why_not = None;
         self.told_why_not.clear();
         self.link = Some(Link {
@@ -223,22 +194,22 @@ impl Session {
             summaries: None,
             has_ports: false,
         });
-        self.heard_ns = Some(now_ns);
+        self.vitals.heard_ns = Some(now_ns);
         self.set_liveness(Liveness::Alive)
     }
 
     /// Its liveness now; `None`: unchanged.
     pub(super) fn liveness_now(&mut self, now_ns: u64) -> Option<Liveness> {
-        let silence = self.heard_ns.map(|heard| now_ns.saturating_sub(heard));
+        let silence = self.vitals.heard_ns.map(|heard| now_ns.saturating_sub(heard));
         // Hearing counts even from before the link ended: the peer lived a moment ago, and its next beat is on its way.
-        let is_witnessed = self.witnessed_ns.is_some_and(|at_ns| now_ns.saturating_sub(at_ns) < SILENT_NS);
+        let is_witnessed = self.vitals.witnessed_ns.is_some_and(|at_ns| now_ns.saturating_sub(at_ns) < SILENT_NS);
         // A few lost beats are no death either.
-        let latest = self.heard_ns.max(self.witnessed_ns).map(|heard| now_ns.saturating_sub(heard));
-        let liveness = match (self.liveness, silence) {
-            (Liveness::Left(Farewell::Succeeded), _) if now_ns.saturating_sub(self.left_ns) < SUCCESSION_NS => {
-                self.liveness
+        let latest = self.vitals.heard_ns.max(self.vitals.witnessed_ns).map(|heard| now_ns.saturating_sub(heard));
+        let liveness = match (self.vitals.liveness, silence) {
+            (Liveness::Left(Farewell::Succeeded), _) if now_ns.saturating_sub(self.vitals.left_ns) < SUCCESSION_NS => {
+                self.vitals.liveness
             }
-            (Liveness::Left(Farewell::Stopped), _) => self.liveness,
+            (Liveness::Left(Farewell::Stopped), _) => self.vitals.liveness,
             (_, None) => Liveness::Unheard,
             (_, Some(silence)) if silence < SILENT_NS && self.link.is_some() => Liveness::Alive,
             _ if is_witnessed => Liveness::Unlinked,
@@ -252,38 +223,38 @@ impl Session {
 
     /// Whether its link was silent for so long that a new one is needed.
     pub(super) fn is_stale(&self, now_ns: u64) -> bool {
-        self.link.is_some() && self.heard_ns.is_some_and(|heard| now_ns.saturating_sub(heard) >= DEAD_NS)
+        self.link.is_some() && self.vitals.heard_ns.is_some_and(|heard| now_ns.saturating_sub(heard) >= DEAD_NS)
     }
 
     /// The secret of its beats, once it has sent it.
     pub(super) fn beat_key(&self) -> Option<&BeatKey> {
-        self.beat_key.as_ref()
+        self.vitals.beat_key.as_ref()
     }
 
     /// The beat `number` of this peer has come beside the link. False: a repetition, which does not count.
     pub(super) fn beat(&mut self, number: u64, now_ns: u64) -> bool {
-        if number <= self.beat_number {
+        if number <= self.vitals.beat_number {
             return false;
         }
-        (self.beat_number, self.beat_ns) = (number, Some(now_ns));
+        (self.vitals.beat_number, self.vitals.beat_ns) = (number, Some(now_ns));
         self.witness(now_ns);
         true
     }
 
     /// This instance or another one heard the peer beside the link.
     pub(super) fn witness(&mut self, at_ns: u64) {
-        self.witnessed_ns = self.witnessed_ns.max(Some(at_ns));
+        self.vitals.witnessed_ns = self.vitals.witnessed_ns.max(Some(at_ns));
     }
 
     /// When this instance itself last heard the peer.
     pub(super) fn heard_at_ns(&self) -> Option<u64> {
-        self.heard_ns.max(self.beat_ns)
+        self.vitals.heard_ns.max(self.vitals.beat_ns)
     }
 
     /// The peer, as the machine of a VIP with the addresses `of` sees it.
     /// `own`: the addresses of this host.
     pub(super) fn vip_peer(&self, of: &[IpAddr], own: &[IpAddr], now_ns: u64) -> PeerVip {
-        let silence_ns = match self.liveness {
+        let silence_ns = match self.vitals.liveness {
             // The new process of its upgrade goes on as it did.
             Liveness::Left(Farewell::Succeeded) => Some(0),
             Liveness::Left(Farewell::Stopped) => None,
@@ -293,7 +264,7 @@ impl Session {
         let has_address = self.has_told_addresses && self.vips.iter().any(|ip| of.contains(ip));
         let flows_here = own.iter().filter_map(|ip| self.offloaded_to.get(ip)).sum::<usize>();
         let flows_here = u32::try_from(flows_here).unwrap_or(u32::MAX);
-        PeerVip { name: self.name.clone(), silence_ns, standing: self.vip, has_address, flows_here }
+        PeerVip { name: self.name.clone(), silence_ns, standing: self.vitals.vip, has_address, flows_here }
     }
 
     /// The destinations of beats to it: all known addresses of its host.
@@ -303,8 +274,8 @@ impl Session {
 
     /// A message came. A message after a farewell does not revoke it; only a new link does.
     pub(super) fn heard(&mut self, now_ns: u64) -> Option<Liveness> {
-        self.heard_ns = Some(now_ns);
-        match self.liveness {
+        self.vitals.heard_ns = Some(now_ns);
+        match self.vitals.liveness {
             Liveness::Left(_) => None,
             _ => self.set_liveness(Liveness::Alive),
         }
@@ -313,15 +284,15 @@ impl Session {
     /// This instance did not read the peer's messages during this time.
     pub(super) fn was_not_listened_to(&mut self, absence_ns: u64) {
         if self.link.is_some() {
-            self.heard_ns = self.heard_ns.map(|heard| heard + absence_ns);
+            self.vitals.heard_ns = self.vitals.heard_ns.map(|heard| heard + absence_ns);
         }
-        if self.liveness == Liveness::Unlinked {
-            self.witnessed_ns = self.witnessed_ns.map(|heard| heard + absence_ns);
+        if self.vitals.liveness == Liveness::Unlinked {
+            self.vitals.witnessed_ns = self.vitals.witnessed_ns.map(|heard| heard + absence_ns);
         }
     }
 
     fn set_liveness(&mut self, liveness: Liveness) -> Option<Liveness> {
-        (std::mem::replace(&mut self.liveness, liveness) != liveness).then_some(liveness)
+        (std::mem::replace(&mut self.vitals.liveness, liveness) != liveness).then_some(liveness)
     }
 
     /// Takes in one message.
@@ -342,9 +313,9 @@ impl Session {
                 link.expected = Some(next);
                 self.flows.clear();
                 self.offloaded_to.clear();
-                (self.offloaded, self.synced) = (0, false);
-                let slot = self.slot.unwrap_or_default();
-                remotes.push_back(Remote::Begin { owner: owner(), epoch: self.epoch, slot });
+                (self.offloaded, self.vitals.synced) = (0, false);
+                let slot = self.vitals.slot.unwrap_or_default();
+                remotes.push_back(Remote::Begin { owner: owner(), epoch: self.vitals.epoch, slot });
             }
             Message::Records(records) => {
                 if records.len() > RECORDS_MAX {
@@ -372,9 +343,9 @@ impl Session {
                 }
             }
             Message::Whole => {
-                if link.expected.is_some() && !self.synced {
+                if link.expected.is_some() && !self.vitals.synced {
                     link.ack = link.expected;
-                    self.synced = true;
+                    self.vitals.synced = true;
                     self.health_state = PeerReport::Settled;
                     remotes.push_back(Remote::Synced { owner: owner() });
                     notices.push_back(Notice::Synced { peer: owner(), flows: self.flows.len() as u64 });
@@ -389,7 +360,7 @@ impl Session {
             Message::Again => {
                 if link.telling != Telling::Waiting {
                     link.telling = Telling::Snapshot { after: None };
-                    self.resyncs += 1;
+                    self.vitals.resyncs += 1;
                 }
             }
             Message::Beat { number, echo } => {
@@ -399,9 +370,9 @@ impl Session {
             }
             Message::Echo { number } => {
                 if let Some((_, sent_ns)) = link.awaited.take_if(|(awaited, _)| *awaited == number) {
-                    self.round_trip_us = now_ns.saturating_sub(sent_ns) / 1000;
+                    self.vitals.round_trip_us = now_ns.saturating_sub(sent_ns) / 1000;
                     if std::mem::take(&mut link.pinged) {
-                        remotes.push_back(Remote::Liveness { owner: owner(), liveness: self.liveness });
+                        remotes.push_back(Remote::Liveness { owner: owner(), liveness: self.vitals.liveness });
                     }
                 }
             }
@@ -414,7 +385,7 @@ impl Session {
             Message::Ask { number, packet } => return Ok(Heard::Asked { number, packet }),
             Message::Answer { number, known } => return Ok(Heard::Answered { number, known }),
             Message::Ports(ports) => {
-                let told = ports.whole_of(self.slot.unwrap_or_default());
+                let told = ports.whole_of(self.vitals.slot.unwrap_or_default());
                 remotes.push_back(Remote::Ports { owner: owner(), ports: told });
                 return Ok(Heard::Ports(ports));
             }
@@ -425,8 +396,8 @@ impl Session {
                 remotes.push_back(Remote::Addresses { owner: owner(), vips });
             }
             Message::Kept(vips) => remotes.push_back(Remote::Kept { owner: owner(), vips }),
-            Message::BeatKey(key) => self.beat_key = Some(key),
-            Message::Vip(standing) => self.vip = Some(standing),
+            Message::BeatKey(key) => self.vitals.beat_key = Some(key),
+            Message::Vip(standing) => self.vitals.vip = Some(standing),
             Message::Summary(mut summary) => match summary.is_within_limits() {
                 true => self.summary = Some((now_ns, Arc::new(summary.printable()))),
                 false => return Err(Fault::TooLong),
@@ -438,7 +409,7 @@ impl Session {
                 remotes.push_back(Remote::Untold(all));
             }
             Message::Farewell(farewell) => {
-                self.left_ns = now_ns;
+                self.vitals.left_ns = now_ns;
                 if let Some(liveness) = self.set_liveness(Liveness::Left(farewell)) {
                     remotes.push_back(Remote::Liveness { owner: owner(), liveness });
                     notices.push_back(Notice::Liveness { peer: owner(), liveness });
@@ -483,7 +454,7 @@ impl Session {
         if let Some(link) = &mut self.link {
             link.expected = None;
             link.outbox.push_back(Message::Again);
-            self.synced = false;
+            self.vitals.synced = false;
         }
     }
 
@@ -551,7 +522,7 @@ impl Session {
             }
             Telling::CatchingUp { .. } | Telling::Following if !mirror.reaches_back_to(link.next) => {
                 link.telling = Telling::Snapshot { after: None };
-                self.resyncs += 1;
+                self.vitals.resyncs += 1;
                 self.poll(mirror, whole, now_ns)
             }
             Telling::CatchingUp { .. } | Telling::Following => {

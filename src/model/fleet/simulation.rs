@@ -39,7 +39,7 @@ use super::failover::{Action, Failover, Note, Settings, Wake};
 use super::testing::passage;
 use super::{
     BeatSecret, Epoch, Farewell, FleetId, FlowRecord, InstanceName, Keeping, Local, Message, PeerCommand,
-    PeerPortRange, Remote, StandbyAnswer, StandbyRequest, Then, Unknown, UnknownPacket, port_range,
+    PeerPortRange, Remote, SavedFleet, StandbyAnswer, StandbyRequest, Then, Unknown, UnknownPacket, port_range,
 };
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use crate::model::ends::{Ends, Key};
@@ -80,6 +80,8 @@ struct Faults {
     gateway_unheard: bool,
     /// Peers do not hear of the built-in VIP's holder.
     holder_untold: bool,
+    /// The new process of an upgrade does not get what the old one knew of the peers.
+    peers_unsaved: bool,
 }
 
 struct World {

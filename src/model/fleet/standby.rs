@@ -12,6 +12,8 @@ pub(crate) enum StandbyRequest {
     /// Carry the packets of this flow, which is offloaded and has a record of another instance. If sent again: the
     /// flow's positions have moved on.
     Hold(Box<FlowRecord>),
+    /// An earlier process of this host held these flows for other instances, and they are held still.
+    Confirm(Vec<FleetId>),
     /// These held flows have ended.
     Drop(Vec<FleetId>),
     /// These held flows are this instance's from now on.

@@ -2,7 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use super::{FlowRecord, Keeping, Passage, RewriteState};
+use super::{
+    Epoch, FlowRecord, InstanceName, Keeping, Liveness, Passage, PeerVitals, RewriteState, SavedPeer, SavedTraits,
+};
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
@@ -47,4 +49,27 @@ pub(crate) fn passage(seed: u32) -> Passage {
         bytes: u64::from(from) + 6,
     };
     Passage { up: way(seed), down: way(seed ^ 0xffff) }
+}
+
+/// A peer without flows that is heard.
+pub(crate) fn saved_peer(name: &str) -> SavedPeer {
+    SavedPeer {
+        name: InstanceName(name.into()),
+        link: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 3)),
+        public_key: None,
+        vitals: PeerVitals {
+            liveness: Liveness::Alive,
+            epoch: Epoch(1),
+            slot: Some(1),
+            version: "1.0.0".to_owned(),
+            synced: true,
+            heard_ns: Some(0),
+            ..PeerVitals::default()
+        },
+        settled: true,
+        looked_ns: 0,
+        addresses: Some(Vec::new()),
+        flows: 0,
+        known: SavedTraits::default(),
+    }
 }

@@ -26,6 +26,8 @@ mod tests;
 mod view;
 mod why;
 
+use std::net::IpAddr;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use super::InstanceName;
@@ -36,7 +38,7 @@ use crate::model::neighbour::ANNOUNCE_AFTER_NS;
 use deafness::Deafness;
 use defence::Defence;
 use host::LeftOver;
-pub(crate) use look::{VipLook, VipNote, VipOrder, VipPresence, VipTerms};
+pub(crate) use look::{InterfaceState, VipLook, VipNote, VipOrder, VipPresence, VipTerms};
 pub(crate) use standing::{PeerVip, VipPart, VipStanding, address_set};
 pub(crate) use view::{VipPeerView, VipView};
 pub(crate) use why::{VipBar, VipGain, VipLoss, VipWhy};
@@ -219,8 +221,8 @@ impl VipMachine {
         self.tell(look, peers);
     }
 
-    /// The host `by` has one of the addresses: it answered a question, or announced the address.
-    pub(crate) fn handle_answer(&mut self, by: Mac, now_ns: u64) {
+    /// The host `by` has this one of the addresses: it answered a question, or announced the address.
+    pub(crate) fn handle_answer(&mut self, (by, address): (Mac, IpAddr), now_ns: u64) {
         if self.holds() {
             return self.defend(by, now_ns);
         }
@@ -231,9 +233,9 @@ impl VipMachine {
         let since_ns = answer.since_ns;
         if !answer.is_told && now_ns - since_ns >= STRANGE_NS {
             answer.is_told = true;
-            self.orders.push_back(VipOrder::Note(VipNote::Answered(by)));
+            self.orders.push_back(VipOrder::Note(VipNote::Answered { by, address }));
         }
-        self.pause(VipWhy::Answered { by }, since_ns, now_ns);
+        self.pause(VipWhy::Answered { by, address: Some(address) }, since_ns, now_ns);
     }
 
     /// Another host asks for the addresses. If this instance does, too, the two do not hear each other by the peer link, or the standings would
@@ -263,7 +265,11 @@ impl VipMachine {
             return self.give_up(VipLoss::Barred(bar), now_ns);
         }
         if self.is_cut_off(now_ns) && self.settings.has_peers {
-            let loss = if look.has_carrier { VipLoss::NoAddress } else { VipLoss::NoCarrier };
+            let loss = match look.interface {
+                InterfaceState::Running => VipLoss::NoAddress,
+                InterfaceState::NoCarrier => VipLoss::NoCarrier,
+                InterfaceState::Absent => VipLoss::NoInterface { name: self.settings.interface.clone() },
+            };
             self.is_told_cut_off = true;
             return self.give_up(loss, now_ns);
         }
@@ -337,7 +343,7 @@ impl VipMachine {
                 let asks = if self.answered.is_some() { ASKS_ANSWERED } else { ASKS };
                 if asked >= asks && look.heard_ns >= since_ns {
                     if let Some(by) = self.rival.filter(|_| !self.saw_taker) {
-                        return self.pause(VipWhy::Answered { by }, now_ns, now_ns);
+                        return self.pause(VipWhy::Answered { by, address: None }, now_ns, now_ns);
                     }
                     return self.gain(self.reason(peers), self.claim, now_ns);
                 }
@@ -366,9 +372,13 @@ impl VipMachine {
         if let Some(bar) = bar {
             return Some(VipWhy::Barred(bar));
         }
-        let why = if look.has_carrier { VipWhy::NoAddress } else { VipWhy::NoCarrier };
+        let why = match look.interface {
+            InterfaceState::Running => VipWhy::NoAddress,
+            InterfaceState::NoCarrier => VipWhy::NoCarrier,
+            InterfaceState::Absent => VipWhy::NoInterface { name: self.settings.interface.clone() },
+        };
         self.tell_cut_off(&why, now_ns);
-        if why == VipWhy::NoCarrier || look.is_bare && self.settings.has_peers {
+        if look.interface != InterfaceState::Running || look.is_bare && self.settings.has_peers {
             return Some(why);
         }
         if look.peers.is_none() {

@@ -67,7 +67,7 @@ __function int refuse(struct __sk_buff *skb, const struct packet *packet, const 
 /* Whether a SYN begins a new connection: its client knows that the one before is over, or has forgotten it. */
 __function int begins_after(struct __sk_buff *skb, const struct packet *packet, struct entry *entry)
 {
-	/* For another instance's flow only that instance knows whether it is over. */
+	/* What is entered for another instance stays as it is: that decides. */
 	if (!entry->flow_id || entry->flags & (FLAG_DOWN | FLAG_STANDBY) || !is_syn(skb, packet))
 		return 0;
 	pass_anew(entry, &packet->key);
@@ -131,6 +131,11 @@ __separate int handle(struct __sk_buff *skb, const struct packet *packet, struct
 		if (entry->flags & FLAG_STANDBY && knows_better(skb, packet, KNOWN_OVER))
 			return NEXT;
 		entry->last_ns = bpf_ktime_get_coarse_ns();
+		/* Its owner is dead, and who begins another connection knows of its end. */
+		if (entry->flags & FLAG_STANDBY && is_syn(skb, packet)) {
+			count(REUSED);
+			return unknown(skb, packet);
+		}
 		return refuse(skb, packet, entry);
 	case ACTION_WITNESS:
 		witness(skb, packet, entry);

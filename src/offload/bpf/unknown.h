@@ -115,7 +115,10 @@ __inline __u32 distance(__u32 a, __u32 b)
 	return (__s32)(a - b) < 0 ? b - a : a - b;
 }
 
-/* The distance of the number from the one that the connection's socket expects next. 0 also during its handshake. */
+/*
+ * The distance of the number from the one that the connection's socket expects next. 0 also during its handshake,
+ * of which a listener knows no more than its cookie.
+ */
 __function __u32 beyond_expected(struct __sk_buff *skb, const struct packet *packet, __u32 seq)
 {
 	struct bpf_tcp_sock *expects;
@@ -125,7 +128,7 @@ __function __u32 beyond_expected(struct __sk_buff *skb, const struct packet *pac
 	sk = socket_of(skb, packet);
 	if (!sk)
 		return 0;
-	expects = bpf_tcp_sock(sk);
+	expects = sk->state == BPF_TCP_LISTEN ? 0 : bpf_tcp_sock(sk);
 	if (expects)
 		beyond = distance(seq, expects->rcv_nxt);
 	bpf_sk_release(sk);

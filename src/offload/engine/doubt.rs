@@ -17,7 +17,7 @@ use std::collections::{HashMap, VecDeque};
 use super::Outside;
 use super::flows::Flows;
 use super::keep::Keep;
-use super::offloaded::{CounterSnapshot, OffloadedFlow, Step};
+use super::offloaded::{CounterSnapshot, OffloadedFlow, RstOrigin, Step};
 use super::reset::look;
 use super::tell::tell_failover;
 use crate::model::ends::{Ends, Key};
@@ -111,7 +111,7 @@ impl Doubts {
             self.of.entry(told.key).or_insert(new);
             if let Some(flow) = flows.get_mut(&id).filter(|_| is_rst) {
                 // If the flow ends, this end was the first to say so.
-                flow.first_rst.get_or_insert(direction);
+                flow.first_rst.get_or_insert(RstOrigin::End(direction));
             }
         }
         None

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::flows::Flows;
-use super::offloaded::{ClosingSockets, CounterSnapshot, Entered, OffloadedFlow, Step};
+use super::offloaded::{ClosingSockets, CounterSnapshot, Entered, OffloadedFlow, Step, Waits};
 use super::quiet::begin_asking;
 use super::settle::Settling;
 use super::witness::Witnesses;
@@ -201,7 +201,7 @@ fn entered(
         step,
         up: look(&splice.up, bytes_to_backend),
         down: look(&splice.down, bytes_to_client),
-        unanswered: None,
+        waits: Waits::default(),
         patience_ns,
         told_bytes: (splice.up.egress != Egress::Local).then_some(0),
         inherited_ns: 0,

@@ -22,14 +22,16 @@ pub(super) struct Flows {
     all: Marked<OffloadedFlow>,
     /// Flows of which one side waits for the other.
     waiting: HashSet<FlowId>,
+    /// Flows of which one side has not acknowledged all that the other has sent.
+    untaken: HashSet<FlowId>,
     /// Flows of which a FIN has passed, but not both were acknowledged, with the time of the next challenge.
     closing: HashMap<FlowId, u64>,
     /// Whether the earlier process's entries were read, so that all flows in the map are listed here.
     known: bool,
     /// Flows of an earlier process that no worker has claimed or refused yet.
     unclaimed: u64,
-    /// Those that a peer took before a worker had claimed them.
-    left_early: HashSet<FlowId>,
+    /// Why flows ended that no worker had claimed yet.
+    ended_early: HashMap<FlowId, EndReason>,
     pub later: Later,
     pub quiet: Quiet,
     pub unread: ToReadAgain,
@@ -53,6 +55,7 @@ impl Flows {
 
     pub(super) fn remove(&mut self, id: FlowId) -> Option<OffloadedFlow> {
         self.waiting.remove(&id);
+        self.untaken.remove(&id);
         self.closing.remove(&id);
         self.all.remove(id)
     }
@@ -67,12 +70,17 @@ impl Flows {
     }
 
     /// A packet has passed: updates the flow's place in the lists.
-    pub(super) fn sort(&mut self, id: FlowId) {
+    pub(super) fn sort(&mut self, id: FlowId, now_ns: u64) {
         let Some(flow) = self.all.get_mut(&id) else { return };
         flow.count_silence();
-        match flow.unanswered {
+        match flow.waits.unanswered {
             Some(_) => self.waiting.insert(id),
             None => self.waiting.remove(&id),
+        };
+        flow.count_untaken(now_ns);
+        match flow.waits.untaken {
+            [None, None] => self.untaken.remove(&id),
+            _ => self.untaken.insert(id),
         };
         match flow.is_closing() {
             true => drop(self.closing.entry(id).or_insert(0)),
@@ -98,8 +106,7 @@ impl Flows {
             let Some(flow) = flows.get(id) else { continue };
             let last_ns = flow.up.last_ns.max(flow.down.last_ns);
             let between_ns = flow.patience_ns / ASK_EVERY;
-            let is_too_long = now_ns.saturating_sub(reachability.counts_from(last_ns)) > flow.patience_ns;
-            if is_too_long && flow.have_both_closed() {
+            if flow.does_not_finish(now_ns, reachability).is_some() {
                 too_long.push(*id);
             } else if now_ns > (*ask_at_ns).max(last_ns + between_ns) {
                 *ask_at_ns = now_ns + between_ns;
@@ -113,17 +120,24 @@ impl Flows {
     pub(super) fn unanswered(&mut self, now_ns: u64, reachability: &Reachability) -> Silent {
         let flows = &self.all;
         self.waiting.retain(|id| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone)));
-        let is_too_long = |flow: &&OffloadedFlow| {
-            let since_ns = flow.unanswered.map_or(now_ns, |unanswered| unanswered.since_ns);
-            now_ns.saturating_sub(reachability.counts_from(since_ns)) > flow.patience_ns && flow.is_surely_silent()
-        };
+        let is_too_long = |flow: &&OffloadedFlow| flow.answers_nothing(now_ns, reachability).is_some();
         let waiting = self.waiting.iter().filter_map(|id| flows.get(id));
         let (too_long, waiting): (Vec<_>, Vec<_>) = waiting.partition(is_too_long);
-        let due = |flow: &&&OffloadedFlow| flow.unanswered.is_some_and(|unanswered| now_ns >= unanswered.ask_at_ns);
+        let due =
+            |flow: &&&OffloadedFlow| flow.waits.unanswered.is_some_and(|unanswered| now_ns >= unanswered.ask_at_ns);
         Silent {
             to_ask: waiting.iter().filter(due).map(|flow| flow.id).collect(),
             too_long: too_long.iter().map(|flow| flow.id).collect(),
         }
+    }
+
+    /// Flows of which one side goes on sending bytes that do not arrive, while the other may speak: a direction of the network is lost, or it
+    /// loses large packets.
+    pub(super) fn untaken(&mut self, now_ns: u64, reachability: &Reachability) -> Vec<FlowId> {
+        let flows = &self.all;
+        self.untaken.retain(|id| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone)));
+        let all = self.untaken.iter().filter_map(|id| flows.get(id));
+        all.filter(|flow| flow.takes_nothing(now_ns, reachability).is_some()).map(|flow| flow.id).collect()
     }
 
     /// One of its ends has reset it, as `reason` says.
@@ -147,14 +161,14 @@ impl Flows {
         self.unclaimed += 1;
     }
 
-    /// A peer has taken the flow, which no worker has claimed.
-    pub(super) fn leave_early(&mut self, id: FlowId) {
-        self.left_early.insert(id);
+    /// The flow, which no worker has claimed, is over. The first reason counts.
+    pub(super) fn end_early(&mut self, id: FlowId, reason: EndReason) {
+        self.ended_early.entry(id).or_insert(reason);
     }
 
-    /// Forgets whether a peer took the flow before a worker had claimed it, and returns it.
-    pub(super) fn take_left_early(&mut self, id: FlowId) -> bool {
-        self.left_early.remove(&id)
+    /// Forgets why the flow ended before a worker had claimed it, and returns it.
+    pub(super) fn take_ended_early(&mut self, id: FlowId) -> Option<EndReason> {
+        self.ended_early.remove(&id)
     }
 
     /// Workers have claimed or refused so many. Returns whether none is left to wait for.

@@ -17,7 +17,7 @@ pub(super) use forward::is_foreign;
 pub(super) use requests::take_standby_requests;
 pub(super) use room::use_room;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use self::hops::Hops;
 use self::kept::Kept;
@@ -42,6 +42,8 @@ pub(super) struct Keep {
     hops: Hops,
     /// Flows and packets for which there was no room.
     crowded: Crowded,
+    /// Flows of which an earlier process left no entries, though it was to hold them.
+    missing: HashSet<FleetId>,
     /// Rules whose packets the program reports to the failover.
     asks: HashMap<VipAddr, Unknown>,
     refill_at_ns: u64,
@@ -55,6 +57,7 @@ impl Keep {
             kept: Kept::new(fleet, offload),
             hops: Hops::default(),
             crowded: Crowded::default(),
+            missing: HashSet::new(),
             asks: HashMap::new(),
             refill_at_ns: 0,
             unserved: None,

@@ -18,8 +18,7 @@ pub(super) struct OffloadedFlow {
     pub step: Step,
     pub up: CounterSnapshot,
     pub down: CounterSnapshot,
-    /// One side has sent a packet that demands an answer, and the other has sent nothing since.
-    pub unanswered: Option<Unanswered>,
+    pub waits: Waits,
     /// How long a silence ends the flow.
     pub patience_ns: u64,
     /// Bytes of both directions at the last report to other instances. `None`: they are not told of the offload, because the
@@ -33,8 +32,16 @@ pub(super) struct OffloadedFlow {
     pub quiet_at_ns: u64,
     /// The state of the flow when it was offloaded here.
     pub entered: Option<Entered>,
-    /// The direction of the first RST whose number proves nothing.
-    pub first_rst: Option<FlowDirection>,
+    pub first_rst: Option<RstOrigin>,
+}
+
+/// Why an RST passed, or was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RstOrigin {
+    /// An end sent it in this direction, with a number that proves nothing.
+    End(FlowDirection),
+    /// The program ended the flow, as a packet did not fit an interface.
+    Oversized,
 }
 
 pub(super) type Step = OffloadStep<ClosingSockets>;
@@ -74,6 +81,15 @@ pub(super) struct CounterSnapshot {
     pub taken: u32,
 }
 
+/// What one end waits for and the other does not give.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Waits {
+    /// One side has sent a packet that demands an answer, and the other has sent nothing since.
+    pub unanswered: Option<Unanswered>,
+    /// Bytes to the backend, and bytes to the client, that do not arrive though their receiver may speak.
+    pub untaken: [Option<Untaken>; 2],
+}
+
 /// A silence that the engine measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unanswered {
@@ -85,6 +101,15 @@ pub(super) struct Unanswered {
     pub packets: u64,
     /// When the silent side is challenged next.
     pub ask_at_ns: u64,
+}
+
+/// Bytes that one side has sent and the other has not acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Untaken {
+    /// The end of those that it has acknowledged, in the numbers of their sender.
+    pub taken: u32,
+    /// Since when it has acknowledged no further byte.
+    pub since_ns: u64,
 }
 
 impl CounterSnapshot {

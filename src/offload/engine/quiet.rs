@@ -28,6 +28,9 @@ const SOON_NS: u64 = 2_000_000_000;
 /// flows' packets for thirty.
 const SOON_FOR_NS: u64 = 35_000_000_000;
 
+/// The same after packets have passed the program by: time for an answer, and for a second challenge if one is lost.
+const MISSED_FOR_NS: u64 = 5_000_000_000;
+
 /// Flows per second that are then challenged, and the limit of one turn.
 const SOON_PER_S: u32 = 2000;
 const SOON_BURST: u32 = 200;
@@ -40,11 +43,18 @@ pub(super) struct Quiet {
     /// Until then flows are challenged sooner, at this pace.
     soon_until_ns: u64,
     pace: TokenBucket,
+    /// Packets before this time may have passed the program by: flows without a later one are challenged at once.
+    unseen_before_ns: u64,
 }
 
 impl Default for Quiet {
     fn default() -> Self {
-        Self { due: BTreeSet::new(), soon_until_ns: 0, pace: TokenBucket::new(SOON_PER_S, SOON_BURST, 0) }
+        Self {
+            due: BTreeSet::new(),
+            soon_until_ns: 0,
+            pace: TokenBucket::new(SOON_PER_S, SOON_BURST, 0),
+            unseen_before_ns: 0,
+        }
     }
 }
 
@@ -53,6 +63,13 @@ impl Quiet {
     fn between_ns(&self, flow: &OffloadedFlow, now_ns: u64) -> u64 {
         let long_ns = QUIET * flow.patience_ns;
         if now_ns < self.soon_until_ns { long_ns.min(SOON_NS) } else { long_ns }
+    }
+
+    /// When a flow without a further packet is challenged.
+    fn due_ns(&self, flow: &OffloadedFlow, now_ns: u64) -> u64 {
+        let heard_ns = flow.heard_ns();
+        let may_have_missed = heard_ns < self.unseen_before_ns && flow.questioned_ns < self.unseen_before_ns;
+        if may_have_missed { self.unseen_before_ns } else { heard_ns + self.between_ns(flow, now_ns) }
     }
 
     fn first_due(&self, now_ns: u64) -> Option<(u64, FlowId)> {
@@ -69,7 +86,7 @@ pub(super) fn ask_quiet(outside: &Outside, flows: &mut Flows, now_ns: u64) {
             continue;
         };
         let between_ns = flows.quiet.between_ns(flow, now_ns);
-        let (due_ns, is_alone) = (flow.heard_ns() + between_ns, matches!(flow.step, Step::Alone));
+        let (due_ns, is_alone) = (flows.quiet.due_ns(flow, now_ns), matches!(flow.step, Step::Alone));
         if due_ns <= now_ns && is_soon && !flows.quiet.pace.take(now_ns) {
             return;
         }
@@ -96,6 +113,17 @@ pub(super) fn ask_ends_soon(outside: &mut Outside, flows: &mut Flows) {
     outside.answers.answer_all(|| Answer::AskEnds { until_ns });
 }
 
+/// Packets have passed the program by until now. The kernel has answered each with RST, but that tells only the end that sent it: the other
+/// one, which may never send, has to be asked.
+pub(super) fn ask_who_was_missed(outside: &mut Outside, flows: &mut Flows) {
+    let now_ns = now_ns();
+    flows.quiet.unseen_before_ns = now_ns;
+    flows.quiet.soon_until_ns = flows.quiet.soon_until_ns.max(now_ns + MISSED_FOR_NS);
+    let spread_ns = (flows.len() as u64 * 1_000_000_000 / u64::from(SOON_PER_S)).max(1);
+    let all: Vec<_> = flows.values().map(|flow| flow.id).collect();
+    all.into_iter().for_each(|id| ask_when_quiet(outside, flows, id, now_ns + fastrand::u64(0..spread_ns)));
+}
+
 /// Has the flow checked from time to time. Flows that come together are not challenged together.
 pub(super) fn begin_asking(outside: &Outside, flows: &mut Flows, id: FlowId) {
     let Some(flow) = flows.get(&id) else { return };
@@ -105,10 +133,11 @@ pub(super) fn begin_asking(outside: &Outside, flows: &mut Flows, id: FlowId) {
 }
 
 fn ask_when_quiet(outside: &Outside, flows: &mut Flows, id: FlowId, at_ns: u64) {
-    if outside.table.fleet.is_enabled()
-        && let Some(flow) = flows.get_mut(&id)
-    {
-        flow.quiet_at_ns = at_ns;
+    // A single instance sees all packets, but for those that have passed its program by.
+    let is_wanted = outside.table.fleet.is_enabled() || at_ns < flows.quiet.soon_until_ns;
+    let Some(flow) = flows.get_mut(&id) else { return };
+    flow.quiet_at_ns = if is_wanted { at_ns } else { 0 };
+    if is_wanted {
         flows.quiet.due.insert((at_ns, id));
     }
 }

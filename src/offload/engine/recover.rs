@@ -5,7 +5,7 @@ use std::io;
 
 use super::flows::Flows;
 use super::keep::Keep;
-use super::offloaded::{CounterSnapshot, OffloadedFlow, Step};
+use super::offloaded::{CounterSnapshot, OffloadedFlow, Step, Waits};
 use super::quiet::begin_asking;
 use super::reset::reset;
 use super::tell::tell_offloaded;
@@ -154,9 +154,9 @@ fn each_left(program: &Program, keep: &mut Keep, mut visit: impl FnMut(Key, Entr
 }
 
 pub(super) fn claim(outside: &mut Outside, flows: &mut Flows, ticket: Ticket, patience_ns: u64) {
+    let early = flows.take_ended_early(ticket.id);
     let Some(flow) = flows.get_mut(&ticket.id) else {
-        let has_moved = flows.take_left_early(ticket.id);
-        let reason = Some(if has_moved { EndReason::Moved } else { EndReason::Internal });
+        let reason = early.or(Some(EndReason::Internal));
         // Nothing of it is left to be told to peers, who else would wait for the rest for ever.
         count_claimed(outside, flows, 1);
         return outside.answers.answer(ticket.worker, Answer::Ended { last: Progress::none(ticket), reason });
@@ -169,12 +169,12 @@ pub(super) fn claim(outside: &mut Outside, flows: &mut Flows, ticket: Ticket, pa
     let Some(flow) = flows.get(&ticket.id) else { return };
     if flow.step.is_ending() {
         // It ended before a worker had it.
-        let (last, reason) = (flow.progress(), flow.ended().or(Some(EndReason::Internal)));
+        let (last, reason) = (flow.progress(), early.or_else(|| flow.ended()).or(Some(EndReason::Internal)));
         let last = last.unwrap_or_else(|| Progress::none(ticket));
         return outside.answers.answer(ticket.worker, Answer::Ended { last, reason });
     }
     tell_offloaded(outside, flows, ticket.id);
-    has_moved(outside, flows, ticket.id);
+    has_moved(outside, flows, ticket.id, now_ns());
 }
 
 /// Counts claimed flows. Peers get no snapshot before every recovered flow is in it.
@@ -186,8 +186,8 @@ pub(super) fn count_claimed(outside: &Outside, flows: &mut Flows, count: u64) {
 
 pub(super) fn refuse(outside: &Outside, flows: &mut Flows, id: FlowId, why: &str) {
     count_claimed(outside, flows, 1);
-    flows.take_left_early(id);
-    tracing::warn!(flow = id.0, "Baton resets a flow of an earlier process: {why}");
+    flows.take_ended_early(id);
+    tracing::warn!(flow = id.0, "Baton resets a flow that an earlier process or a peer has offloaded: {why}");
     reset(outside, flows, id);
 }
 
@@ -221,7 +221,7 @@ pub(super) fn offloaded_flow(id: FlowId, ends: Ends, pair: &Pair) -> OffloadedFl
         step: Step::Alone,
         up: look(&pair.up),
         down: look(&pair.down),
-        unanswered: None,
+        waits: Waits::default(),
         patience_ns: PATIENCE_NS,
         told_bytes: (!pair.up.as_ref().is_some_and(|entry| entry.stays_here)).then_some(0),
         inherited_ns: 0,

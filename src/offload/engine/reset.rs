@@ -103,13 +103,12 @@ pub(super) fn make_way(program: &Program, flows: &Flows, id: FlowId) {
     }
 }
 
-/// A flow has ended by itself; its worker is told.
-pub(super) fn over(outside: &mut Outside, flows: &Flows, id: FlowId, reason: EndReason) {
+/// A flow is over; its worker is told, or is told as soon as there is one.
+pub(super) fn over(outside: &mut Outside, flows: &mut Flows, id: FlowId, reason: EndReason) {
     let Some(flow) = flows.get(&id) else { return };
-    if let Some(ticket) = flow.ticket {
-        let last = flow.progress().unwrap_or_else(|| Progress::none(ticket));
-        outside.answers.answer(ticket.worker, Answer::Ended { last, reason: Some(reason) });
-    }
+    let Some(ticket) = flow.ticket else { return flows.end_early(id, reason) };
+    let last = flow.progress().unwrap_or_else(|| Progress::none(ticket));
+    outside.answers.answer(ticket.worker, Answer::Ended { last, reason: Some(reason) });
 }
 
 /// As [`over`]; its entries stay for packets that are still on their way.

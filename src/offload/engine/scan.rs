@@ -99,8 +99,8 @@ impl Scan {
         let mut touched = Vec::new();
         self.stage = match std::mem::replace(&mut self.stage, ScanStage::Rest) {
             ScanStage::Rest => ScanStage::Rest,
-            ScanStage::Looks(ids) => look_up(outside, flows, keep, ids, &mut touched),
-            ScanStage::Sweep(cursor) => sweep(outside, flows, keep, cursor, &mut touched),
+            ScanStage::Looks(ids) => look_up(outside, flows, keep, ids, &mut touched, now_ns),
+            ScanStage::Sweep(cursor) => sweep(outside, flows, keep, cursor, &mut touched, now_ns),
         };
         tell_failover(outside, touched, Vec::new());
         self.step_at_ns = now_ns + SHARE * clock::thread_cpu_ns().saturating_sub(began_ns);
@@ -125,10 +125,11 @@ fn look_up(
     keep: &mut Keep,
     mut ids: Vec<FlowId>,
     touched: &mut Vec<FleetId>,
+    now_ns: u64,
 ) -> ScanStage {
     for _ in 0..LOOKS {
         let Some(id) = ids.pop() else { return ScanStage::Rest };
-        if look_at(outside, flows, keep, id, touched).is_err() {
+        if look_at(outside, flows, keep, id, touched, now_ns).is_err() {
             // Its mark is taken: no later round would look at it.
             ids.push(id);
             break;
@@ -143,6 +144,7 @@ fn look_at(
     keep: &mut Keep,
     id: FlowId,
     touched: &mut Vec<FleetId>,
+    now_ns: u64,
 ) -> Result<(), Unread> {
     for key in keep.held().with(id).map(|(_, held)| held.ends.key(FlowDirection::ToBackend)).collect::<Vec<_>>() {
         if let Some(entry) = outside.program.entry(&key)? {
@@ -153,7 +155,7 @@ fn look_at(
     if look(&outside.program, flows, id)? {
         let heard_ns = flows.get(&id).map_or(0, |flow| flow.up.last_ns);
         outside.table.reachability.hear_client(heard_ns);
-        moved_on(outside, flows, id);
+        moved_on(outside, flows, id, now_ns);
     }
     Ok(())
 }
@@ -164,6 +166,7 @@ fn sweep(
     keep: &mut Keep,
     mut cursor: Cursor,
     touched: &mut Vec<FleetId>,
+    now_ns: u64,
 ) -> ScanStage {
     let mut seen = Vec::with_capacity(BATCH);
     let mut changed = Vec::new();
@@ -194,7 +197,7 @@ fn sweep(
     }
     changed.sort_unstable();
     changed.dedup();
-    changed.into_iter().for_each(|id| moved_on(outside, flows, id));
+    changed.into_iter().for_each(|id| moved_on(outside, flows, id, now_ns));
     next
 }
 
@@ -209,7 +212,7 @@ fn hear(outside: &Outside, entry: &Entry) {
     }
 }
 
-pub(super) fn moved_on(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
+pub(super) fn moved_on(outside: &mut Outside, flows: &mut Flows, id: FlowId, now_ns: u64) {
     tell_progress(outside, flows, id);
-    has_moved(outside, flows, id);
+    has_moved(outside, flows, id, now_ns);
 }

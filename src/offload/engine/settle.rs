@@ -302,7 +302,7 @@ fn tell_of_offload(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
     tell_offloaded(outside, flows, id);
     // The flow may have ended while it had sockets; then no further packet reports that.
     if look(&outside.program, flows, id).is_ok() {
-        has_moved(outside, flows, id);
+        has_moved(outside, flows, id, now_ns());
     }
 }
 

@@ -23,7 +23,7 @@ use crate::table::flows::FlowKey;
 use crate::table::journal::{Event, What};
 use offloaded::Step;
 use recover::claim;
-use reset::{do_what_is_due, end, fade, reset};
+use reset::{do_what_is_due, end, fade, give_up, reset};
 use unread::{read_again, say_unread};
 
 /// The parts of a new instance with one worker.
@@ -269,6 +269,32 @@ fn a_flow_that_a_peer_takes_before_a_worker_claims_it_has_moved_and_peers_are_to
     claim(&mut scene.engine.outside, &mut scene.engine.flows, ticket, 30_000_000_000);
     assert!(matches!(scene.answer(), Some(Answer::Ended { reason: Some(EndReason::Moved), .. })));
     assert!(scene.engine.flows.count_claimed(0));
+}
+
+/// Regression: flows that had ended while no process ran were counted as `internal`, which is an alert, when their end was seen before a worker
+/// had claimed them.
+#[test]
+fn a_flow_that_ends_before_a_worker_claims_it_has_ended_for_its_own_reason() {
+    for why in [EndReason::ClientClosed, EndReason::BackendTimedOut] {
+        let Some(mut scene) = Scene::open("before") else { return };
+        let ticket = scene.own(&offloaded(1));
+        scene.engine.flows = Flows::default();
+        while scene.answer().is_some() {}
+        scene.recover();
+        assert!(matches!(scene.answer(), Some(Answer::Found(_))));
+
+        let Engine { outside, flows, .. } = &mut scene.engine;
+        match why {
+            EndReason::ClientClosed => fade(outside, flows, ticket.id, why),
+            _ => give_up(outside, flows, ticket.id, why),
+        }
+        do_what_is_due(&scene.engine.outside, &mut scene.engine.flows);
+        assert_eq!(scene.engine.flows.is_empty(), why == EndReason::ClientClosed, "a closed one is gone at once");
+        claim(&mut scene.engine.outside, &mut scene.engine.flows, ticket, 30_000_000_000);
+        let told = scene.answer();
+        assert!(matches!(told, Some(Answer::Ended { reason, .. }) if reason == Some(why)), "{told:?}");
+        assert!(scene.engine.flows.count_claimed(0));
+    }
 }
 
 /// An end that counts as told is not told again, and in FIN_WAIT2 it sends nothing by itself.

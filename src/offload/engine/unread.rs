@@ -81,7 +81,7 @@ pub(super) fn read_again(outside: &mut Outside, flows: &mut Flows, now_ns: u64) 
         if look(&outside.program, flows, id).is_err() {
             break;
         }
-        moved_on(outside, flows, id);
+        moved_on(outside, flows, id, now_ns);
     }
     for _ in 0..flows.unread.untold.len() {
         let Some(id) = flows.unread.untold.pop_first() else { break };
@@ -98,7 +98,10 @@ pub(super) fn read_again(outside: &mut Outside, flows: &mut Flows, now_ns: u64) 
         match flows.contains_key(&id) {
             true => offer(outside, flows, id, up.as_ref(), down.as_ref()),
             // It has ended, and no worker will claim it.
-            false => count_claimed(outside, flows, 1),
+            false => {
+                flows.take_ended_early(id);
+                count_claimed(outside, flows, 1);
+            }
         }
         if flows.unread.offers.len() > left {
             break;

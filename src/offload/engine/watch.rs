@@ -7,8 +7,8 @@ use super::breaker::judge;
 use super::flows::{ASK_EVERY, Flows, Silent};
 use super::interfaces::follow_routes;
 use super::keep::{is_foreign, use_room};
-use super::offloaded::{OffloadedFlow, Unanswered};
-use super::quiet::{ask_both, ask_quiet, begin_asking};
+use super::offloaded::{CounterSnapshot, OffloadedFlow, RstOrigin, Step, Unanswered, Untaken};
+use super::quiet::{ask_both, ask_quiet, ask_who_was_missed, begin_asking};
 use super::reset::{ask_clients, fade, give_up, look, make_way};
 use super::surroundings::end_covered;
 use super::tell::tell_failover;
@@ -20,8 +20,9 @@ use crate::model::ids::FlowId;
 use crate::model::offload::steps::Ending;
 use crate::model::splice::FlowDirection;
 use crate::offload::events::{self, Told};
-use crate::offload::program::Evidence;
+use crate::offload::program::{Evidence, FixedProgram, OpenError};
 use crate::ports::offload::Ticket;
+use crate::ports::reachability::Reachability;
 use crate::ports::suspicion::Suspicion;
 use crate::sys::clock::now_ns;
 use crate::table::journal::What;
@@ -51,14 +52,14 @@ impl Engine {
         if links_changed {
             // An interface that is made anew lacks the program, and the kernel answers the first packet of a flow there with RST: be
             // there before the interface has an address.
-            fix(&mut self.outside);
+            fix(&mut self.outside, &mut self.flows);
         }
         read_again(&mut self.outside, &mut self.flows, now_ns);
         follow_routes(&mut self.outside, &self.flows);
         end_covered(&mut self.outside, &mut self.flows);
         if now_ns >= self.reattach_at_ns {
             self.reattach_at_ns = now_ns + REATTACH_EVERY.as_nanos() as u64;
-            fix(&mut self.outside);
+            fix(&mut self.outside, &mut self.flows);
             use_room(&mut self.keep, &mut self.outside, &mut self.flows, &mut self.witnesses, now_ns);
             self.audit.audit(&mut self.outside, &self.flows, &self.keep, &self.witnesses, now_ns);
             self.outside.show(self.flows.len());
@@ -74,6 +75,7 @@ impl Engine {
             ask_quiet(&self.outside, &mut self.flows, now_ns);
             end_unfinished(&mut self.outside, &mut self.flows, now_ns);
             end_silent(&mut self.outside, &mut self.flows, now_ns);
+            end_untaken(&mut self.outside, &mut self.flows, now_ns);
         }
         self.doubts.settle_doubts(&self.outside, &mut self.flows, &self.keep, now_ns);
     }
@@ -88,6 +90,7 @@ impl Engine {
         if !self.takes_events() {
             return;
         }
+        let now_ns = now_ns();
         let (mut packets, mut touched) = (Vec::new(), Vec::new());
         for told in self.events.by_ref().take(EVENTS).collect::<Vec<_>>() {
             match told {
@@ -95,7 +98,7 @@ impl Engine {
                     packets.extend((!is_foreign(&self.outside.program, &packet.key)).then_some(packet))
                 }
                 Told::Doubt(segment) => {
-                    touched.extend(self.doubts.doubt(&self.outside, &mut self.flows, &self.keep, &segment, now_ns()))
+                    touched.extend(self.doubts.doubt(&self.outside, &mut self.flows, &self.keep, &segment, now_ns))
                 }
                 Told::Foreign(key) => drop(is_foreign(&self.outside.program, &key)),
                 // A backend's packets may take another path than its client's; but an RST ends the flow wherever it
@@ -107,8 +110,13 @@ impl Engine {
                         touched.extend(counts.then_some(held));
                     }
                     None => {
+                        if event.what == events::ProgramWhat::Oversized
+                            && let Some(flow) = self.flows.get_mut(&event.id)
+                        {
+                            flow.first_rst = Some(RstOrigin::Oversized);
+                        }
                         if look(&self.outside.program, &mut self.flows, event.id).is_ok() {
-                            has_moved(&mut self.outside, &mut self.flows, event.id);
+                            has_moved(&mut self.outside, &mut self.flows, event.id, now_ns);
                         }
                     }
                 },
@@ -119,12 +127,12 @@ impl Engine {
 }
 
 /// Reports progress to the worker, and ends the flow if it is over.
-pub(super) fn has_moved(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
+pub(super) fn has_moved(outside: &mut Outside, flows: &mut Flows, id: FlowId, now_ns: u64) {
     let Some(flow) = flows.get(&id) else { return };
     if flow.step.is_ending() {
         return make_way(&outside.program, flows, id);
     }
-    flows.sort(id);
+    flows.sort(id, now_ns);
     let Some(flow) = flows.get(&id) else { return };
     if let Some(progress) = flow.progress() {
         outside.answers.has_come_to(progress);
@@ -142,21 +150,7 @@ pub(super) fn has_moved(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
 fn end_unfinished(outside: &mut Outside, flows: &mut Flows, now_ns: u64) {
     let Silent { too_long, to_ask } = flows.unfinished(now_ns, &outside.table.reachability);
     to_ask.into_iter().for_each(|id| ask_both(outside, flows, id, now_ns));
-    for id in too_long {
-        // The last scan may have been a while ago.
-        let Ok(is_news) = look(&outside.program, flows, id) else { continue };
-        if is_news {
-            has_moved(outside, flows, id);
-        } else if let Some(flow) = flows.get(&id) {
-            let by_backend = !flow.up.is_finished(&flow.down);
-            give_up(
-                outside,
-                flows,
-                id,
-                if by_backend { EndReason::BackendTimedOut } else { EndReason::ClientTimedOut },
-            );
-        }
-    }
+    end_stuck(outside, flows, too_long, OffloadedFlow::does_not_finish, now_ns);
 }
 
 /// Ends flows of which one side has been silent for too long while the other waits for it.
@@ -167,16 +161,32 @@ fn end_silent(outside: &mut Outside, flows: &mut Flows, now_ns: u64) {
     }
     let Silent { too_long, to_ask } = flows.unanswered(now_ns, &outside.table.reachability);
     to_ask.into_iter().for_each(|id| ask_silent(outside, flows, id, now_ns));
-    for id in too_long {
-        // The last scan may have been a while ago.
+    end_stuck(outside, flows, too_long, OffloadedFlow::answers_nothing, now_ns);
+}
+
+/// Ends flows of which one side has not acknowledged a byte for too long, though the other goes on sending.
+fn end_untaken(outside: &mut Outside, flows: &mut Flows, now_ns: u64) {
+    if outside.table.fleet.is_shared() {
+        // What acknowledges them may pass another instance.
+        return;
+    }
+    let too_long = flows.untaken(now_ns, &outside.table.reachability);
+    end_stuck(outside, flows, too_long, OffloadedFlow::takes_nothing, now_ns);
+}
+
+/// Why a flow cannot go on at this time; `None`: it can.
+type StuckVerdict = fn(&OffloadedFlow, u64, &Reachability) -> Option<EndReason>;
+
+/// Ends those of the flows for which `verdict` still has a reason after another look: the last scan may have been a while ago.
+fn end_stuck(outside: &mut Outside, flows: &mut Flows, ids: Vec<FlowId>, verdict: StuckVerdict, now_ns: u64) {
+    for id in ids {
         if look(&outside.program, flows, id).is_err() {
             continue;
         }
-        let Some(flow) = flows.get_mut(&id) else { continue };
-        let before = flow.unanswered;
-        flow.count_silence();
-        if let Some(unanswered) = flow.unanswered.filter(|now| Some(*now) == before) {
-            let reason = if unanswered.by_client { EndReason::ClientTimedOut } else { EndReason::BackendTimedOut };
+        has_moved(outside, flows, id, now_ns);
+        // What the look has found may have ended it.
+        let stuck = flows.get(&id).filter(|flow| matches!(flow.step, Step::Alone));
+        if let Some(reason) = stuck.and_then(|flow| verdict(flow, now_ns, &outside.table.reachability)) {
             give_up(outside, flows, id, reason);
         }
     }
@@ -186,7 +196,7 @@ fn end_silent(outside: &mut Outside, flows: &mut Flows, now_ns: u64) {
 pub(super) fn set_patience(outside: &Outside, flows: &mut Flows, ticket: Ticket, patience_ns: u64) {
     let Some(flow) = flows.get_mut(&ticket.id).filter(|flow| flow.ticket == Some(ticket)) else { return };
     flow.patience_ns = patience_ns;
-    if let Some(unanswered) = &mut flow.unanswered {
+    if let Some(unanswered) = &mut flow.waits.unanswered {
         unanswered.ask_at_ns = unanswered.ask_at_ns.min(unanswered.since_ns + patience_ns / 2);
     }
     let is_asked_when_quiet = flow.quiet_at_ns != 0;
@@ -200,7 +210,7 @@ pub(super) fn set_patience(outside: &Outside, flows: &mut Flows, ticket: Ticket,
 /// answer: probes of a closed window and retransmissions come up to two minutes apart.
 fn ask_silent(outside: &Outside, flows: &mut Flows, id: FlowId, now_ns: u64) {
     let Some(flow) = flows.get_mut(&id) else { return };
-    let Some(unanswered) = &mut flow.unanswered else { return };
+    let Some(unanswered) = &mut flow.waits.unanswered else { return };
     unanswered.ask_at_ns = now_ns + flow.patience_ns / ASK_EVERY;
     let (ends, by_client, up, down) = (flow.ends, unanswered.by_client, flow.up, flow.down);
     match by_client {
@@ -238,15 +248,40 @@ fn see_backends(outside: &Outside, now_ns: u64) {
 }
 
 /// Attaches the program again where somebody detached it.
-fn fix(outside: &mut Outside) {
+fn fix(outside: &mut Outside, flows: &mut Flows) {
     match outside.program.fix() {
-        Ok(interfaces) if interfaces.is_empty() => {}
-        Ok(interfaces) => {
-            outside.table.census.reattached.add(1);
-            outside.table.journal.record(What::ProgramReattached { interfaces });
+        Ok(FixedProgram { interfaces, unpinned }) => {
+            outside.lost = None;
+            let unpinned = unpinned.then(|| outside.program.directory().display().to_string());
+            let was_away = !interfaces.is_empty();
+            if was_away || unpinned.is_some() {
+                outside.table.journal.record(What::ProgramReattached { interfaces, unpinned });
+            }
+            if was_away {
+                outside.table.census.reattached.add(1);
+                ask_who_was_missed(outside, flows);
+            }
+        }
+        // It cannot be pinned again, and without its pins it is attached to nothing.
+        Err(error @ OpenError::Directory { .. }) if outside.program.notice_loss() => {
+            let (error, flows_lost) = (error.to_string(), flows.len());
+            if outside.lost.as_ref() != Some(&error) {
+                outside.table.journal.record(What::ProgramLost { error: error.clone(), flows: flows_lost });
+            }
+            outside.lost = Some(error);
+            if flows_lost > 0 {
+                give_all_up(outside, flows);
+            }
         }
         Err(error) => tracing::error!(%error, "cannot attach the BPF program again"),
     }
+}
+
+/// No interface runs the program, and none can.
+fn give_all_up(outside: &mut Outside, flows: &mut Flows) {
+    tracing::error!(flows = flows.len(), "nothing carries the offloaded flows any more: Baton resets them");
+    let all: Vec<_> = flows.values().map(|flow| flow.id).collect();
+    all.into_iter().for_each(|id| give_up(outside, flows, id, EndReason::Internal));
 }
 
 impl OffloadedFlow {
@@ -263,9 +298,10 @@ impl OffloadedFlow {
         }
         match (up.rst_ns, down.rst_ns) {
             (0, 0) => None,
+            _ if self.first_rst == Some(RstOrigin::Oversized) => Some(EndReason::Oversized),
             _ if self.is_long_over() => Some(closed),
-            _ if self.first_rst == Some(FlowDirection::ToBackend) => Some(EndReason::ClientReset),
-            _ if self.first_rst == Some(FlowDirection::ToClient) => Some(EndReason::BackendReset),
+            _ if self.first_rst == Some(RstOrigin::End(FlowDirection::ToBackend)) => Some(EndReason::ClientReset),
+            _ if self.first_rst == Some(RstOrigin::End(FlowDirection::ToClient)) => Some(EndReason::BackendReset),
             (up, down) if down == 0 || (up != 0 && up <= down) => Some(EndReason::ClientReset),
             _ => Some(EndReason::BackendReset),
         }
@@ -301,12 +337,56 @@ impl OffloadedFlow {
         (self.up.fin_ns != 0 || self.down.fin_ns != 0) && self.ended().is_none()
     }
 
-    /// Whether the silence is beyond doubt. Any live end answers bytes. Other packets that seem to demand an answer may
-    /// be ACKs that were overtaken by bytes, and get none; a probe is repeated.
-    pub(super) fn is_surely_silent(&self) -> bool {
-        let Some(unanswered) = self.unanswered else { return false };
+    /// Why the flow cannot go on, if both FINs have passed, and its ends have been silent for too long since.
+    pub(super) fn does_not_finish(&self, now_ns: u64, reachability: &Reachability) -> Option<EndReason> {
+        let since_ns = reachability.counts_from(self.up.last_ns.max(self.down.last_ns));
+        let is_stuck =
+            self.is_closing() && self.have_both_closed() && now_ns.saturating_sub(since_ns) > self.patience_ns;
+        let by_backend = !self.up.is_finished(&self.down);
+        is_stuck.then_some(if by_backend { EndReason::BackendTimedOut } else { EndReason::ClientTimedOut })
+    }
+
+    /// Why the flow cannot go on, if one side has been silent for too long while the other waits for it, beyond doubt. Any live end answers
+    /// bytes. Other packets that seem to demand an answer may be ACKs that were overtaken by bytes, and get none; a probe is repeated.
+    pub(super) fn answers_nothing(&self, now_ns: u64, reachability: &Reachability) -> Option<EndReason> {
+        let unanswered = self.waits.unanswered.as_ref()?;
         let (silent, other) = if unanswered.by_client { (&self.up, &self.down) } else { (&self.down, &self.up) };
-        other.last_data_ns > silent.last_ns || other.packets > unanswered.packets + 1
+        let is_sure = other.last_data_ns > silent.last_ns || other.packets > unanswered.packets + 1;
+        let silence_ns = now_ns.saturating_sub(reachability.counts_from(unanswered.since_ns));
+        let reason = if unanswered.by_client { EndReason::ClientTimedOut } else { EndReason::BackendTimedOut };
+        (is_sure && silence_ns > self.patience_ns).then_some(reason)
+    }
+
+    /// Starts, continues or stops the measurement of each direction: the receiver has not acknowledged all that its sender has sent.
+    pub(super) fn count_untaken(&mut self, now_ns: u64) {
+        let before = self.waits.untaken;
+        let directions = [(&self.up, &self.down, before[0]), (&self.down, &self.up, before[1])];
+        self.waits.untaken = directions.map(|(given, back, before)| {
+            // One byte may be a probe of a closed window, which many systems send from beyond it.
+            let is_behind = back.packets > 0 && given.sent.wrapping_sub(back.taken).wrapping_sub(2) < 1 << 31;
+            let now = Untaken { taken: back.taken, since_ns: now_ns };
+            is_behind.then(|| before.filter(|before| before.taken == now.taken).unwrap_or(now))
+        });
+    }
+
+    /// Why the flow cannot go on, if bytes of one direction have not arrived for too long: their sender goes on sending all this time. An end
+    /// whose reader stands still acknowledges what it has room for, and its other side sends no bytes beyond that.
+    pub(super) fn takes_nothing(&self, now_ns: u64, reachability: &Reachability) -> Option<EndReason> {
+        let [to_backend, to_client] = self.waits.untaken;
+        let is_over = |untaken: Option<Untaken>, given: &CounterSnapshot| {
+            untaken.is_some_and(|Untaken { since_ns, .. }| {
+                let since_ns = reachability.counts_from(since_ns);
+                let goes_on = given.last_data_ns > since_ns + self.patience_ns / 2;
+                now_ns.saturating_sub(since_ns) > self.patience_ns && goes_on
+            })
+        };
+        if [FlowDirection::ToBackend, FlowDirection::ToClient].into_iter().any(|direction| self.may_be_old(direction)) {
+            return None;
+        }
+        if is_over(to_backend, &self.up) {
+            return Some(EndReason::BackendTimedOut);
+        }
+        is_over(to_client, &self.down).then_some(EndReason::ClientTimedOut)
     }
 
     /// Starts, continues or stops the measurement: a side is silent while the other has demanded an answer since its
@@ -315,8 +395,8 @@ impl OffloadedFlow {
         let silent = [(true, &self.up, &self.down), (false, &self.down, &self.up)]
             .into_iter()
             .find(|(_, silent, other)| other.packets > 0 && other.asked_ns > silent.last_ns);
-        let before = self.unanswered;
-        self.unanswered = silent.map(|(by_client, silent, other)| match before {
+        let before = self.waits.unanswered;
+        self.waits.unanswered = silent.map(|(by_client, silent, other)| match before {
             Some(before) if (before.by_client, before.last_ns) == (by_client, silent.last_ns) => before,
             _ => Unanswered {
                 by_client,

@@ -52,6 +52,9 @@ pub enum OpenError {
          another preference (tc filter show dev {interface} ingress)"
     )]
     Preceded { interface: String, kind: String },
+    /// The broker's words.
+    #[error("{0}")]
+    Broker(io::Error),
     #[error("cannot start the offload engine's thread: {0}")]
     Begin(io::Error),
     #[error("cannot read the pinned program: {0}; `baton offload remove` removes it and resets its flows")]

@@ -8,7 +8,7 @@ use std::fmt;
 use std::io;
 
 use aya::programs::SchedClassifier;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::error::OpenError;
 use super::pins::Pins;
@@ -16,7 +16,7 @@ use crate::sys::bpf;
 use crate::sys::netdev::{self, HARDWARE_ETHERNET, HARDWARE_LOOPBACK};
 
 /// How the program is attached to interfaces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Attachment {
     /// By links, in the order of TCX (since Linux 6.6, or backported).
@@ -85,6 +85,25 @@ pub(super) fn ensure(pins: &Pins, interfaces: &[String], by: Attachment) -> Resu
         }
     }
     Ok(attached)
+}
+
+/// Lets the pins and `interfaces` follow interfaces that have another name by now. Their links never ceased to run.
+pub(super) fn follow_names(pins: &Pins, interfaces: &mut [String]) -> io::Result<()> {
+    for old in pins.links()?.iter().filter(|name| netdev::interface(name).is_err()) {
+        let Some(index) = tcx::state(pins, old)?.filter(|index| *index != 0) else { continue };
+        let Ok(new) = netdev::name(index) else { continue };
+        if tcx::state(pins, &new)?.is_none() {
+            std::fs::rename(pins.link_path(old), pins.link_path(&new))?;
+            interfaces.iter_mut().filter(|name| *name == old).for_each(|name| name.clone_from(&new));
+        }
+    }
+    Ok(())
+}
+
+/// The program that sees the interface's packets before this one, whose number is `id`, by TCX.
+pub(super) fn ahead(pins: &Pins, interface: &str, id: u32) -> io::Result<Option<u32>> {
+    let Some(index) = tcx::state(pins, interface)?.filter(|index| *index != 0) else { return Ok(None) };
+    Ok(bpf::first_of_tcx(index)?.filter(|first| *first != id))
 }
 
 /// Detaches the program from all interfaces of this network namespace; returns the names of those.

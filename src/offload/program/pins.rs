@@ -11,12 +11,13 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
 use super::error::OpenError;
-use crate::sys::bpf::{Map, Update};
+use crate::sys::bpf::{self, Map, Update};
 use crate::sys::bpffs;
 
 /// Version of everything that is pinned: another number means another layout. See `bpf/entry.h`.
@@ -53,6 +54,8 @@ const DOT: (&str, &str) = (".", ":");
 #[derive(Clone, Debug)]
 pub(super) struct Pins {
     directory: PathBuf,
+    /// A name by which this process reaches it.
+    reached: PathBuf,
 }
 
 /// The maker of the pinned objects: `struct meta` of `bpf/entry.h`.
@@ -65,14 +68,24 @@ pub(super) struct Meta {
     pub digest: u128,
 }
 
+/// The pinned objects themselves, to pin them again if somebody removes the pins.
+#[derive(Debug)]
+pub(super) struct PinnedObjects(Vec<(&'static str, OwnedFd)>);
+
 /// A lock that a process holds while it pins or removes objects.
 #[derive(Debug)]
 pub(super) struct Lock(#[allow(dead_code)] File);
 
+impl PinnedObjects {
+    pub(super) fn program(&self) -> impl AsFd {
+        &self.0[0].1
+    }
+}
+
 impl Pins {
     /// Names a directory without looking at it.
     pub(super) fn at(directory: &Path) -> Self {
-        Self { directory: directory.to_path_buf() }
+        Self { directory: directory.to_path_buf(), reached: bpffs::reach(directory) }
     }
 
     /// Makes the directory; mounts a BPF file system there if needed.
@@ -89,7 +102,7 @@ impl Pins {
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
-        self.directory.join(name)
+        self.reached.join(name)
     }
 
     pub(super) fn link_path(&self, interface: &str) -> PathBuf {
@@ -110,7 +123,7 @@ impl Pins {
 
     /// Waits for other processes that pin or remove here.
     pub(super) fn lock(&self) -> io::Result<Lock> {
-        let directory = File::open(&self.directory)?;
+        let directory = File::open(&self.reached)?;
         flock(&directory, FlockOperation::LockExclusive)?;
         Ok(Lock(directory))
     }
@@ -119,9 +132,27 @@ impl Pins {
         Map::open(&self.path(name))
     }
 
+    /// Opens the maps and the program.
+    pub(super) fn objects(&self) -> io::Result<PinnedObjects> {
+        // The map that says that the rest is whole is the last one.
+        let names = [PROGRAMS[0]].into_iter().chain(MAPS);
+        names.map(|name| Ok((name, bpf::open_pinned(&self.path(name))?))).collect::<io::Result<_>>().map(PinnedObjects)
+    }
+
+    /// Pins what is not pinned any more; returns whether anything was. Fails where this process may not make the directory again.
+    pub(super) fn restore(&self, objects: &PinnedObjects) -> io::Result<bool> {
+        let missing: Vec<_> = objects.0.iter().filter(|(name, _)| !self.path(name).exists()).collect();
+        if missing.is_empty() {
+            return Ok(false);
+        }
+        std::fs::create_dir_all(&self.reached)?;
+        missing.iter().try_for_each(|(name, object)| bpf::pin(object, &self.path(name)))?;
+        Ok(true)
+    }
+
     /// Interfaces that the program belongs on, by a pinned link or by a filter, attached or not.
     pub(super) fn links(&self) -> io::Result<Vec<String>> {
-        let names = bpffs::names(&self.directory)?.into_iter();
+        let names = bpffs::names(&self.reached)?.into_iter();
         let name = |path: PathBuf| {
             let name = path.file_name()?.to_str()?;
             let name = name.strip_prefix(LINK_PREFIX).or_else(|| name.strip_prefix(FILTER_PREFIX))?;
@@ -149,12 +180,12 @@ impl Pins {
             let prefixes = [LINK_PREFIX, FILTER_PREFIX, QDISC_PREFIX];
             MAPS.contains(&name) || PROGRAMS.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
         };
-        Ok(bpffs::names(&self.directory)?.into_iter().filter(|path| !ours(path)).collect())
+        Ok(bpffs::names(&self.reached)?.into_iter().filter(|path| !ours(path)).collect())
     }
 
     /// Removes everything: the links first, so that no packet meets a program without its maps. Filters must be gone.
     pub(super) fn clear(&self) -> io::Result<()> {
-        let mut paths = bpffs::names(&self.directory)?;
+        let mut paths = bpffs::names(&self.reached)?;
         paths.sort_by_key(|path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(LINK_PREFIX)));
         paths.iter().try_for_each(|path| match path.is_dir() {
             true => std::fs::remove_dir(path),

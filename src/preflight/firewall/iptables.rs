@@ -81,6 +81,14 @@ fn rule(words: &[&str], family: &str) -> Rule {
             "--ctstate" | "--state" => {
                 words.next().map(|states| Matched::State(states.split(',').map(str::to_ascii_lowercase).collect()))
             }
+            "--syn" => Some(Matched::Begins),
+            "--tcp-flags" => {
+                let (mask, set) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+                Some(match mask.contains("SYN") && set == "SYN" {
+                    true => Matched::Begins,
+                    false => Matched::Other(format!("tcp flags {mask} {set}")),
+                })
+            }
             "-j" | "-g" => {
                 let target = words.next().unwrap_or_default();
                 act = match target {

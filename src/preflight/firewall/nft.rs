@@ -204,6 +204,10 @@ fn matched(left: &Value, right: &[&Value]) -> Option<Matched> {
     if left["ct"]["key"] == "state" {
         return Some(Matched::State(texts()?));
     }
+    let flags = &left["&"].get(0).unwrap_or(left)["payload"];
+    if flags["protocol"] == "tcp" && flags["field"] == "flags" {
+        return (texts()? == ["syn"]).then_some(Matched::Begins);
+    }
     match left["meta"]["key"].as_str() {
         Some("l4proto") => return Some(Matched::Protocol(texts()?)),
         Some("nfproto") => {

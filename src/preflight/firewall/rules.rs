@@ -65,6 +65,8 @@ pub(super) struct Test {
 pub(super) enum Matched {
     /// Any of these conntrack states.
     State(Vec<String>),
+    /// A SYN without ACK: it begins a connection.
+    Begins,
     /// A port in any of these ranges, of the source or the destination; of this protocol, or of any.
     Port(Option<Transport>, Side, Vec<RangeInclusive<u16>>),
     Address(Side, Vec<IpNet>),
@@ -229,6 +231,7 @@ impl fmt::Display for Test {
         let end = |side: &Side, what: &str| format!("{}{what}", if *side == Side::Source { "s" } else { "d" });
         match &self.of {
             Matched::State(states) => write!(f, "ct state {not}{}", states.join(",")),
+            Matched::Begins => write!(f, "tcp flags {not}syn"),
             Matched::Port(of, side, ports) => {
                 let of = of.map(|of| format!("{} ", of.name())).unwrap_or_default();
                 write!(f, "{of}{} {not}{}", end(side, "port"), joined(ports, show_range))

@@ -67,6 +67,26 @@ fn a_policy_that_drops_all_but_new_and_established_ones_is_one_too() {
     assert_eq!((finding.verdict, finding.why.as_str()), (Verdict::Fault, "no client can connect"));
 }
 
+/// Regression: a rule for what begins a connection was not understood, and one that rejects it was no fault, since its clients are told.
+#[test]
+fn a_rule_that_keeps_new_connections_out_is_a_fault_however_it_names_them_and_whatever_it_answers() {
+    let said = |rules: &Ruleset| judge(rules, SERVICE.parse().unwrap(), Some(1)).map(|it| (it.verdict, it.read));
+    let flags = r#"{"payload": {"protocol": "tcp", "field": "flags"}}"#;
+    let masked = format!(r#"{{"&": [{flags}, {{"|": ["fin", "syn", "rst", "ack"]}}]}}"#);
+    for (op, left) in [("in", flags), ("==", &*masked)] {
+        for (act, does) in [("drop", "drops"), ("reject", "rejects")] {
+            let syn = format!(r#"{{"match": {{"op": "{op}", "left": {left}, "right": "syn"}}}}, {{"{act}": null}}"#);
+            let (verdict, read) = said(&nft(&input("accept", &[syn]).join(","))).expect("a fault");
+            assert_eq!(verdict, Verdict::Fault);
+            assert_eq!(read, format!("inet f in: tcp flags syn {act} {does} new connections to {SERVICE}"));
+        }
+    }
+    let save = "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -p tcp -m tcp --dport 6443 --tcp-flags FIN,SYN,RST,ACK SYN -j REJECT\nCOMMIT\n";
+    assert_eq!(said(&iptables::read(save, "iptables")).expect("a fault").0, Verdict::Fault);
+    let odd = r#"{"match": {"op": "==", "left": {"payload": {"protocol": "tcp", "field": "flags"}}, "right": "fin"}}, {"drop": null}"#;
+    assert_eq!(said(&nft(&input("accept", &[odd.to_owned()]).join(","))).map(|it| it.0), Some(Verdict::Advice));
+}
+
 #[test]
 fn what_is_not_tracked_is_not_invalid() {
     let mut items = input("accept", &[state(r#""invalid""#, "drop")]);

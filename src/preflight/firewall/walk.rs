@@ -106,6 +106,11 @@ impl Walk<'_> {
                     ways.accepted = true;
                     true
                 }
+                // Who begins a connection is told, and has none.
+                Act::Reject if self.packet.state == "new" => {
+                    ways.dropped.get_or_insert_with(|| (rule.to_string(), rule.way));
+                    true
+                }
                 Act::Drop => {
                     ways.dropped.get_or_insert_with(|| (rule.to_string(), rule.way));
                     true
@@ -161,6 +166,9 @@ impl Walk<'_> {
         let own = if towards == Towards::Service { Side::Destination } else { Side::Source };
         let holds = match &test.of {
             Matched::State(states) => states.iter().any(|one| one == state),
+            // Of an untracked one nobody can tell.
+            Matched::Begins if state == "untracked" => return None,
+            Matched::Begins => transport == Transport::Tcp && state == "new",
             // Whatever the port.
             Matched::Port(Some(of), ..) if *of != transport => return Some(false),
             Matched::Port(_, side, ports) if *side == own => ports.iter().any(|range| range.contains(&service.port())),

@@ -56,6 +56,9 @@ pub enum SharingError {
     Program(ProgramFault),
     #[error("cannot pin the BPF program: {0}")]
     Pin(Box<PinError>),
+    /// The broker's words.
+    #[error("{0}")]
+    Broker(io::Error),
     #[error("cannot change the map of shared ports: {0}")]
     Map(io::Error),
 }

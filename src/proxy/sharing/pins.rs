@@ -9,27 +9,29 @@
 //! The pins and the program outlive the process: the kernel answers with RST for a place without a socket, although another process
 //! listens on the port.
 
-use std::fs::File;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use aya::EbpfLoader;
 use aya::programs::links::FdLink;
 use aya::programs::{ProgramError, SkLookup};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, flock, fstat, openat, statat, unlinkat};
+use rustix::io::Errno;
 
 use super::error::SharingError;
 use crate::addr::VipAddr;
 use crate::sys::bpf::{self, Map, Update};
+use crate::sys::broker::{BrokerRequest, broker};
 use crate::sys::{bpffs, netdev};
 
 /// Of the maps and the program together: another number, another directory. `src/offload/bpf/sharing.c` says when it changes.
 const LAYOUT: u32 = 1;
 
-const DIRECTORY: &str = "/sys/fs/bpf/baton-ports";
+pub(crate) const DIRECTORY: &str = "/sys/fs/bpf/baton-ports";
 
 const MAPS: [&str; 2] = ["places", "listeners"];
 const LINK: &str = "link";
@@ -42,7 +44,8 @@ pub(super) type PlaceKey = [u8; 20];
 /// The pins for this thread's network namespace.
 #[derive(Clone, Debug)]
 pub(super) struct PortPins {
-    directory: PathBuf,
+    /// Of their folder in [`DIRECTORY`].
+    name: CString,
     namespace: u64,
 }
 
@@ -51,8 +54,13 @@ pub(super) struct PortPins {
 pub(super) struct LockedPorts {
     places: Map,
     listeners: Map,
-    _lock: File,
+    lock: PinFolder,
 }
+
+/// A directory by its descriptor: Baton's user may write in [`DIRECTORY`], and whoever has taken its process over may put a link to any other
+/// directory in the place of a folder, at any time.
+#[derive(Debug)]
+struct PinFolder(OwnedFd);
 
 /// The state of an address and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,45 +76,57 @@ pub(super) enum PlaceState {
 impl PortPins {
     pub(super) fn here() -> io::Result<Self> {
         let (_, namespace) = netdev::namespace()?;
-        Ok(Self { directory: Path::new(DIRECTORY).join(format!("{namespace}-{LAYOUT}")), namespace })
+        Ok(Self { name: CString::new(format!("{namespace}-{LAYOUT}"))?, namespace })
     }
 
     /// The maps. Makes them and attaches the program if there is none.
     pub(super) fn open(&self) -> Result<LockedPorts, SharingError> {
         let fail = |source| SharingError::Directory { path: DIRECTORY.into(), source };
+        match broker() {
+            None => self.install(),
+            Some(broker) => {
+                let asked = broker.ask::<()>(&BrokerRequest::InstallSharing, &[]);
+                asked.map_err(SharingError::Broker)?;
+                self.find().and_then(|ports| ports.ok_or_else(|| io::ErrorKind::NotFound.into())).map_err(fail)
+            }
+        }
+    }
+
+    /// As [`Self::open`], with this process's own rights.
+    pub(super) fn install(&self) -> Result<LockedPorts, SharingError> {
+        let fail = |source| SharingError::Directory { path: DIRECTORY.into(), source };
         if !bpffs::holds(Path::new(DIRECTORY)).map_err(fail)? {
             bpffs::mount_usual().map_err(SharingError::Mount)?;
         }
-        let lock = make_and_lock().map_err(fail)?;
-        sweep().map_err(fail)?;
-        if !self.is_whole().map_err(fail)? {
-            clear(&self.directory).map_err(fail)?;
-            std::fs::create_dir_all(&self.directory).map_err(fail)?;
-            self.load().inspect_err(|_| {
-                let _ = clear(&self.directory);
+        let all = make_and_lock().map_err(fail)?;
+        all.sweep().map_err(fail)?;
+        if !self.is_whole(&all).map_err(fail)? {
+            all.clear(&self.name).map_err(fail)?;
+            let folder = all.make(&self.name).map_err(fail)?;
+            self.load(&folder.path()).inspect_err(|_| {
+                let _ = all.clear(&self.name);
             })?;
         }
-        self.maps(lock).map_err(fail)
+        self.maps(all).map_err(fail)
     }
 
     /// The maps, if the program runs. `None`: this namespace has no place.
     pub(super) fn find(&self) -> io::Result<Option<LockedPorts>> {
-        if !self.directory.exists() {
-            return Ok(None);
-        }
-        let lock = match lock() {
+        let all = match lock() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             lock => lock?,
         };
-        if !self.is_whole()? {
+        if !self.is_whole(&all)? {
             return Ok(None);
         }
-        self.maps(lock).map(Some)
+        self.maps(all).map(Some)
     }
 
     /// Whether the program runs and its maps are there.
     pub(super) fn are_whole(&self) -> bool {
-        self.is_whole().unwrap_or(false) && MAPS.iter().all(|name| self.directory.join(name).exists())
+        let Ok(all) = PinFolder::all() else { return false };
+        let Ok(Some(folder)) = all.inside(&self.name) else { return false };
+        self.is_whole(&all).unwrap_or(false) && MAPS.iter().all(|name| folder.path().join(name).exists())
     }
 
     /// Removes the program and the maps. `None`: there were none. Fails with `ResourceBusy` if a process serves a place.
@@ -120,8 +140,8 @@ impl PortPins {
         }
         // The kernel detaches a link a moment after its last name is gone.
         places.iter().try_for_each(|(place, _)| ports.free(place))?;
-        clear(&self.directory)?;
-        sweep()?;
+        ports.lock.clear(&self.name)?;
+        ports.lock.sweep()?;
         // The mounts of a running unit would go with it (ReadWritePaths of systemd.exec(5)), and it could not be made again there. It is not
         // empty if another namespace has places. One of another user is a unit's, which makes it before it starts.
         let is_own = std::fs::metadata(DIRECTORY).is_ok_and(|it| it.uid() == rustix::process::geteuid().as_raw());
@@ -131,20 +151,28 @@ impl PortPins {
         Ok(Some(places.len()))
     }
 
-    fn maps(&self, lock: File) -> io::Result<LockedPorts> {
-        let [places, listeners] = MAPS.map(|name| Map::open(&self.directory.join(name)));
-        Ok(LockedPorts { places: places?, listeners: listeners?, _lock: lock })
+    fn maps(&self, lock: PinFolder) -> io::Result<LockedPorts> {
+        let folder = lock.inside(&self.name)?.ok_or(io::ErrorKind::NotFound)?;
+        let [places, listeners] = MAPS.map(|name| Map::open(&folder.path().join(name)));
+        let (places, listeners) = (places?, listeners?);
+        // The kernel writes as many bytes as a map has, whoever has pinned it there.
+        let has_form = |map: &Map| (map.key_size(), map.value_size()) == (size_of::<PlaceKey>(), size_of::<u64>());
+        match has_form(&places) && has_form(&listeners) {
+            true => Ok(LockedPorts { places, listeners, lock }),
+            false => Err(io::Error::other("another program's maps are pinned there")),
+        }
     }
 
     /// Whether the program runs for this namespace: an earlier namespace may have had the same inode.
-    fn is_whole(&self) -> io::Result<bool> {
-        Ok(namespace_of(&self.directory)?.is_some_and(|namespace| u64::from(namespace) == self.namespace))
+    fn is_whole(&self, all: &PinFolder) -> io::Result<bool> {
+        let Some(folder) = all.inside(&self.name).or_else(none_if_no_folder)? else { return Ok(false) };
+        Ok(folder.namespace()?.is_some_and(|namespace| u64::from(namespace) == self.namespace))
     }
 
-    fn load(&self) -> Result<(), SharingError> {
+    fn load(&self, folder: &Path) -> Result<(), SharingError> {
         let mut loader = EbpfLoader::new();
         for name in MAPS {
-            loader.map_pin_path(name, self.directory.join(name));
+            loader.map_pin_path(name, folder.join(name));
         }
         let mut object = loader.load(OBJECT).map_err(|error| SharingError::Load(Box::new(error)))?;
         let program = object.program_mut("sharing").expect("the object has it");
@@ -154,7 +182,7 @@ impl PortPins {
         let (namespace, _) = netdev::namespace().map_err(SharingError::Namespace)?;
         let id = program.attach(namespace).map_err(fail)?;
         let link = FdLink::from(program.take_link(id).map_err(fail)?);
-        link.pin(self.directory.join(LINK)).map_err(|error| SharingError::Pin(Box::new(error)))?;
+        link.pin(folder.join(LINK)).map_err(|error| SharingError::Pin(Box::new(error)))?;
         Ok(())
     }
 }
@@ -199,6 +227,11 @@ impl LockedPorts {
     }
 }
 
+/// [`DIRECTORY`], by a name by which this process reaches it.
+fn all() -> PathBuf {
+    bpffs::reach(Path::new(DIRECTORY))
+}
+
 pub(super) fn key(address: VipAddr) -> PlaceKey {
     let ip = match address.ip() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -219,19 +252,19 @@ pub(super) fn address(key: &PlaceKey) -> VipAddr {
 }
 
 /// Waits until no other process changes the places. `NotFound`: there is no directory, or another process removed it meanwhile.
-fn lock() -> io::Result<File> {
-    let directory = File::open(DIRECTORY)?;
-    flock(&directory, FlockOperation::LockExclusive)?;
-    if std::fs::metadata(DIRECTORY)?.ino() != directory.metadata()?.ino() {
+fn lock() -> io::Result<PinFolder> {
+    let directory = PinFolder::all()?;
+    flock(&directory.0, FlockOperation::LockExclusive)?;
+    if std::fs::metadata(all())?.ino() != fstat(&directory.0)?.st_ino {
         return Err(io::ErrorKind::NotFound.into());
     }
     Ok(directory)
 }
 
 /// [`lock`], of a directory that is made if there is none.
-fn make_and_lock() -> io::Result<File> {
+fn make_and_lock() -> io::Result<PinFolder> {
     loop {
-        std::fs::create_dir_all(DIRECTORY)?;
+        std::fs::create_dir_all(all())?;
         match lock() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             lock => return lock,
@@ -239,33 +272,109 @@ fn make_and_lock() -> io::Result<File> {
     }
 }
 
-/// Removes the pins of namespaces that are gone, and those of processes that died while they made them: the caller has the lock.
-fn sweep() -> io::Result<()> {
-    for directory in bpffs::names(Path::new(DIRECTORY))? {
-        // A directory that cannot be read is another program's.
-        if matches!(namespace_of(&directory), Ok(Some(0) | None)) {
-            clear(&directory)?;
+/// What is at the name of a folder, and is none, is as good as nothing: it goes before the folder is made.
+fn none_if_no_folder(error: io::Error) -> io::Result<Option<PinFolder>> {
+    if is_no_folder(&error) { Ok(None) } else { Err(error) }
+}
+
+/// O_NOFOLLOW and O_DIRECTORY of open(2): it is a link or a file.
+fn is_no_folder(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR))
+}
+
+/// NAMESPACE-LAYOUT.
+fn is_name(name: &CStr) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let parts = name.to_str().ok().and_then(|name| name.split_once('-'));
+    parts.is_some_and(|(namespace, layout)| is_number(namespace) && is_number(layout))
+}
+
+impl PinFolder {
+    fn flags() -> OFlags {
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC
+    }
+
+    /// [`DIRECTORY`].
+    fn all() -> io::Result<Self> {
+        let path = all();
+        // The name of a descriptor is a link itself, and the broker has followed none to what it opened.
+        let links = if path == Path::new(DIRECTORY) { OFlags::NOFOLLOW } else { OFlags::empty() };
+        Self::of(openat(CWD, &path, Self::flags() | links, Mode::empty())?)
+    }
+
+    fn of(directory: OwnedFd) -> io::Result<Self> {
+        match bpffs::is_one(&directory)? {
+            true => Ok(Self(directory)),
+            false => Err(io::Error::other("it is not on a BPF file system")),
         }
     }
-    Ok(())
-}
 
-/// The inode of the namespace whose ports are pinned in `directory`; 0: it is gone. `None`: nothing whole is pinned there.
-fn namespace_of(directory: &Path) -> io::Result<Option<u32>> {
-    match bpf::open_pinned(&directory.join(LINK)) {
-        Ok(link) => bpf::namespace_of_link(link).map(Some),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
+    /// `None`: nothing is there. Fails for a link.
+    fn inside(&self, name: &CStr) -> io::Result<Option<Self>> {
+        match openat(&self.0, name, Self::flags() | OFlags::NOFOLLOW, Mode::empty()) {
+            Ok(folder) => Self::of(folder).map(Some),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn make(&self, name: &CStr) -> io::Result<Self> {
+        rustix::fs::mkdirat(&self.0, name, Mode::from_raw_mode(0o777))?;
+        self.inside(name)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Its name for calls that know no descriptors of directories.
+    fn path(&self) -> PathBuf {
+        Path::new("/proc/self/fd").join(self.0.as_raw_fd().to_string())
+    }
+
+    /// The inode of the namespace whose ports are pinned in this folder; 0: it is gone. `None`: nothing whole is pinned there.
+    fn namespace(&self) -> io::Result<Option<u32>> {
+        match bpf::open_pinned(&self.path().join(LINK)) {
+            Ok(link) => bpf::namespace_of_link(link).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes the pins of namespaces that are gone, and those of processes that died while they made them: the caller has the lock. Whatever
+    /// else is in the directory stays, but no link.
+    fn sweep(&self) -> io::Result<()> {
+        for entry in Dir::read_from(&self.0)? {
+            let name = entry?.file_name().to_owned();
+            let is_link = statat(&self.0, &name, AtFlags::SYMLINK_NOFOLLOW)
+                .is_ok_and(|it| FileType::from_raw_mode(it.st_mode) == FileType::Symlink);
+            // A folder that cannot be read is another program's.
+            let is_old =
+                || matches!(self.inside(&name), Ok(Some(folder)) if matches!(folder.namespace(), Ok(Some(0) | None)));
+            if is_link || is_name(&name) && is_old() {
+                // One stays that somebody else has put something into.
+                let _ = self.clear(&name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a folder of pins: its link first, then the maps, and nothing of others. A link in its place goes itself.
+    fn clear(&self, name: &CStr) -> io::Result<()> {
+        let removed = match self.inside(name) {
+            Ok(None) => return Ok(()),
+            Ok(Some(folder)) => {
+                for pin in [LINK].into_iter().chain(MAPS) {
+                    missing_is_fine(unlinkat(&folder.0, pin, AtFlags::empty()))?;
+                }
+                unlinkat(&self.0, name, AtFlags::REMOVEDIR)
+            }
+            Err(error) if is_no_folder(&error) => unlinkat(&self.0, name, AtFlags::empty()),
+            Err(error) => return Err(error),
+        };
+        missing_is_fine(removed)
     }
 }
 
-/// Removes the link first, then the maps.
-fn clear(directory: &Path) -> io::Result<()> {
-    let mut names = bpffs::names(directory)?;
-    names.sort_by_key(|path| !path.ends_with(LINK));
-    names.iter().try_for_each(std::fs::remove_file)?;
-    match std::fs::remove_dir(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+fn missing_is_fine(removed: rustix::io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(error) if error != Errno::NOENT => Err(error.into()),
         _ => Ok(()),
     }
 }
@@ -285,6 +394,44 @@ mod tests {
         }
         let mapped = key(VipAddr::new("10.0.0.100:6443".parse().unwrap()));
         assert_eq!(mapped[..16], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 0, 0, 100]);
+    }
+
+    /// Regression: it took a link for a folder of pins, and root's `baton offload remove` emptied the directory that the link led to.
+    #[test]
+    fn a_link_among_the_pins_goes_and_what_it_leads_to_stays() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let [place, other] = [0; 2].map(|_| tempfile::tempdir().unwrap());
+        let (mounted, kept) = (place.path(), other.path().join("ca.key"));
+        std::fs::write(&kept, "of root's").unwrap();
+        // The kernel puts files of its own into the highest directory.
+        let at = &mounted.join("baton-ports");
+        rustix::mount::mount("bpf", mounted, "bpf", rustix::mount::MountFlags::empty(), None).unwrap();
+        let done = (|| {
+            std::fs::create_dir(at)?;
+            let all = PinFolder::of(openat(CWD, at, PinFolder::flags(), Mode::empty())?)?;
+            let strange = ["others/pins", "4026531840-x", "4026531840-1/places"];
+            strange.iter().try_for_each(|name| std::fs::create_dir_all(at.join(name)))?;
+            for name in ["evil", "77-1", "78-1"] {
+                std::os::unix::fs::symlink(other.path(), at.join(name))?;
+            }
+            std::os::unix::fs::symlink(at.join("others"), at.join("79-1"))?;
+            std::fs::create_dir(at.join("80-1"))?;
+            all.clear(c"78-1")?;
+            let own = all.make(c"78-1")?;
+            let made = own.path().canonicalize()?;
+            all.sweep()?;
+            let mut left: Vec<_> = bpffs::names(at)?;
+            left.sort();
+            Ok::<_, io::Error>((left, made, at.join("others/pins").exists()))
+        })();
+        rustix::mount::unmount(mounted, rustix::mount::UnmountFlags::DETACH).unwrap();
+        let (left, made, others) = done.unwrap();
+        assert!(kept.exists(), "what a link led to is gone");
+        assert_eq!((made, others), (at.join("78-1"), true));
+        let names: Vec<_> = left.iter().filter_map(|path| path.file_name()?.to_str()).collect();
+        assert_eq!(names, ["4026531840-1", "4026531840-x", "others"], "what is of others stays, and nothing else");
     }
 
     /// The directory of a layout is one program's: an instance takes the program that it finds there for its own.

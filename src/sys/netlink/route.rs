@@ -3,9 +3,9 @@
 use std::io;
 use std::net::IpAddr;
 
-use netlink_packet_core::{Emitable, ParseableParametrized};
+use netlink_packet_core::{Emitable, NLM_F_DUMP, ParseableParametrized};
 use netlink_packet_route::AddressFamily;
-use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourHeader};
+use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourHeader};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteHeader, RouteLwEnCapType, RouteType};
 
 use super::{ask, attributes};
@@ -80,6 +80,34 @@ pub(crate) fn neighbour(interface: u32, of: IpAddr) -> io::Result<Option<[u8; 6]
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
         asked => asked.map(|()| found),
     }
+}
+
+/// The addresses of all neighbours on this interface with this Ethernet address, as far as the kernel knows them.
+pub(crate) fn neighbours(interface: u32, mac: [u8; 6]) -> io::Result<Vec<IpAddr>> {
+    let mut found = Vec::new();
+    ask(None, libc::RTM_GETNEIGH, NLM_F_DUMP, &[&NeighbourHeader::default()], |message| {
+        // `ndm_ifindex` of `struct ndmsg` (include/uapi/linux/neighbour.h).
+        let is_there = message.get(4..8).is_some_and(|index| index == interface.to_ne_bytes());
+        if is_there && link_layer_address(message) == Some(mac) {
+            found.extend(neighbour_address(message));
+        }
+    })?;
+    Ok(found)
+}
+
+fn neighbour_address(message: &[u8]) -> Option<IpAddr> {
+    let family = match i32::from(*message.first()?) {
+        libc::AF_INET => AddressFamily::Inet,
+        libc::AF_INET6 => AddressFamily::Inet6,
+        _ => return None,
+    };
+    let rest = message.get(NeighbourHeader::default().buffer_len()..)?;
+    let mut all = attributes(rest).filter_map(|it| NeighbourAttribute::parse_with_param(&it, family).ok());
+    all.find_map(|it| match it {
+        NeighbourAttribute::Destination(NeighbourAddress::Inet(ip)) => Some(ip.into()),
+        NeighbourAttribute::Destination(NeighbourAddress::Inet6(ip)) => Some(ip.into()),
+        _ => None,
+    })
 }
 
 /// `None`: the neighbour has none yet, or is not on Ethernet.

@@ -9,9 +9,9 @@ use std::net::SocketAddr;
 
 use tracing::Level;
 
-use super::What;
+use super::{REFUSALS_QUIET_MS, What};
 use crate::model::end_reason::EndedBy;
-use crate::model::humane::{bytes, duration_ms, duration_us, plural};
+use crate::model::humane::{bytes, date_and_time, duration_ms, duration_us, plural};
 use crate::model::names::named;
 use crate::model::weight::Weight;
 use crate::table::offload::OFF;
@@ -88,13 +88,17 @@ impl What {
                 let (weight, why) = (words::weight_of_refusals(*reason), reason.about().trim_end_matches('.'));
                 say!(weight, { frontend, reason = reason.label() }, "{frontend}: Baton began to reset new connections: {why}")
             }
-            Self::RefusalsOver { frontend, reason, refused, lasted_ms } => {
-                let (number, lasted, reason) =
-                    (plural(*refused, "new connection"), duration_ms(*lasted_ms), reason.label());
+            Self::RefusalsOver { frontend, reason, refused, lasted_ms, last_unix_ms } => {
+                let (number, reason) = (plural(*refused, "new connection"), reason.label());
+                let lasted = duration_ms(*lasted_ms);
+                let since = match last_unix_ms {
+                    Some(last) => format!("since {}Z", date_and_time(*last).1),
+                    None => format!("for {}", duration_ms(REFUSALS_QUIET_MS)),
+                };
                 say!(
                     Good,
-                    { frontend, reason, refused, lasted_ms },
-                    "{frontend}: Baton no longer resets new connections; it had reset {number} within {lasted} ({reason})"
+                    { frontend, reason, refused, lasted_ms, last_unix_ms },
+                    "{frontend}: Baton has reset no new connection {since}; before that it had reset {number} within {lasted} ({reason})"
                 )
             }
             Self::BackendAdded { frontend, backend } => {
@@ -160,6 +164,15 @@ impl What {
                 say!(Bad, { worker, for_ms }, "worker {worker} is stuck for {stuck}: its flows and new connections wait")
             }
             Self::WorkerMoves { worker } => say!(Good, { worker }, "worker {worker} moves again"),
+            Self::ProcessPaused { for_ms, proxied } => {
+                let (paused, flows) = (duration_ms(*for_ms), plural(*proxied, "proxied flow"));
+                say!(
+                    Bad,
+                    { for_ms, proxied },
+                    "this process did not run for {paused} (stopped by a signal, without a free processor, or its machine suspended): \
+                     {flows} and all new connections waited"
+                )
+            }
             Self::VipShared { address, by } => {
                 say!(Bad, { %address, by }, "another host ({by}) has {address} too: clients reach one of the two at random")
             }
@@ -172,15 +185,15 @@ impl What {
                      remove the address"
                 )
             }
-            Self::VipGained { vip, why, silent } => {
+            Self::VipGained { vip, why, silent, .. } => {
                 say!(Good, { vip, silent = silent.as_deref() }, "this host has the VIP {vip} now: {why}")
             }
-            Self::VipGivenUp { vip, why, late_ms, cut_off } => {
+            Self::VipGivenUp { vip, why, late_ms, cut_off, .. } => {
                 // It had clients, who waited.
                 let weight = if late_ms.is_some() || *cut_off { Bad } else { Notice };
                 say!(weight, { vip, late_ms, cut_off }, "this host has given up the VIP {vip}: {why}")
             }
-            Self::VipHostCutOff { why } => {
+            Self::VipHostCutOff { why, .. } => {
                 say!(Bad, {}, "this host is cut off from its peers, and does not have the VIP: {why}")
             }
             Self::VipHeld { vip, by } => say!(Plain, { vip, by }, "{by} has the VIP {vip} now"),
@@ -205,11 +218,12 @@ impl What {
                     "cannot remove {address} from this host: {error}; remove it by hand, because this host answers for it"
                 )
             }
-            Self::VipAnswered { by } => {
+            Self::VipAnswered { by, address } => {
+                let what = address.map_or_else(|| "it".to_owned(), |address| address.to_string());
                 say!(
                     Notice,
-                    { by },
-                    "no instance has the VIP, and another host ({by}) answers for it: this host does not take it while that \
+                    { by, address = address.map(tracing::field::display) },
+                    "no instance has the VIP, and another host ({by}) answers for {what}: this host does not take it while that \
                      host answers"
                 )
             }
@@ -332,12 +346,30 @@ impl What {
             Self::OffloadResumed {} => {
                 say!(Good, {}, "the offloaded flow was not reset: Baton offloads all flows again")
             }
-            Self::ProgramReattached { interfaces } => {
+            Self::ProgramReattached { interfaces, unpinned } => {
                 let from = interfaces.join(", ");
+                let told = match unpinned {
+                    None => format!("another process detached the BPF program from {from}; Baton attached it again"),
+                    Some(directory) if interfaces.is_empty() => format!(
+                        "somebody has removed pins of the BPF program from {directory}; Baton pinned it again, and no flow was interrupted: \
+                         without them the next process would not have known the offloaded flows"
+                    ),
+                    Some(directory) => format!(
+                        "somebody has removed pins of the BPF program from {directory}, which detached it from {from}; Baton pinned and attached it \
+                         again: offloaded flows with a packet meanwhile were reset by this host's kernel, and are told as client_reset or backend_reset. \
+                         Nothing but `baton offload remove` may remove these pins"
+                    ),
+                };
+                let weight = if interfaces.is_empty() { Notice } else { Bad };
+                say!(weight, { ?interfaces, unpinned }, "{told}")
+            }
+            Self::ProgramLost { error, flows } => {
+                let number = plural(*flows as u64, "offloaded flow");
                 say!(
                     Bad,
-                    { ?interfaces },
-                    "another process detached the BPF program from {from}; Baton attached it again"
+                    { flows },
+                    "somebody has removed pins of the BPF program, and Baton cannot pin it again: {error}; it resets {number} that nothing carries \
+                     (internal), and others stay proxied until it can"
                 )
             }
             Self::PeerLinked { peer, version } => {
@@ -362,12 +394,15 @@ impl What {
                 say!(weight, { peer, liveness = label, stuck_ms }, "{peer} is {}{stuck}", in_words(*liveness))
             }
             Self::FailedOver { instance, inherited, reset } => {
-                let flows = plural(*inherited as u64, "flow");
-                say!(
-                    Bad,
-                    { %instance, inherited, reset },
-                    "{instance} is dead: this instance carries on {flows} of it and resets {reset} others"
-                )
+                // One death may be told in steps: at the death, and as its addresses come here.
+                let [goes_on, ends] = [*inherited, *reset].map(|flows| plural(flows as u64, "flow"));
+                let did = match (inherited, reset) {
+                    (0, 0) => "carries on none of its flows".to_owned(),
+                    (_, 0) => format!("carries on {goes_on} of it"),
+                    (0, _) => format!("resets {ends} of it"),
+                    (_, _) => format!("carries on {goes_on} of it and resets {reset} others"),
+                };
+                say!(Bad, { %instance, inherited, reset }, "{instance} is dead: this instance {did}")
             }
             Self::ClientsTold { instance, answered, silent } => {
                 let clients = plural(*answered as u64, "client");
@@ -458,6 +493,16 @@ impl What {
             Self::RecordsDropped { records } => {
                 let number = plural(*records, "event");
                 say!(Notice, { records }, "the recorder's files lack {number}, which could not be written")
+            }
+            Self::RecordsTorn { bytes: torn, files } => {
+                let whole = if *files > 0 { format!(" and {}", plural(*files, "whole file")) } else { String::new() };
+                let torn_bytes = plural(*torn, "byte");
+                say!(
+                    Notice,
+                    { bytes = torn, files },
+                    "the recorder's files of before this process are torn: {torn_bytes}{whole} cannot be read, as after a power cut or with a bad \
+                     disk; which records these had is not known"
+                )
             }
             Self::FlowEnded {
                 flow,

@@ -137,8 +137,9 @@ mod tests {
             refused: None,
         };
         assert_eq!(silent.severity(), Some(EventSeverity::ClientsSuffer));
-        let given_up =
-            |late_ms| What::VipGivenUp { vip: String::new(), why: why(), late_ms, cut_off: false }.severity();
+        let given_up = |late_ms| {
+            What::VipGivenUp { vip: String::new(), why: why(), loss: None, late_ms, cut_off: false }.severity()
+        };
         assert_eq!(given_up(Some(2_000)), Some(EventSeverity::ClientsSuffer), "they waited for a process that hung");
         assert_eq!(given_up(None), Some(EventSeverity::Notice));
         let dead = What::PeerLiveness { peer: why(), liveness: Liveness::Dead, stuck_ms: None };

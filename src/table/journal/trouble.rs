@@ -27,6 +27,7 @@ pub(crate) enum Trouble {
     VipUnheld,
     OffloadShut,
     OffloadStopped,
+    ProgramLost,
     /// These nodes are silent, and so many that the event did not name.
     Nodes {
         named: Vec<String>,
@@ -44,7 +45,7 @@ impl Trouble {
             What::PeerLiveness { peer, liveness: Liveness::Unheard | Liveness::Silent | Liveness::Dead, .. } => {
                 Self::PeerSilent(peer.clone())
             }
-            What::VipHostCutOff { .. } => Self::CutOff,
+            What::VipHostCutOff { .. } | What::VipGivenUp { cut_off: true, .. } => Self::CutOff,
             What::RefusalsBegun { frontend, reason } => Self::Refusals { frontend: frontend.clone(), reason: *reason },
             What::WorkerStuck { worker, .. } => Self::WorkerStuck(*worker),
             What::AcceptPaused { worker, .. } => Self::AcceptPaused(*worker),
@@ -52,6 +53,7 @@ impl Trouble {
             What::VipRefused { .. } => Self::VipUnheld,
             What::OffloadShut { unwatched: true, .. } => Self::OffloadShut,
             What::OffloadStopped { .. } => Self::OffloadStopped,
+            What::ProgramLost { .. } => Self::ProgramLost,
             What::NodesSilent { nodes, more, .. } => Self::Nodes { named: nodes.clone(), more: *more },
             _ => return None,
         })
@@ -86,7 +88,9 @@ impl Trouble {
             (Self::VipShared(address), What::VipAlone { address: its } | What::AddressWent { address: its }) => {
                 address == its
             }
-            (Self::OffloadShut, What::OffloadOpened { .. }) | (Self::OffloadStopped, What::OffloadResumed {}) => true,
+            (Self::OffloadShut, What::OffloadOpened { .. })
+            | (Self::OffloadStopped, What::OffloadResumed {})
+            | (Self::ProgramLost, What::ProgramReattached { .. }) => true,
             // The next process tells anew of what goes on.
             (_, What::Started { .. }) => true,
             (_, _) => Self::begun_by(what).is_some_and(|begun| begun == *self),

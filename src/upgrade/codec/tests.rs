@@ -2,6 +2,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::addr::{BackendAddr, ClientAddr, VipAddr};
+use crate::model::fleet::testing::{record, saved_peer};
+use crate::model::fleet::{
+    BeatKey, Farewell, Liveness, PeerVitals, PortRange, SavedFlowState, SavedPeer, SavedPeerFlow, SavedPeerFlows,
+    SavedTraits,
+};
 use crate::model::ids::FlowId;
 use crate::table::flow_transfer::{FirstFin, FlowTransfer, HalfWay, Progress, Relayed, Stage};
 use crate::upgrade::message::{Batch, BatchNumber, Hello, PROTOCOL, Reasons};
@@ -123,4 +128,52 @@ fn the_layout_of_a_batch_is_what_its_version_says() {
     };
     let message = Message::Batch(Batch { number: BatchNumber(6), flows: vec![flow] });
     insta::assert_snapshot!("version_1", hex(&encode(&message, 2).unwrap()));
+}
+
+fn peer_flows(states: &[SavedFlowState]) -> SavedPeerFlows {
+    let flow = |(number, state): (usize, &SavedFlowState)| {
+        let record = record(number as u64 + 1);
+        let (id, ends, client) = (record.id, record.ends, record.client.ip());
+        SavedPeerFlow { id, ends, client, accepted_unix_ms: 1_700_000_000_000, state: *state, told: number % 2 == 0 }
+    };
+    SavedPeerFlows { peer: saved_peer("lb-b").name, flows: states.iter().enumerate().map(flow).collect() }
+}
+
+const STATES: [SavedFlowState; 4] =
+    [SavedFlowState::Proxied, SavedFlowState::Refused, SavedFlowState::Held, SavedFlowState::NoRoom];
+
+#[test]
+fn peers_and_their_flows_survive_the_wire_and_a_newer_release_may_add_keys_to_peers() {
+    let heard = saved_peer("lb-c");
+    let told = SavedPeer {
+        public_key: Some([9; 32]),
+        vitals: PeerVitals {
+            liveness: Liveness::Left(Farewell::Succeeded),
+            beat_key: Some(BeatKey([7; 32])),
+            witnessed_ns: Some(u64::MAX),
+            ..heard.vitals
+        },
+        known: SavedTraits { ports: vec![PortRange { first: 1, last: 2 }], ..SavedTraits::default() },
+        ..heard
+    };
+    let peers = Message::Peers(vec![saved_peer("lb-b"), told]);
+    assert_eq!(read(&encode(&peers, 0).unwrap()).unwrap(), peers);
+    let mut newer = serde_json::to_value(saved_peer("lb-b")).unwrap();
+    newer["colour"] = "red".into();
+    assert_eq!(json::<SavedPeer>(newer.to_string().as_bytes()).unwrap(), saved_peer("lb-b"));
+    let flows = Message::PeerFlows(peer_flows(&STATES));
+    assert_eq!(read(&encode(&flows, 0).unwrap()).unwrap(), flows);
+    // The longest part.
+    let mut long = peer_flows(&[SavedFlowState::Held; 4096]);
+    for flow in &mut long.flows {
+        flow.ends.client = ClientAddr::new("[fd00:1234:5678:9abc:def0:1234:5678:9abc]:65535".parse().unwrap());
+        flow.client = flow.ends.client.ip();
+    }
+    assert!(encode(&Message::PeerFlows(long), 0).unwrap().len() < BODY_MAX / 8);
+}
+
+/// As [`the_layout_of_a_batch_is_what_its_version_says`].
+#[test]
+fn the_layout_of_peers_flows_is_what_its_version_says() {
+    insta::assert_snapshot!("version_2", hex(&encode(&Message::PeerFlows(peer_flows(&STATES)), 0).unwrap()));
 }

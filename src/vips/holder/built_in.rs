@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use super::addresses;
 use super::reachability::VipReachability;
 use crate::config::VipSettings;
-use crate::model::fleet::vip::{VipMachine, VipPresence};
+use crate::model::fleet::vip::{InterfaceState, VipMachine, VipPresence};
 use crate::model::humane::list;
 use crate::sys::netdev;
 use crate::vips::ears::Ears;
@@ -21,7 +21,7 @@ pub(super) struct BuiltInVip {
     pub reachability: VipReachability,
     /// The entries of its addresses on the interface.
     pub here: Vec<IpNet>,
-    pub has_carrier: bool,
+    pub interface: InterfaceState,
     /// Whether the interface has had other addresses than the VIP's, by family, IPv4 first.
     pub had_others: [bool; 2],
     /// It has lost all other addresses, or those of IPv4 if the VIP has any.
@@ -53,10 +53,14 @@ impl BuiltInVip {
         list(&self.settings.addresses)
     }
 
-    /// Reads the carrier and the addresses of the interface.
+    /// Reads the state and the addresses of the interface.
     pub(super) fn see(&mut self) {
         let interface = &*self.settings.interface;
-        self.has_carrier = netdev::has_carrier(interface).unwrap_or(false);
+        self.interface = match netdev::has_carrier(interface) {
+            Ok(true) => InterfaceState::Running,
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => InterfaceState::Absent,
+            Ok(false) | Err(_) => InterfaceState::NoCarrier,
+        };
         // After an error the last known addresses count.
         if let Ok((here, has_others)) = addresses::on(interface, &self.settings.addresses) {
             self.here = here;

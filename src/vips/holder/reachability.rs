@@ -45,6 +45,11 @@ impl VipReachability {
         }
     }
 
+    /// A client on another host looks for the VIP. Peers that ask who has it do not say their address with that, and are no clients.
+    pub(super) fn hear_client(&mut self, now_ns: u64) {
+        self.heard_ns = now_ns;
+    }
+
     /// When this host last heard one of them; 0: never.
     pub(super) fn heard_ns(&mut self, parts: &HolderParts, now_ns: u64, is_urgent: bool) -> u64 {
         if is_urgent || now_ns >= self.look_at_ns {

@@ -15,6 +15,7 @@ mod proofs;
 mod records;
 mod reload;
 mod room;
+mod upgraded;
 mod what_if;
 mod wildcard;
 

@@ -8,6 +8,7 @@ use super::failover::{Fleet, Flows};
 use super::rotation::{all_linked, unnoticed};
 use super::*;
 use crate::lab::baton::BINARY;
+use crate::lab::wait;
 
 /// Makes the key of an instance; returns its public half.
 fn make(file: &Path) -> String {
@@ -18,12 +19,17 @@ fn make(file: &Path) -> String {
     public.expect("a line for the files of the others").to_owned()
 }
 
-/// Changes `[peers]` in the file of `instance`, and reloads it.
-fn edit(instance: &Instance, change: impl FnOnce(&mut Table)) {
+/// Changes `[peers]` in the file of `instance`.
+fn write(instance: &Instance, change: impl FnOnce(&mut Table)) {
     let path = &instance.baton.paths.config;
     let mut file: Table = std::fs::read_to_string(path).unwrap().parse().unwrap();
     change(file["peers"].as_table_mut().unwrap());
     std::fs::write(path, file.to_string()).unwrap();
+}
+
+/// Changes `[peers]` in the file of `instance`, and reloads it.
+fn edit(instance: &Instance, change: impl FnOnce(&mut Table)) {
+    write(instance, change);
     instance.reload();
 }
 
@@ -124,4 +130,48 @@ fn an_instance_cannot_speak_for_another() {
     b.wait_synced("lb-c");
     c.wait_synced("lb-b");
     assert_eq!(b.sees("lb-a")["flows"], 0);
+}
+
+/// Two instances that have proven themselves to each other by keys of their own.
+fn pair(test: &str) -> Option<(Scene, [Instance; 2])> {
+    let scene = Scene::new(test, 2)?;
+    let file = |name: &str| scene.lab.directory().join(format!("{name}.key"));
+    let public = NAMES.map(|name| make(&file(name)));
+    let launch = |number: usize| {
+        let other = 1 - number;
+        let mut config = scene.config(number).without_peers("key_file");
+        config = config.peers("private_key_file", file(NAMES[number]).to_str().unwrap()).peers("sync_deadline", "1s");
+        scene.launch(number, &config.peer_key(NAMES[other], "public_key", public[other].as_str()))
+    };
+    let all = [launch(0), launch(1)];
+    all[0].wait_synced(NAMES[1]);
+    Some((scene, all))
+}
+
+/// Regression: the new process went on with what the old one knew of the holder of a key that its own file no longer names, as long as
+/// that one sent beats.
+#[test]
+fn a_stolen_key_counts_for_nothing_after_an_upgrade_that_removes_it() {
+    let Some((scene, [it, _thief])) = pair("a_stolen_key_and_an_upgrade_that_removes_it") else { return };
+    let stranger = make(&scene.lab.directory().join("stranger.key"));
+    write(&it, |peers| drop(of(peers, NAMES[1]).insert("public_key".to_owned(), stranger.as_str().into())));
+    it.baton.order(&["upgrade"]);
+    wait::throughout(secs(2), "it is not heard", || it.sees(NAMES[1])["liveness"] == "unheard");
+}
+
+/// Regression: the new process knew no longer by which key the peer had proven itself, before a link.
+#[test]
+fn a_stolen_key_counts_for_nothing_after_a_reload_of_a_process_that_has_had_no_link_since_its_upgrade() {
+    let Some((scene, [it, thief])) = pair("a_stolen_key_without_a_link_since_an_upgrade") else { return };
+    for port in ["dport", "sport"] {
+        thief.host.drop_packets("input", &format!("tcp {port} 9471"));
+    }
+    for _ in 0..2 {
+        it.baton.order(&["upgrade"]);
+        wait::throughout(secs(1), "its beats count", || it.sees(NAMES[1])["liveness"] == "unlinked");
+    }
+    let stranger = make(&scene.lab.directory().join("stranger.key"));
+    edit(&it, |peers| drop(of(peers, NAMES[1]).insert("public_key".to_owned(), stranger.as_str().into())));
+    eventually(LONG, "they count no more", || it.sees(NAMES[1])["liveness"] == "unheard");
+    wait::throughout(secs(1), "it is not heard", || it.sees(NAMES[1])["liveness"] == "unheard");
 }

@@ -48,6 +48,19 @@ impl Cluster {
         Self { fleet: self.fleet.with_owner(), ..self }
     }
 
+    /// A pair whose first instance was killed with 20 offloaded flows, and whose host has the VIP no more. The flows to the apiserver of
+    /// that host, and the others.
+    fn with_killed_owner(test: &str) -> Option<(Self, [Vec<Conn>; 2])> {
+        let mut cluster = Self::new(test, 2, Flows::Offload, |config| config)?.with_owner();
+        let [own, others, _] = cluster.clients(20);
+        let fleet = &mut cluster.fleet;
+        fleet.owner().baton.wait_offloaded(20);
+        fleet.wait_known(20, others.len() as u64);
+        fleet.all[0].baton.process.kill();
+        fleet.remove_vip(fleet.owner());
+        Some((cluster, [own, others]))
+    }
+
     /// So many clients that have been served, by backend.
     fn clients(&self, count: u64) -> [Vec<Conn>; 3] {
         let baton = &self.fleet.owner().baton;
@@ -239,14 +252,8 @@ fn an_evacuated_host_waits_for_the_flows_of_its_own_apiserver_alone() {
 #[test]
 fn flows_of_the_vip_s_new_owner_to_the_apiserver_of_a_restarted_instance_go_on() {
     let test = "flows_of_the_vip_s_new_owner_to_the_apiserver_of_a_restarted_instance_go_on";
-    let Some(cluster) = Cluster::new(test, 2, Flows::Offload, |config| config) else { return };
-    let mut cluster = cluster.with_owner();
-    let [mut own, mut others, _] = cluster.clients(20);
+    let Some((mut cluster, [mut own, mut others])) = Cluster::with_killed_owner(test) else { return };
     let fleet = &mut cluster.fleet;
-    fleet.owner().baton.wait_offloaded(20);
-    fleet.wait_known(20, others.len() as u64);
-    fleet.all[0].baton.process.kill();
-    fleet.remove_vip(fleet.owner());
     fleet.take(fleet.heir());
     // Until the client has heard where the VIP is now, the host without it refuses its connections.
     let client = &fleet.scene.lab.client;
@@ -274,6 +281,38 @@ fn flows_of_the_vip_s_new_owner_to_the_apiserver_of_a_restarted_instance_go_on()
     fresh.iter_mut().chain(&mut others).for_each(|conn| conn.echo(4, 3000));
     let on_lo = fleet.owner().host.run("ip -o address show dev lo");
     assert!(!on_lo.contains(&fleet.vip.ip().to_string()), "{on_lo}");
+}
+
+/// Regression: the peer had not found this instance dead, and reset nothing; the new process did not put the VIP on lo. So the apiserver of this
+/// host answered to the VIP's new owner, and clients waited for their own timeout: watches for ever.
+#[test]
+fn flows_to_the_apiserver_of_an_instance_that_starts_again_as_the_vip_leaves_are_reset_at_once() {
+    let test = "flows_to_the_apiserver_of_an_instance_that_starts_again_as_the_vip_leaves";
+    let Some((mut cluster, [mut own, mut others])) = Cluster::with_killed_owner(test) else { return };
+    let fleet = &mut cluster.fleet;
+    fleet.all[0].baton = Baton::start_with(&fleet.owner().host, &fleet.owner().directory);
+    fleet.owner().baton.wait_log(&["Baton recovered "]);
+    fleet.owner().wait_synced("lb-b");
+    fleet.heir().wait_synced("lb-a");
+    let fleet = &cluster.fleet;
+    assert_eq!(fleet.owner().baton.flow_count(), 20, "while no host has the VIP, it may come back");
+    fleet.take(fleet.heir());
+    let watch = Stopwatch::start();
+    println!("{} were reset after {:?}", own.len(), failover::all_reset(&mut own));
+    assert!(watch.unstalled() < secs(2), "they waited for {:?}", watch.elapsed());
+    others.iter_mut().for_each(|conn| conn.echo(3, 3000));
+    fleet.owner().baton.wait_ended("peer_has_vip", own.len() as u64);
+    let ordered = fleet.owner().baton.events_of("flows_ordered");
+    let of_own = |event: &&serde_json::Value| event["backend"] == "b1" && event["reason"] == "peer_has_vip";
+    let flows = ordered.iter().filter(of_own).filter_map(|event| event["flows"].as_u64()).sum::<u64>();
+    assert_eq!(flows, own.len() as u64, "{ordered:?}");
+    // The apiserver hears of it, and serves clients of the VIP's new owner.
+    let open = || cluster.apiservers[0].open();
+    eventually(LONG, "the apiserver has none of them any more", || open() < own.len());
+    let mut fresh = fleet.clients(20);
+    fresh.iter_mut().for_each(|conn| conn.echo(4, 3000));
+    assert!(fresh.iter().any(|conn| fleet.heir().baton.serving(conn) == BACKENDS[0]));
+    assert!(!fleet.owner().host.has_on_lo(VIP));
 }
 
 #[test]

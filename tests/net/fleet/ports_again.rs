@@ -2,8 +2,6 @@
 
 use std::io;
 
-use socket2::{Domain, Socket, Type};
-
 use super::failover::{Fleet, Flows, VIP};
 use super::*;
 
@@ -14,13 +12,12 @@ const PORT_AGAIN: u16 = 41_000;
 
 fn connect(fleet: &Fleet) -> io::Result<Conn> {
     let client = &fleet.scene.lab.client;
-    client.enter(|| {
-        let socket = Socket::new(Domain::for_address(fleet.vip), Type::STREAM, None)?;
-        socket.set_reuse_address(true)?;
-        socket.bind(&client.v4(PORT_AGAIN).into())?;
-        socket.connect_timeout(&fleet.vip.into(), HANG)?;
-        Ok(Conn::new(socket.into()))
-    })
+    client.connect_by(client.v4(PORT_AGAIN), fleet.vip, HANG)
+}
+
+/// The kernel of this host keeps nothing of a connection before the client's answer, as in a flood of SYNs (tcp_syncookies of ip-sysctl).
+fn begin_by_cookies(host: &Host) {
+    host.sysctl("net/ipv4/tcp_syncookies", "2");
 }
 
 /// Has the backends serve otherwise.
@@ -65,50 +62,60 @@ fn a_flow_goes_on_through_an_instance_that_has_its_client_s_port_in_time_wait() 
 /// has lost the address since.
 #[test]
 fn a_connection_begins_where_the_address_is_though_packets_by_its_port_are_forwarded_to_another_instance() {
-    let test = "a_connection_begins_where_the_address_is_though_packets_by_its_port_are_forwarded";
-    let Some(scene) = Scene::new(test, 2) else { return };
-    let hosts = [0, 1].map(|number| scene.host(number).clone());
-    // Before the instance begins: packets to an address that has just come go to its last owner in any case.
-    let with_vip = |number: usize, config| {
-        hosts[number].run(&format!("ip address add {VIP}/32 dev lo"));
-        for key in ["ip_forward", "conf/all/rp_filter", "conf/eth0/rp_filter"] {
-            hosts[number].sysctl(&format!("net/ipv4/{key}"), "0");
+    for by_cookies in [false, true] {
+        let test = "a_connection_begins_where_the_address_is_though_packets_by_its_port_are_forwarded";
+        let Some(scene) = Scene::new(test, 2) else { return };
+        let hosts = [0, 1].map(|number| scene.host(number).clone());
+        // Before the instance begins: packets to an address that has just come go to its last owner in any case.
+        let with_vip = |number: usize, config| {
+            hosts[number].run(&format!("ip address add {VIP}/32 dev lo"));
+            for key in ["ip_forward", "conf/all/rp_filter", "conf/eth0/rp_filter"] {
+                hosts[number].sysctl(&format!("net/ipv4/{key}"), "0");
+            }
+            config
+        };
+        let Some(fleet) = Fleet::within(scene, VIP, test, 2, Flows::Kept, with_vip) else { return };
+        fleet.route(&[0]);
+        fleet.wait_served();
+        fleet.all.iter().for_each(|it| it.host.drop_packets("input", &format!("tcp dport {PORT}")));
+        fleet.owner().wait_sees("lb-b", "liveness", "unlinked");
+        fleet.heir().wait_sees("lb-a", "liveness", "unlinked");
+        fleet.route(&[1]);
+        let mut before = connect(&fleet).unwrap();
+        before.echo(1, 100);
+        fleet.route(&[0]);
+        before.echo(2, 100);
+        assert!(!fleet.entries(0).is_empty(), "its packets are sent on");
+        before.reset();
+        eventually(LONG, "it is over", || fleet.heir().baton.flow_count() == 0);
+        fleet.heir().host.run(&format!("ip address del {VIP}/32 dev lo"));
+        if by_cookies {
+            begin_by_cookies(&fleet.owner().host);
         }
-        config
-    };
-    let Some(fleet) = Fleet::within(scene, VIP, test, 2, Flows::Kept, with_vip) else { return };
-    fleet.route(&[0]);
-    fleet.wait_served();
-    fleet.all.iter().for_each(|it| it.host.drop_packets("input", &format!("tcp dport {PORT}")));
-    fleet.owner().wait_sees("lb-b", "liveness", "unlinked");
-    fleet.heir().wait_sees("lb-a", "liveness", "unlinked");
-    fleet.route(&[1]);
-    let mut before = connect(&fleet).unwrap();
-    before.echo(1, 100);
-    fleet.route(&[0]);
-    before.echo(2, 100);
-    assert!(!fleet.entries(0).is_empty(), "its packets are sent on");
-    before.reset();
-    eventually(LONG, "it is over", || fleet.heir().baton.flow_count() == 0);
-    fleet.heir().host.run(&format!("ip address del {VIP}/32 dev lo"));
-    connect(&fleet).expect("it is let in").echo(3, 100);
+        connect(&fleet).expect("it is let in").echo(3, 100);
+    }
 }
 
 /// Regression: a connect took seconds. The last packets of the connection before still went to the instance where it
 /// had ended, but the address had moved on.
 #[test]
 fn a_connection_begins_where_the_address_is_though_the_one_before_has_just_ended_at_another_host() {
-    let test = "a_connection_begins_where_the_address_is_though_the_one_before_has_just_ended";
-    let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config).map(Fleet::spread) else { return };
-    let mut before = connect(&fleet).unwrap();
-    before.echo(1, 100);
-    fleet.heir().wait_sees("lb-a", "flows", 1);
-    before.reset();
-    fleet.heir().wait_sees("lb-a", "flows", 0);
-    assert!(!fleet.entries(1).is_empty(), "its last packets are sent on");
-    fleet.owner().host.run(&format!("ip address del {VIP}/32 dev lo"));
-    fleet.route(&[1]);
-    connect(&fleet).expect("it is let in").echo(2, 100);
+    for by_cookies in [false, true] {
+        let test = "a_connection_begins_where_the_address_is_though_the_one_before_has_just_ended";
+        let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config).map(Fleet::spread) else { return };
+        let mut before = connect(&fleet).unwrap();
+        before.echo(1, 100);
+        fleet.heir().wait_sees("lb-a", "flows", 1);
+        before.reset();
+        fleet.heir().wait_sees("lb-a", "flows", 0);
+        assert!(!fleet.entries(1).is_empty(), "its last packets are sent on");
+        fleet.owner().host.run(&format!("ip address del {VIP}/32 dev lo"));
+        fleet.route(&[1]);
+        if by_cookies {
+            begin_by_cookies(&fleet.heir().host);
+        }
+        connect(&fleet).expect("it is let in").echo(2, 100);
+    }
 }
 
 /// Regression: a connection waited for its hedge. Its backend took its SYN for one of a flow that began here from the
@@ -214,5 +221,43 @@ fn a_connection_goes_on_through_an_instance_that_still_has_the_one_before_by_its
         goes_on(&mut conn, 8);
         fleet.route(&[0]);
         goes_on(&mut conn, 9);
+    }
+}
+
+/// Regression: clients of a host that had died were refused when they connected anew by the port of a flow that the next owner was resetting.
+#[test]
+fn a_client_of_a_dead_host_that_connects_again_by_the_same_port_is_not_refused() {
+    for by_cookies in [false, true] {
+        let test = "a_client_of_a_dead_host_that_connects_again_by_the_same_port";
+        let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config) else { return };
+        let fleet = fleet.with_owner();
+        let mut conns = fleet.clients(10);
+        fleet.wait_known(10, 0);
+        fleet.owner().host.link_down();
+        fleet.heir().wait_sees("lb-a", "liveness", "dead");
+        if by_cookies {
+            begin_by_cookies(&fleet.heir().host);
+        }
+        fleet.take(fleet.heir());
+        let client = &fleet.scene.lab.client;
+        let mut anew: Vec<_> = (0..10)
+            .map(|number| {
+                let mut before = conns.pop().unwrap();
+                let from = before.local();
+                // Half of the clients were told; the others gave up before, and nothing has come to their ports yet.
+                match number < 5 {
+                    true => assert_eq!(before.end(LONG), End::Rst),
+                    false => before.reset(),
+                }
+                let mut conn = client.connect_by(from, fleet.vip, HANG).expect("it is let in");
+                conn.echo(number, 100);
+                conn
+            })
+            .collect();
+        for round in 0..5 {
+            anew.iter_mut().for_each(|conn| conn.echo(round, 2000));
+            std::thread::sleep(ms(200));
+        }
+        assert_eq!(fleet.heir().baton.flow_count(), 10);
     }
 }

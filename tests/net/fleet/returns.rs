@@ -1,7 +1,5 @@
 //! A dead host returns with its state from before its death: with real keepalived, in three ways.
 
-use socket2::{Domain, Socket, Type};
-
 use super::failover::{Fleet, Flows, VIP};
 use super::*;
 
@@ -23,14 +21,8 @@ const PORTS: u16 = 41_000;
 /// A client with this source port, as soon as nothing is left of the one before it.
 fn connect(fleet: &Fleet, port: u16) -> Conn {
     let client = &fleet.scene.lab.client;
-    let connect = || {
-        let socket = Socket::new(Domain::for_address(fleet.vip), Type::STREAM, None).unwrap();
-        socket.set_reuse_address(true).unwrap();
-        socket.bind(&client.v4(port).into()).unwrap();
-        socket.connect_timeout(&fleet.vip.into(), LONG).ok().map(|()| socket.into())
-    };
-    let (stream, _) = eventually_some(LONG, "it is let in", || client.enter(connect));
-    Conn::new(stream)
+    let (conn, _) = eventually_some(LONG, "it is let in", || client.connect_by(client.v4(port), fleet.vip, LONG).ok());
+    conn
 }
 
 fn has_vip(instance: &Instance) -> bool {
@@ -160,4 +152,49 @@ fn a_restarted_instance_tells_of_the_many_flows_that_a_peer_has_claimed_in_few_e
     assert!(events.len() <= 4, "{} events", events.len());
     assert_eq!(flows(&events), MANY);
     conns.iter_mut().for_each(|conn| conn.echo(9, 1000));
+}
+
+/// It learns of their end while its workers claim them, from its own entries, from the peer, or from its probes.
+#[test]
+fn a_restarted_instance_counts_none_of_the_flows_that_a_peer_has_reset_as_its_own_fault() {
+    const EACH: u64 = 100;
+    let test = "a_restarted_instance_counts_none_of_the_flows_that_a_peer_has_reset";
+    for (killed, is_gone, forgotten) in [(true, true, true), (true, false, false), (false, true, false)] {
+        let Some(fleet) = Fleet::new(test, 2, Flows::Offload, |config| config) else { return };
+        let mut fleet = fleet.with_owner();
+        let mut conns = fleet.offloaded_clients(EACH);
+        fleet.wait_known(EACH, EACH);
+        match killed {
+            true => fleet.all[0].baton.process.kill(),
+            false => fleet.all[0].baton.process.stop(),
+        }
+        fleet.heir().wait_sees("lb-a", "liveness", "dead");
+        fleet.remove_vip(fleet.owner());
+        fleet.take(fleet.heir());
+        fleet.heir().baton.wait_offloaded(EACH);
+        let lost = fleet.heir().baton.flows_of("b1");
+        let b1 = &fleet.scene.lab.b1;
+        match is_gone {
+            true => b1.link_down(),
+            false => drop(std::mem::replace(&mut fleet.servers[0], b1.serve_on(b1.v4(7443), Behaviour::Echo))),
+        }
+        fleet.heir().baton.wait_health("b1", "ejected", LONG);
+        eventually(LONG, "the flows of b1 end", || fleet.heir().baton.flows_of("b1") == 0);
+        if forgotten {
+            let of_b1 = |fleet: &Fleet| fleet.entries(1).len() as u64 > 2 * (EACH - lost);
+            eventually(LONG, "the peer has forgotten them", || !of_b1(&fleet));
+        }
+        match killed {
+            true => fleet.all[0].baton = Baton::start_with(&fleet.owner().host, &fleet.owner().directory),
+            false => fleet.all[0].baton.process.go_on(),
+        }
+        fleet.owner().baton.wait_until_ready();
+        fleet.owner().wait_synced("lb-b");
+        eventually(LONG, "the old owner lists none", || fleet.owner().baton.flow_count() == 0);
+        let ended = fleet.owner().baton.ended();
+        println!("killed {killed}, host gone {is_gone}, forgotten {forgotten}: {lost} flows were lost: {ended:?}");
+        assert!(!ended.contains_key("internal"), "{ended:?}");
+        conns.retain_mut(|conn| conn.try_echo(9, 1000).is_ok());
+        assert_eq!(conns.len() as u64, EACH - lost);
+    }
 }

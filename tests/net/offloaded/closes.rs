@@ -163,15 +163,9 @@ fn row38_an_outage_of_forty_seconds_during_a_close_leaves_nobody_waiting() {
     outage("the backends' network is out for 40 s", secs(40), false, as_is);
 }
 
-/// Connects by the port that `before` had.
+/// Connects by the port that the connection before had.
 fn once_more(host: &Host, from: std::net::SocketAddr, vip: std::net::SocketAddr) -> Conn {
-    let socket = host.enter(|| {
-        let socket = socket2::Socket::new(socket2::Domain::for_address(vip), socket2::Type::STREAM, None).unwrap();
-        socket.set_reuse_address(true).unwrap();
-        socket.bind(&from.into()).unwrap();
-        socket.connect_timeout(&vip.into(), LONG).map(|()| socket)
-    });
-    let mut conn = Conn::new(socket.expect("it is accepted").into());
+    let mut conn = host.connect_by(from, vip, LONG).expect("it is accepted");
     conn.echo(3, 100);
     conn
 }

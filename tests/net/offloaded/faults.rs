@@ -335,3 +335,47 @@ fn an_offloaded_flow_that_is_idle_for_too_long_is_reset_and_one_that_is_not_live
     assert_eq!(Tally::of_pattern(1, 0), Tally::default());
     drop(busy);
 }
+
+/// Regression: such a flow waited for its ends' own timeouts, up to 15 minutes. Each answer to a challenge was taken for a sign of life.
+#[test]
+fn a_flow_whose_large_packets_are_lost_ends_once_their_sender_has_tried_for_long_enough() {
+    for (to_backend, reason) in [(true, "backend_timed_out"), (false, "client_timed_out")] {
+        let Some(scene) = Scene::new("large-lost") else { return };
+        let lab = &scene.lab;
+        let _server = lab.b1.serve(Behaviour::Echo);
+        let baton = lab.start(&scene.config().only(&["b1"]).frontend("user_timeout", "2s"));
+        let mut conn = offloaded(&scene, &baton, "b1");
+        let (host, port) = if to_backend { (&lab.b1, "dport") } else { (&lab.client, "sport") };
+        host.drop_packets("input", &format!("tcp {port} 6443 meta length > 500"));
+        conn.send(9, 20_000).unwrap();
+        let watch = Stopwatch::start();
+        assert_eq!(conn.end(LONG), End::Rst, "to the backend: {to_backend}");
+        println!("to the backend: {to_backend}; the client was told after {:?}", watch.elapsed());
+        baton.wait_ended(reason, 1);
+        drop(conn);
+        baton.rests();
+    }
+}
+
+/// Regression: as above; the backend repeats what nobody has acknowledged.
+#[test]
+fn a_flow_of_which_one_direction_is_lost_ends_though_its_backend_goes_on_sending() {
+    let Some(scene) = Scene::new("one-way") else { return };
+    let lab = &scene.lab;
+    let server = lab.b1.serve(Behaviour::Echo);
+    let baton = lab.start(&scene.config().only(&["b1"]).frontend("user_timeout", "2s"));
+    let mut conn = offloaded(&scene, &baton, "b1");
+    let source = baton.flows()[0]["source"].as_str().unwrap().to_owned();
+    let port = source.rsplit(':').next().unwrap();
+    lab.b1.drop_packets("input", &format!("tcp dport 6443 tcp sport {port}"));
+    conn.send(9, 1000).unwrap();
+    let watch = Stopwatch::start();
+    eventually(LONG, "the client is told", || {
+        server.say(3, 100);
+        conn.end(ms(200)) == End::Rst
+    });
+    println!("the client was told after {:?}", watch.elapsed());
+    baton.wait_ended("backend_timed_out", 1);
+    drop(conn);
+    baton.rests();
+}

@@ -139,3 +139,155 @@ fn offloaded_flows_go_on_when_their_interface_is_made_anew() {
     drop((conns, born));
     baton.wait_ended("client_closed", 21);
 }
+
+/// Offloaded flows, none of which has anything on its way.
+fn still(scene: &Scene, count: usize) -> (Baton, Vec<Conn>) {
+    let baton = scene.lab.start(&scene.config().frontend("listen", vec![scene.lab.lb.v4(6443).to_string()]));
+    let mut conns: Vec<_> = (0..count).map(|_| scene.lab.client.connect(scene.lab.lb.v4(6443))).collect();
+    talk(&mut conns, 50_000);
+    baton.wait_offloaded(count as u64);
+    let is_still = || baton.flows().iter().all(|flow| flow["idle_ms"].as_u64() > Some(500));
+    eventually(LONG, "nothing is on its way", is_still);
+    (baton, conns)
+}
+
+/// As `bpftool link detach` does. Returns once Baton has attached the program again.
+fn detach(scene: &Scene, baton: &Baton, meanwhile: impl FnOnce()) {
+    let before = baton.events_of("program_reattached").len();
+    std::fs::remove_file(scene.pinned.directory.join("link-eth0")).unwrap();
+    meanwhile();
+    eventually(LONG, "it is attached again", || baton.events_of("program_reattached").len() > before);
+}
+
+/// The client of a watch sends nothing: the kernel's RST to the backend whose packets pass the program by tells it nothing. It waited for
+/// a minute, and without peers for ever.
+#[test]
+fn a_reader_whose_packets_passed_a_detached_program_by_is_told_at_once() {
+    let Some(scene) = Scene::new("reader of a detached program") else { return };
+    let servers = scene.lab.echo_everywhere();
+    let (baton, mut conns) = still(&scene, 6);
+    // Baton looks each second: from the second time on there is time until it does.
+    detach(&scene, &baton, || {});
+    for _ in 0..10 {
+        if conns.is_empty() {
+            break;
+        }
+        detach(&scene, &baton, || servers.iter().for_each(|server| server.say(1, 100)));
+        let watch = Stopwatch::start();
+        conns.retain_mut(|conn| {
+            // A server may be late on a busy machine; then its bytes pass.
+            let lost = conn.read_tally(100).err();
+            if let Some(error) = &lost {
+                assert_eq!(End::of_error(error), End::Rst, "after {:?}", watch.elapsed());
+            }
+            lost.is_none()
+        });
+    }
+    assert!(conns.is_empty(), "the program was there each time");
+    eventually(LONG, "none is left", || baton.flows().is_empty());
+    baton.rests();
+}
+
+/// Baton itself detached the program before it attached it by the new name.
+#[test]
+fn offloaded_flows_go_on_when_their_interface_gets_another_name() {
+    let Some(scene) = Scene::new("another name") else { return };
+    let _servers = scene.lab.echo_everywhere();
+    let (baton, mut conns) = still(&scene, 6);
+    let pins = |name: &str| scene.pinned.directory.join(format!("link-{name}")).exists();
+    for name in ["lan0", "eth0"] {
+        let other = if name == "lan0" { "eth0" } else { "lan0" };
+        scene.lab.lb.run(&format!("ip link set {other} name {name}"));
+        talk(&mut conns, 50_000);
+        eventually(LONG, "the pin follows", || pins(name) && !pins(other));
+        talk(&mut conns, 50_000);
+    }
+    assert!(baton.events_of("program_reattached").is_empty(), "it was never away");
+    drop(conns);
+    baton.wait_ended("client_closed", 6);
+}
+
+/// The program was never attached again, and each client waited.
+#[test]
+fn offloaded_flows_go_on_when_somebody_removes_the_pins() {
+    let Some(scene) = Scene::new("removed pins") else { return };
+    let _servers = scene.lab.echo_everywhere();
+    let (mut baton, mut conns) = still(&scene, 6);
+    std::fs::remove_dir_all(&scene.pinned.directory).unwrap();
+    eventually(LONG, "it is attached again", || !baton.events_of("program_reattached").is_empty());
+    // Regression: the event told of another process that had detached the program, and of a removed map no event told at all.
+    let told = |words: &str| baton.order(&["events"]).contains(words);
+    let shown = scene.pinned.directory.display().to_string();
+    assert!(told(&format!("somebody has removed pins of the BPF program from {shown}, which detached it from eth0")));
+    std::fs::remove_file(scene.pinned.directory.join("flows")).unwrap();
+    eventually(LONG, "it is pinned again", || {
+        told(&format!("from {shown}; Baton pinned it again, and no flow was interrupted"))
+    });
+    talk(&mut conns, 50_000);
+    // The next process finds them.
+    baton.process.kill();
+    talk(&mut conns, 50_000);
+    baton = Baton::start_with(&scene.lab.lb, scene.lab.directory());
+    baton.wait_until_ready();
+    baton.wait_offloaded(6);
+    talk(&mut conns, 50_000);
+    drop(conns);
+    baton.wait_ended("client_closed", 6);
+}
+
+/// Where the pins cannot be made again, nothing would carry the flows.
+#[test]
+fn offloaded_flows_are_reset_when_their_program_cannot_be_attached_again() {
+    let Some(scene) = Scene::new("a program that is lost") else { return };
+    let lab = &scene.lab;
+    let _servers = lab.echo_everywhere();
+    // A BPF file system of this process's own.
+    let place = lab.directory().join("bpf");
+    std::fs::create_dir(&place).unwrap();
+    let shown = place.display();
+    let config = scene.config().offload("pins", format!("{shown}/pins"));
+    let paths = config::Paths::below(lab.directory());
+    std::fs::write(&paths.config, config.text(&paths.socket)).unwrap();
+    let script = format!("mount -t bpf bpf {shown} && exec \"$@\"");
+    let baton = Baton::start_by(&["unshare", "--mount", "sh", "-euc", &script, "sh"], &lab.lb, lab.directory());
+    baton.wait_until_ready();
+    let mut conns: Vec<_> = (0..6).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    talk(&mut conns, 50_000);
+    baton.wait_offloaded(6);
+    let pid = baton.process.pid().as_raw_nonzero();
+    let spoil = format!("rm -r {shown}/pins/* && mount -o remount,ro {shown}");
+    let done =
+        std::process::Command::new("nsenter").args(["-m", "-t", &pid.to_string(), "sh", "-euc", &spoil]).status();
+    assert!(done.unwrap().success());
+    conns.iter_mut().for_each(|conn| assert_eq!(conn.end(LONG), End::Rst));
+    baton.wait_log(&["nothing carries the offloaded flows any more"]);
+    // Regression: no event told of it, and the status said "0 flows offloaded; by no interface yet".
+    let lost = baton.events_of("program_lost");
+    assert!(lost.len() == 1 && lost[0]["flows"] == 6, "{lost:?}");
+    let status = baton.order(&["status"]);
+    assert!(status.contains("Baton offloads no flow: somebody has removed the pins"), "{status}");
+    // New ones stay proxied.
+    let mut born = lab.client.connect(lab.lb.v4(6443));
+    wait::throughout(std::time::Duration::from_secs(3), "it is proxied", || {
+        born.echo(1, 1000);
+        baton.flows().iter().all(|flow| flow["state"] == "proxied")
+    });
+}
+
+/// Regression: these flows ended as `backend_reset` or `client_reset`, though neither had sent an RST.
+#[test]
+fn flows_whose_packets_no_longer_fit_an_interface_say_so_as_they_end() {
+    let Some(scene) = Scene::new("flows_whose_packets_no_longer_fit") else { return };
+    let lab = &scene.lab;
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&scene.config().frontend("listen", vec![lab.lb.v4(6443).to_string()]));
+    let mut conns: Vec<_> = (0..4).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    talk(&mut conns, 50_000);
+    baton.wait_offloaded(4);
+    lab.lb.run("ip link set eth0 mtu 1300");
+    for (seed, conn) in (0..).zip(&mut conns) {
+        let end = conn.send(seed, 60_000).map_or_else(|error| End::of_error(&error), |()| conn.end(LONG));
+        assert_eq!(end, End::Rst);
+    }
+    baton.wait_ended("oversized", 4);
+}

@@ -28,6 +28,23 @@ impl Drop for Successor<'_> {
     }
 }
 
+/// Regression: an instance that began at once after another one was killed ended, because that one's descriptors were still being closed, and
+/// its lock was among them.
+#[test]
+fn an_instance_that_begins_while_a_killed_one_is_not_quite_gone_waits_for_its_end() {
+    use rustix::fs::{FlockOperation, flock};
+    let Some(scene) = Scene::new("killed, not quite gone") else { return };
+    let lab = &scene.lab;
+    let pins = scene.pinned.directory.to_str().unwrap().replace('/', "-");
+    std::fs::create_dir_all("/run/baton").unwrap();
+    let lock = std::fs::File::create(format!("/run/baton/baton{pins}.lock")).unwrap();
+    flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
+    let baton = Baton::start(&lab.lb, lab.directory(), &scene.config());
+    baton.wait_log(&["another process still has the flows in"]);
+    drop(lock);
+    baton.wait_until_ready();
+}
+
 #[test]
 fn row33_offloaded_flows_do_not_notice_a_kill_and_the_next_process_recovers_them() {
     let Some(scene) = Scene::new("row33") else { return };
@@ -68,6 +85,28 @@ fn row33_offloaded_flows_do_not_notice_a_kill_and_the_next_process_recovers_them
     assert_eq!(conns[0].end(LONG), End::Rst);
     drop(conns);
     eventually(LONG, "no flow is left", || baton.flow_count() == 0);
+}
+
+/// Not as `internal`, for which there is an alert.
+#[test]
+fn flows_that_their_ends_close_or_reset_while_no_process_runs_are_counted_so_by_the_next_one() {
+    let Some(scene) = Scene::new("between") else { return };
+    let lab = &scene.lab;
+    let _servers = lab.echo_everywhere();
+    let config = scene.config();
+    let baton = lab.start(&config);
+    let mut conns: Vec<_> = (0..40).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    (0..4).for_each(|round| conns.iter_mut().for_each(|conn| conn.echo(round, 100)));
+    baton.wait_offloaded(40);
+    baton.process.kill();
+    conns.drain(..10).for_each(Conn::reset);
+    drop(conns);
+    // Nothing passes their entries for longer than these are kept for late packets.
+    wait::throughout(secs(3), "no process runs", || baton.process.exit_status().is_some());
+    let baton = lab.start(&config);
+    eventually(LONG, "all have ended", || baton.ended().values().sum::<u64>() == 40);
+    let ended = baton.ended();
+    assert_eq!((ended.get("client_closed"), ended.get("client_reset")), (Some(&30), Some(&10)), "{ended:?}");
 }
 
 #[test]

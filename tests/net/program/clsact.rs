@@ -43,7 +43,7 @@ fn the_filter_is_first_outlives_the_process_and_comes_back_when_another_takes_it
         let mut program = open(&pinned, &["eth0"]).unwrap();
         let stranger = "sums.o:[classifier]";
         assert_eq!(names(&lab.lb, "eth0"), ["baton", stranger]);
-        assert_eq!((program.attached().len(), program.fix().unwrap()), (1, vec![]));
+        assert_eq!((program.attached().len(), program.fix().unwrap().interfaces), (1, vec![]));
         drop(program);
         let link = &program::status(&pinned.directory).unwrap().unwrap().links[0];
         assert!(link.attached && link.by == Some(Attachment::Clsact), "{link:?}");
@@ -55,13 +55,13 @@ fn the_filter_is_first_outlives_the_process_and_comes_back_when_another_takes_it
         add_stranger(&lab.lb);
         assert_eq!(names(&lab.lb, "eth0"), [stranger, "baton", stranger]);
         assert!(!program::status(&pinned.directory).unwrap().unwrap().links[0].attached);
-        assert_eq!(program.fix().unwrap(), ["eth0"]);
+        assert_eq!(program.fix().unwrap().interfaces, ["eth0"]);
         assert_eq!(names(&lab.lb, "eth0"), ["baton", stranger, stranger]);
         lab.lb.run("tc filter del dev eth0 ingress pref 1");
-        assert_eq!(program.fix().unwrap(), ["eth0"]);
+        assert_eq!(program.fix().unwrap().interfaces, ["eth0"]);
         assert_eq!(names(&lab.lb, "eth0"), ["baton"]);
         lab.lb.run("tc qdisc del dev eth0 clsact");
-        assert_eq!(program.fix().unwrap(), ["eth0"]);
+        assert_eq!(program.fix().unwrap().interfaces, ["eth0"]);
         assert_eq!(names(&lab.lb, "eth0"), ["baton"]);
     });
 }
@@ -83,7 +83,7 @@ fn another_version_s_program_is_replaced_in_its_filter() {
         assert_eq!(program.origin(), ProgramOrigin::Replaced);
         let new = filters(&lab.lb, "eth0");
         assert!(new.len() == 1 && new[0].1 != old[0].1, "{old:?} {new:?}");
-        assert_eq!(program.fix().unwrap(), [""; 0]);
+        assert_eq!(program.fix().unwrap().interfaces, [""; 0]);
     });
 }
 

@@ -97,20 +97,20 @@ fn a_program_that_somebody_detached_or_whose_interface_was_made_anew_is_attached
     run("ip link add spare type veth peer name other; ip link set spare up");
     lab.lb.enter(|| {
         let Some((pinned, mut program)) = Pinned::load("path", &["eth0", "spare"]) else { return };
-        assert_eq!(program.fix().unwrap(), [""; 0]);
+        assert_eq!(program.fix().unwrap().interfaces, [""; 0]);
         assert_eq!(program.attached().len(), 2);
         run("ip link del spare; ip link add spare type veth peer name other");
         let attached = || {
             program::status(&pinned.directory).unwrap().unwrap().links.iter().map(|l| l.attached).collect::<Vec<_>>()
         };
         assert_eq!(attached(), [true, false]);
-        assert_eq!(program.fix().unwrap(), ["spare"]);
+        assert_eq!(program.fix().unwrap().interfaces, ["spare"]);
         assert_eq!(attached(), [true, true]);
         run("ip link del spare");
-        assert_eq!(program.fix().unwrap(), [""; 0], "one that is gone is waited for");
+        assert_eq!(program.fix().unwrap().interfaces, [""; 0], "one that is gone is waited for");
         assert_eq!(program.attached().len(), 1);
         run("ip link add spare type veth peer name other");
-        assert_eq!(program.fix().unwrap(), ["spare"]);
+        assert_eq!(program.fix().unwrap().interfaces, ["spare"]);
         // An interface more, as flows that come by it demand.
         let index = ::baton::sys::netdev::interface("other").unwrap().index;
         program.attach(index).unwrap();

@@ -114,15 +114,16 @@ impl Tries {
 fn filters(pid: Pid) -> u32 {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).unwrap();
     let of = |task: std::fs::DirEntry| {
-        let status = std::fs::read_to_string(task.path().join("status")).unwrap();
+        // A thread may have ended since it was listed.
+        let status = std::fs::read_to_string(task.path().join("status")).ok()?;
         let value = |key: &str| {
             let value = status.lines().find_map(|line| line.strip_prefix(key));
             value.unwrap_or("0").trim().parse::<u32>().unwrap()
         };
         assert_eq!((value("Seccomp:"), value("NoNewPrivs:")), (2, 1), "{status}");
-        value("Seccomp_filters:")
+        Some(value("Seccomp_filters:"))
     };
-    let counts: Vec<_> = tasks.map(|task| of(task.unwrap())).collect();
+    let counts: Vec<_> = tasks.filter_map(|task| of(task.unwrap())).collect();
     assert!(counts.len() > 4 && counts.iter().all(|count| *count == counts[0]), "{counts:?}");
     counts[0]
 }

@@ -16,8 +16,9 @@ fn a_host_whose_interface_is_made_anew_asks_there_before_it_takes_the_built_in_v
     all[other].host.make_link_anew();
     all[other].wait_synced(all[had].name);
     all[other].host.drop_packets("input", &format!("ip saddr {}", all[had].host.v4));
-    let answered = format!("another host ({}) has one of the addresses", all[had].host.mac());
-    eventually(LONG, "it asks and hears the holder", || why(&all[other]).contains(&answered));
+    let mac = all[had].host.mac().to_string();
+    let answered = |why: &str| why.contains(&mac) && why.contains(") answers for ");
+    eventually(LONG, "it asks and hears the holder", || answered(&why(&all[other])));
     wait::throughout(secs(3), "it leaves the VIP to the holder", || has_vip(&all[had]) && !has_vip(&all[other]));
     all[other].host.nft_clear();
     all[other].wait_synced(all[had].name);
@@ -116,6 +117,44 @@ fn a_host_that_may_not_add_one_address_has_none_of_the_built_in_vip_and_says_why
     assert_eq!(all[had].baton.events_of("vip_refused").len(), 1, "once, not at each attempt");
     all[had].host.sysctl("net/ipv6/conf/eth0/disable_ipv6", "0");
     eventually(LONG, "it has it again", || has_vip(&all[had]) && gains(&all[had]) == before + 1);
+}
+
+/// Regression: such a host was called ready for the VIP.
+#[test]
+fn a_host_without_carrier_says_that_it_cannot_have_the_built_in_vip_and_why() {
+    let Some((scene, _servers, all)) = fleet("built-in vip without carrier", 2) else { return };
+    let (had, other) = settled(&scene, &all);
+    let all_say = |instance: &Instance, words: &str, yes: bool| {
+        ["status", "peers"].iter().all(|command| instance.baton.order(&[command]).contains(words) == yes)
+    };
+    for number in [other, had] {
+        all[number].host.link_down();
+        let why = "cannot have the VIP: the interface has no carrier";
+        eventually(LONG, "it says so", || all_say(&all[number], why, true));
+        all[number].host.link_up();
+        eventually(LONG, "it can have it again", || all_say(&all[number], "cannot have the VIP", false));
+    }
+}
+
+/// Regression: it said that the interface has no carrier.
+#[test]
+fn a_host_whose_interface_got_another_name_says_that_it_is_not_there() {
+    let Some((scene, _servers, all)) = fleet("built-in vip renamed", 2) else { return };
+    let (had, other) = settled(&scene, &all);
+    all[had].host.run("ip link set eth0 name net7");
+    let missing = "interface eth0 is not there";
+    eventually(LONG, "it says why", || why(&all[had]).contains(missing));
+    eventually(LONG, "the other host has the VIP", || has_vip(&all[other]));
+    let given_up = all[had].baton.events_of("vip_given_up");
+    let whys: Vec<_> = given_up.iter().map(|it| it["why"].to_string()).collect();
+    assert!(
+        !whys.is_empty() && whys.iter().all(|it| it.contains("interface eth0") && !it.contains("carrier")),
+        "{whys:?}"
+    );
+    // It kept the address until its lease ended.
+    let answered = all[other].baton.events_of("vip_answered");
+    let name = all[had].name;
+    assert!(answered.iter().all(|it| it["by"].as_str().is_some_and(|by| by.starts_with(name))), "{answered:?}");
 }
 
 /// Regression: the holder's kernel went on answering ARP for the VIP, which Baton had added again, so that no peer took it and nobody served.

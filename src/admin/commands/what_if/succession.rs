@@ -2,7 +2,7 @@
 
 use crate::model::fleet::evacuate::VIP_GIVEN;
 use crate::model::fleet::vip::{VipPart, VipPeerView, VipView};
-use crate::model::fleet::{Farewell, InstanceName, Liveness, MemberView, NOT_LISTENING};
+use crate::model::fleet::{Farewell, InstanceName, LastHeard, Liveness, MemberView, NOT_LISTENING};
 
 /// An instance that lives on, as far as it matters for the VIP.
 #[derive(Clone, Debug)]
@@ -12,6 +12,7 @@ pub(super) struct Survivor {
     pub unheard: Option<Liveness>,
     /// It is not heard, and nothing says that it does not run: it may be this host that is cut off from it.
     pub may_live: bool,
+    pub last_heard: LastHeard,
     /// Why it should not have the VIP, as it says itself; empty: it should.
     pub not_ready: Vec<String>,
     /// `None`: it says nothing about a VIP that Baton moves.
@@ -65,6 +66,7 @@ impl Survivor {
             name: peer.name.clone(),
             unheard,
             may_live: is_silent && peer.why_not.as_deref() != Some(NOT_LISTENING),
+            last_heard: peer.last_heard,
             not_ready: reasons.unwrap_or_default(),
             standing,
             has_vip: !peer.vips.is_empty(),
@@ -89,7 +91,8 @@ impl Survivor {
         });
         let out = mover.view().filter(|view| view.part == VipPart::Out).map(|view| view.why.clone());
         let not_ready = not_ready.into_iter().chain(out).collect();
-        Self { name, unheard: None, may_live: false, not_ready, standing, has_vip, knows: true }
+        let last_heard = LastHeard::default();
+        Self { name, unheard: None, may_live: false, last_heard, not_ready, standing, has_vip, knows: true }
     }
 
     /// As it would be if it lived, and could take the VIP: what it said last is old.
@@ -196,8 +199,15 @@ pub(super) fn doubt(silent: &[Survivor], is_cut_off: bool, offloaded: u64, longe
     let names = silent.iter().map(|it| it.name.to_string()).collect::<Vec<_>>().join(" and ");
     let (is, it, lives, its) =
         if silent.len() == 1 { ("is", "it", "lives", "is dead") } else { ("are", "they", "live", "are dead") };
+    let of_one = |it: &Survivor| match it.last_heard.in_words() {
+        heard if heard.is_empty() => None,
+        heard if silent.len() == 1 => Some(heard),
+        heard => Some(format!("{}: {heard}", it.name)),
+    };
+    let last: Vec<_> = silent.iter().filter_map(of_one).collect();
+    let last = if last.is_empty() { String::new() } else { format!(" (last {})", last.join("; ")) };
     let heard = format!(
-        "{names} {is} not heard: from this host it cannot be known whether {it} {is} dead or only cut off from it."
+        "{names} {is} not heard{last}: from this host it cannot be known whether {it} {is} dead or only cut off from it."
     );
     let own =
         "This host itself is cut off: the others decide without it, and may have the VIP and these flows already.";
@@ -245,6 +255,7 @@ mod tests {
             name: named(name),
             unheard: None,
             may_live: false,
+            last_heard: LastHeard::default(),
             not_ready: Vec::new(),
             standing: Some(standing(name, part)),
             has_vip: false,
@@ -348,6 +359,12 @@ mod tests {
                 "lb-b is not heard: from this host it cannot be known whether it is dead or only cut off from it.",
                 "If lb-b lives, it takes the VIP (longest gap 12.5s), and carries on the offloaded flows that it was told of (of 12); if it is dead, no instance takes it, and clients wait until one does.",
             ]
+        );
+        let last_heard = LastHeard { link_ms: Some(12_300), beat_ms: Some(12_100), others_ms: None };
+        let told = doubt(&[Survivor { last_heard, ..silent("lb-b") }], false, 12, None);
+        assert!(
+            told[0].starts_with("lb-b is not heard (last 12 s ago by its link, 12 s ago by a beat): from"),
+            "{told:?}"
         );
         let both = doubt(&[silent("lb-b"), silent("lb-c")], true, 0, None);
         assert!(both[0].starts_with("This host itself is cut off: the others decide without it"), "{both:?}");

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::last::{is_lost_still, last_start};
-use super::{AFTER_MS, Story, is_by_backend, last, moment, peer_of};
+use super::{AFTER_MS, Story, is_by_backend, last, moment, peer_of, stops};
 use crate::model::end_reason::EndReason;
 use crate::model::health::HealthState;
 use crate::model::humane::{duration_ms, plural};
@@ -22,6 +22,8 @@ enum Matter<'r> {
     Refusals(&'r str, &'r str),
     Peer(&'r str),
     Vip,
+    /// That another host answers for the VIP.
+    VipAnswer,
     Node(&'r str),
     Process,
     Other(String),
@@ -46,7 +48,7 @@ pub(super) fn beside(story: &Story<'_>, told: usize) -> Vec<String> {
     let mut found = Vec::new();
     for at in (0..story.events.len()).rev().filter(|at| *at != told && is_fault(story, *at)) {
         let other = story.events[at].0;
-        if is_effect_of(other, event) {
+        if is_effect_of(other, event) || stops::stop_of(story, at) == Some(told) {
             continue;
         }
         let standing = standing(story, at);
@@ -117,6 +119,7 @@ fn matter(event: &Event) -> Option<Matter<'_>> {
         }
         What::RefusalsBegun { frontend, reason } => Matter::Refusals(frontend, reason.label()),
         What::VipGained { .. } | What::VipGivenUp { .. } | What::VipHostCutOff { .. } => Matter::Vip,
+        What::VipAnswered { .. } => Matter::VipAnswer,
         What::NodesSilent { nodes, .. } => Matter::Node(nodes.first()?),
         What::Started { .. } | What::ProcessDied { .. } => Matter::Process,
         _ => match peer_of(event) {
@@ -130,8 +133,10 @@ fn matter(event: &Event) -> Option<Matter<'_>> {
 fn told_with(event: &Event) -> Vec<Matter<'_>> {
     match &event.what {
         What::BackendChanged { frontend, .. } => vec![Matter::Refusals(frontend, EndReason::NoBackend.label())],
-        What::PeerLiveness { .. } | What::FailedOver { .. } => vec![Matter::Vip],
-        What::VipGained { silent, .. } => silent.iter().map(|peer| Matter::Peer(peer)).collect(),
+        What::PeerLiveness { .. } | What::FailedOver { .. } => vec![Matter::Vip, Matter::VipAnswer],
+        What::VipGained { silent, .. } => {
+            silent.iter().map(|peer| Matter::Peer(peer)).chain([Matter::VipAnswer]).collect()
+        }
         _ => Vec::new(),
     }
 }
@@ -164,5 +169,10 @@ fn ends(mut trouble: Trouble) -> Box<dyn FnMut(&What) -> bool> {
 }
 
 fn over_after(event: &Event, over: &Event) -> Standing {
-    Standing::OverAfter { ms: over.at_unix_ms.saturating_sub(event.at_unix_ms) }
+    let ms = match &over.what {
+        // That event comes once no connection has been reset for a while.
+        What::RefusalsOver { lasted_ms, .. } => *lasted_ms,
+        _ => over.at_unix_ms.saturating_sub(event.at_unix_ms),
+    };
+    Standing::OverAfter { ms }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::gaps::takes_new;
 use super::last::is_ordered;
-use super::{AFTER_MS, BEFORE_MS, Explained, LATELY_MS, SENTENCES_MAX, Story, is_death, moment};
+use super::{AFTER_MS, BEFORE_MS, Explained, LATELY_MS, SENTENCES_MAX, Story, is_death, moment, stops};
 use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::model::fleet::Liveness;
 use crate::model::health::{Cause, HealthState};
@@ -21,7 +21,14 @@ impl Story<'_> {
         let is_applied = |(later, _): &(&Event, usize)| matches!(later.what, What::Reloaded { .. });
         match &event.what {
             // A host that is cut off loses all the others, and is the one that is ill.
-            What::PeerLiveness { .. } | What::FailedOver { .. } if self.lacks_vip(at) == Some(true) => Weight::Plain,
+            What::PeerLiveness { .. } | What::FailedOver { .. } | What::NodesSilent { .. }
+                if self.lacks_vip(at) == Some(true) =>
+            {
+                Weight::Plain
+            }
+            What::PeerLiveness { peer, .. } | What::PeerUnreachable { peer, .. } if stops::awaits(self, at, peer) => {
+                Weight::Plain
+            }
             What::BackendChanged { frontend, .. } | What::FlowsOrdered { frontend, .. }
                 if self.serves_nobody(at, frontend).is_some() =>
             {
@@ -112,6 +119,13 @@ impl Story<'_> {
             "The process before it ended without a stop, as by a crash or a kill: its last record is {older} older{had}."
         );
         Some((said, event.at_unix_ms.saturating_sub(last.at_unix_ms)))
+    }
+
+    /// When the process before the one that starts at `at` died, if it had flows then; ms since 1970.
+    pub(super) fn died_with_flows_ms(&self, at: usize) -> Option<u64> {
+        let (_, away_ms) = self.death_before(at)?;
+        let died_ms = self.events[at].0.at_unix_ms.saturating_sub(away_ms);
+        self.sample_before(died_ms).filter(|sample| sample.flows() > 0).map(|_| died_ms)
     }
 
     /// That workers of the process before the one that starts at `at` were stuck, and did not go on: a sentence.

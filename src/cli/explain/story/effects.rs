@@ -361,7 +361,6 @@ fn ends_no_flow(what: &What) -> bool {
             | What::OffloadOpened { .. }
             | What::OffloadShut { unwatched: false, .. }
             | What::OffloadResumed {}
-            | What::ProgramReattached { .. }
             | What::PeerLinked { .. }
             | What::PeerSynced { .. }
             | What::NamesFailed { .. }
@@ -370,7 +369,7 @@ fn ends_no_flow(what: &What) -> bool {
             | What::NodesBack { .. }
             | What::RecorderFailed { .. }
             | What::RecordsDropped { .. }
-    )
+    ) || matches!(what, What::ProgramReattached { interfaces, .. } if interfaces.is_empty())
 }
 
 /// `at least 30 flows`.

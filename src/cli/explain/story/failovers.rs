@@ -12,6 +12,8 @@ const WITHIN_MS: u64 = 10_000;
 const LINK_ENDS_MS: u64 = 2_000;
 /// A peer is called silent once nothing has come for this long.
 const SILENT_MS: u64 = SILENT_NS / 1_000_000;
+/// One thread takes the VIP and another counts the peer's silence: either may record first, by so much at most.
+const SKEW_MS: u64 = 1_000;
 
 /// The event `at`, if it is one of a failover or of a moment's silence. `None`: it is none of these.
 pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
@@ -35,13 +37,18 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
     };
     let silent = of_peer().find(|other| {
         matches!(other.what, What::PeerLiveness { liveness: Liveness::Silent, .. })
-            && other.at_unix_ms <= event.at_unix_ms
+            && other.at_unix_ms <= event.at_unix_ms + SKEW_MS
     });
     let (death, over) = (of_peer().find(|it| is_death(it)), of_peer().find(|it| is_failover(it)));
-    let begun_ms = silent.unwrap_or(event).at_unix_ms;
-    // Of a peer that was silent for a moment, another one's death moved the VIP.
-    let vip = around().find(|it| matches!(it.what, What::VipGained { .. }) && it.at_unix_ms >= begun_ms);
+    // It resets flows of an address once that is here.
+    let step = of_peer().filter(|it| is_failover(it)).nth(1);
     let is_of_silence = |it: &Event| matches!(&it.what, What::VipGained { silent: Some(of), .. } if of == peer);
+    let taken = around().find(|it| is_of_silence(it) && heard.is_none_or(|heard| place(it) > heard));
+    // The same for each event of one failover: its gap is one figure.
+    let first_ms = || [Some(event), death, over, taken].into_iter().flatten().map(|it| it.at_unix_ms).min();
+    let begun_ms = silent.map(|it| it.at_unix_ms).or_else(first_ms).unwrap_or(event.at_unix_ms);
+    // Of a peer that was silent for a moment, another one's death moved the VIP.
+    let vip = around().find(|it| matches!(it.what, What::VipGained { .. }) && it.at_unix_ms + SKEW_MS >= begun_ms);
     let vip = vip.filter(|it| death.or(over).is_some() || is_of_silence(it));
     // What kept this instance from taking it, or who took it instead.
     let until_ms = vip.map_or(u64::MAX, |it| it.at_unix_ms);
@@ -53,14 +60,16 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
     let back = story.events[last + 1..].iter().map(|(event, _)| *event).find(|it| is_back(it));
 
     let told = |it: &Event| format!("At {} {}.", moment(it.at_unix_ms), it.what.sentence());
-    let parts = [silent.filter(|_| answered.is_none()), answered, death, over, vip, another].into_iter().flatten();
+    let parts =
+        [silent.filter(|_| answered.is_none()), answered, death, over, step, vip, another].into_iter().flatten();
     let mut parts: Vec<_> = parts.filter(|it| !std::ptr::eq(*it, event)).chain([event]).collect();
     parts.sort_by_key(|it| it.at_unix_ms);
     let mut sentences: Vec<_> = parts.into_iter().map(told).collect();
     let mut figures = Figures { at_unix_ms: event.at_unix_ms, ..Figures::default() };
     let mut had_clients = vip.is_some();
-    if let Some(What::FailedOver { inherited, reset, .. }) = over.map(|it| &it.what) {
-        figures.flows_ordered = *reset as u64;
+    if over.is_some() {
+        let (inherited, reset) = flows_of([over, step]);
+        figures.flows_ordered = reset;
         had_clients |= inherited + reset > 0;
     }
     // A link that ends with its peer is no news.
@@ -80,7 +89,8 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
     });
     // Its clients waited until the VIP was here, or until this instance took its flows: unless another host serves them, as its answer says.
     if let Some(served) = vip.or(over).filter(|_| had_clients && (vip.is_some() || answered.is_none())) {
-        let waited_ms = served.at_unix_ms.saturating_sub(begun_ms) + SILENT_MS.max(stuck_ms.unwrap_or(0));
+        let last_beat_ms = begun_ms.saturating_sub(SILENT_MS.max(stuck_ms.unwrap_or(0)));
+        let waited_ms = served.at_unix_ms.saturating_sub(last_beat_ms);
         let gap_ms = waited_ms + lease_renew_ms;
         figures.longest_gap_ms = Some(gap_ms).filter(|_| unlinked_ms.is_none());
         let of_these = if unlinked_ms.is_some() { "Of flows that were known, the" } else { "The" };
@@ -95,7 +105,7 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
             limit_ms(lease_renew_ms)
         ));
     }
-    sentences.extend(rest_of_its_flows(story, peer, at, vip.or(over).is_some(), over));
+    sentences.extend(rest_of_its_flows(story, peer, at, vip.or(over).is_some(), [over, step]));
     if had_clients && stuck_ms.is_none() && sentences.len() + usize::from(back.is_some()) < SENTENCES_MAX {
         sentences.push(format!("Whether workers of {peer} were stuck before its last beat, its own record tells (baton explain last, there)."));
     }
@@ -117,6 +127,14 @@ pub(super) fn failover(story: &Story<'_>, at: usize) -> Option<Explained> {
     Some((sentences, figures))
 }
 
+/// How many flows these steps of a failover carried on, and how many they reset.
+fn flows_of(steps: [Option<&Event>; 2]) -> (u64, u64) {
+    steps.into_iter().flatten().fold((0, 0), |(all, ended), it| match it.what {
+        What::FailedOver { inherited, reset, .. } => (all + inherited as u64, ended + reset as u64),
+        _ => (all, ended),
+    })
+}
+
 /// What became of those flows of the peer that this instance neither carries on nor resets, as far as it knows: a sentence.
 /// `has_served`: clients of the peer came here.
 fn rest_of_its_flows(
@@ -124,11 +142,12 @@ fn rest_of_its_flows(
     peer: &str,
     at: usize,
     has_served: bool,
-    over: Option<&Event>,
+    steps: [Option<&Event>; 2],
 ) -> Option<String> {
     let at_ms = story.events[at].0.at_unix_ms;
-    if let Some(What::FailedOver { inherited, reset, .. }) = over.map(|it| &it.what) {
-        let (here, known) = ((inherited + reset) as u64, story.events[..at].iter().rev().map(|(event, _)| *event));
+    if steps.iter().any(Option::is_some) {
+        let (inherited, reset) = flows_of(steps);
+        let (here, known) = (inherited + reset, story.events[..at].iter().rev().map(|(event, _)| *event));
         let known = known.filter(|it| peer_of(it) == Some(peer)).find_map(|it| match it.what {
             What::PeerSynced { flows, .. } => Some((it.at_unix_ms, flows)),
             _ => None,

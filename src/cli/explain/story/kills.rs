@@ -10,7 +10,7 @@ use super::gaps::gap_of_reset;
 use super::{BEFORE_MS, Explained, Figures, Story, is_named, moment};
 use crate::model::end_reason::EndReason;
 use crate::model::health::HealthState;
-use crate::model::humane::{duration_ms, plural};
+use crate::model::humane::{count, duration_ms, plural};
 use crate::model::ids::FlowId;
 use crate::table::journal::What;
 
@@ -89,6 +89,31 @@ pub(super) fn kill(story: &Story<'_>, at: usize) -> Option<Explained> {
         figures.longest_gap_ms = Some(gap_ms);
     }
     Some((sentences, figures))
+}
+
+/// The flows of one backend that the order of which the event at `at` is a part meant: a sentence, and the place of the order.
+pub(super) fn of_backend(story: &Story<'_>, at: usize) -> Option<(String, usize)> {
+    let order = order_before(story, at)?;
+    let What::FlowsOrdered { frontend, backend, .. } = &story.events[at].0.what else { return None };
+    let (mut meant, mut killed, mut last_ms) = (0, 0, 0);
+    let ordered_ms = story.events[order].0.at_unix_ms;
+    for (later, (event, _)) in story.events.iter().enumerate().skip(order + 1) {
+        let is_its = || order_before(story, later) == Some(order);
+        match &event.what {
+            What::FlowsOrdered { frontend: f, backend: b, flows, .. } if (f, b) == (frontend, backend) && is_its() => {
+                meant += *flows as u64;
+            }
+            What::FlowEnded { frontend: f, backend: Some(b), .. } if (f, b) == (frontend, backend) && is_its() => {
+                (killed, last_ms) = (killed + 1, event.at_unix_ms.saturating_sub(ordered_ms));
+            }
+            _ => {}
+        }
+    }
+    let ended = match killed {
+        0 => "the record has no end of one of them for it".to_owned(),
+        _ => format!("{} ended for it, the last of them {} after it", count(killed), duration_ms(last_ms)),
+    };
+    Some((format!("Of {frontend}/{backend} it meant {}: {ended}.", plural(meant, "flow")), order))
 }
 
 /// The order for which a flow was ended, or is to end, by the event at `at`: the last one of its process that meant it.

@@ -1,82 +1,33 @@
-//! Which event is told first to somebody who asks for the last fault: one that goes on, or else the newest.
-
-use std::ops::Range;
+//! What is told to somebody who asks for the last fault, and what still is so when the record ends.
 
 use super::beside::beside;
-use super::{Explained, LATELY_MS, Story};
-use crate::model::end_reason::EndReason;
+use super::headline::{headline, seen_still, unfelt_still};
+use super::outage::outage;
+use super::{Explained, LATELY_MS, Story, stops};
 use crate::model::health::{Cause, HealthState};
 use crate::model::humane::{duration_ms, plural};
-use crate::model::weight::Weight;
 use crate::table::journal::{Event, What};
 
-/// The last fault; before it one that still goes on and costs nodes, connections or flows. If there is none, a backend that is away now, though
-/// no client of this host felt it. With what else went wrong about that time, or still is.
+/// The last fault, or a worse one that goes on. If there is none, a backend that is away now, though no client of this host felt it. With what
+/// else went wrong about that time, or still is.
 pub(super) fn last(story: &Story<'_>) -> Option<Explained> {
-    let newest = newest_fault(story);
-    let ongoing = newest.and_then(|newest| worst_ongoing(story, newest));
-    let told = ongoing.or(newest).or_else(|| unfelt_still(story))?;
-    let (sentences, mut figures) = story.of_event(told)?;
+    let told = headline(story).or_else(|| unfelt_still(story));
+    let told = match (told, stops::last_stop(story)) {
+        // What was long before the stop is over, or its next process tells of it anew.
+        (Some(fault), Some(stop)) if is_long_before(story, fault, stop) => stop,
+        (told, stop) => told.or(stop)?,
+    };
+    let stop = stops::stop_of(story, told);
+    let told = stop.unwrap_or(told);
+    let its = stop.map(|stop| stops::stop(story, stop));
+    let (sentences, mut figures) = its.or_else(|| outage(story, told)).or_else(|| story.of_event(told))?;
     figures.beside = beside(story, told);
     Some((sentences, figures))
 }
 
-/// The newest loss of a backend that still is away, which no client felt, as another host had the VIP.
-fn unfelt_still(story: &Story<'_>) -> Option<usize> {
-    let is_felt_by_nobody =
-        |at: usize, frontend: &str| story.lacks_vip(at) == Some(false) && story.serves_nobody(at, frontend).is_some();
-    if story.lacks_vip(story.events.len()) != Some(false) {
-        return None;
-    }
-    (last_start(story).unwrap_or(0)..story.events.len()).rfind(|at| match &story.events[*at].0.what {
-        What::BackendChanged { frontend, .. } => is_lost_still(story, *at) && is_felt_by_nobody(*at, frontend),
-        _ => false,
-    })
-}
-
-/// The last bad event, unless it is much older than the last that may be a fault: what follows a fault is none of its own.
-fn newest_fault(story: &Story<'_>) -> Option<usize> {
-    let last = |is_fault: fn(Weight) -> bool| (0..story.events.len()).rfind(|at| is_fault(story.weight(*at)));
-    let any = last(|weight| matches!(weight, Weight::Bad | Weight::Notice))?;
-    let bad = last(|weight| weight == Weight::Bad);
-    bad.filter(|bad| story.events[*bad].0.at_unix_ms + LATELY_MS >= story.events[any].0.at_unix_ms).or(Some(any))
-}
-
-/// The newest of those that go on and cost something.
-fn worst_ongoing(story: &Story<'_>, newest: usize) -> Option<usize> {
-    let newest_ms = story.events[newest].0.at_unix_ms;
-    seen_still(story).rfind(|at| {
-        let event = story.events[*at].0;
-        let is_lately = event.at_unix_ms + LATELY_MS >= newest_ms;
-        story.weight(*at) == Weight::Bad
-            && match &event.what {
-                // One that is away for good does not hide what happens since.
-                What::NodesSilent { .. } => {
-                    is_lately && !silent_still(story, *at).is_empty() && !(*at < newest && has_cost(story, newest))
-                }
-                // The loss says more of it.
-                What::RefusalsBegun { frontend, reason: EndReason::NoBackend } => {
-                    let is_its = |lost: usize| {
-                        matches!(&story.events[lost].0.what, What::BackendChanged { frontend: f, .. } if f == frontend)
-                    };
-                    refuses_since(story, *at, frontend, EndReason::NoBackend)
-                        && !(0..*at).any(|lost| is_its(lost) && is_lost_still(story, lost))
-                }
-                What::RefusalsBegun { frontend, reason } => refuses_since(story, *at, frontend, *reason),
-                What::BackendChanged { frontend, .. } => {
-                    is_lost_still(story, *at)
-                        && (has_no_backend(story, frontend) || is_lately && has_cost_flows(story, *at))
-                }
-                _ => false,
-            }
-    })
-}
-
-/// The events of which this instance would know the end: the next process tells anew of what goes on, and a host without the VIP does not see
-/// its clients.
-fn seen_still(story: &Story<'_>) -> Range<usize> {
-    let end = if story.lacks_vip(story.events.len()).is_none() { story.events.len() } else { 0 };
-    last_start(story).unwrap_or(0)..end
+fn is_long_before(story: &Story<'_>, fault: usize, stop: usize) -> bool {
+    let [fault_ms, stop_ms] = [fault, stop].map(|at| story.events[at].0.at_unix_ms);
+    fault_ms + LATELY_MS < stop_ms
 }
 
 /// Where the events of the last process begin. `None`: that was not recorded.
@@ -126,42 +77,10 @@ fn silent_until_the_end(story: &Story<'_>, at: usize) -> Option<String> {
     }
 }
 
-/// Whether connections are refused for this reason since the event at `at`, until the record ends.
-fn refuses_since(story: &Story<'_>, at: usize, frontend: &str, reason: EndReason) -> bool {
-    !story.events[at + 1..].iter().any(|(event, _)| {
-        matches!(&event.what, What::RefusalsOver { frontend: f, reason: r, .. } if f == frontend && *r == reason)
-    })
-}
-
-fn has_no_backend(story: &Story<'_>, frontend: &str) -> bool {
-    let begun = story.events.iter().rposition(|(event, _)| {
-        matches!(&event.what, What::RefusalsBegun { frontend: f, reason: EndReason::NoBackend } if f == frontend)
-    });
-    begun.is_some_and(|begun| refuses_since(story, begun, frontend, EndReason::NoBackend))
-}
-
 /// Whether a backend that was lost by the event at `at`, by no order, has not changed since.
 pub(super) fn is_lost_still(story: &Story<'_>, at: usize) -> bool {
     let What::BackendChanged { to, cause, .. } = &story.events[at].0.what else { return false };
     *to != HealthState::Ready && !is_ordered(cause) && over_after(story, at).is_none()
-}
-
-/// Whether clients felt it.
-fn has_cost(story: &Story<'_>, at: usize) -> bool {
-    match &story.events[at].0.what {
-        What::BackendChanged { .. } => has_cost_flows(story, at),
-        What::FlowsOrdered { flows, .. } => *flows > 0,
-        What::FailedOver { inherited, reset, .. } => inherited + reset > 0,
-        What::RefusalsBegun { .. } | What::VipGained { silent: Some(_), .. } | What::Started { .. } => true,
-        _ => false,
-    }
-}
-
-fn has_cost_flows(story: &Story<'_>, at: usize) -> bool {
-    story.change(at).is_some_and(|(_, figures)| {
-        let by_it = figures.flows_ordered > 0 || !figures.flows_ended.is_empty();
-        by_it || !figures.flows_ended_by_backend.is_empty()
-    })
 }
 
 /// What ended the state that a backend got by the event at `at`.

@@ -1,6 +1,5 @@
 //! This instance itself: its process, its reloads, upgrades and stalls, and the VIP.
 
-use super::vips::is_move;
 use super::{Explained, Figures, SENTENCES_MAX, Story, moment};
 use crate::model::humane::{duration_ms, plural};
 use crate::table::journal::{Event, Trouble, What};
@@ -54,7 +53,7 @@ pub(super) fn own(story: &Story<'_>, name: &str) -> Option<Explained> {
         latest(story, "upgrade", is_upgrade),
         latest(story, "reload", is_reload),
         stalls(story),
-        latest(story, "move of the VIP", is_move),
+        latest(story, "move of the VIP", What::is_vip_move),
     ];
     let none =
         ["upgrade", "reload", "stall", "move of the VIP"].into_iter().zip(&of_kinds).filter(|(_, it)| it.is_none());
@@ -80,7 +79,13 @@ fn latest(story: &Story<'_>, kind: &str, is_it: impl Fn(&What) -> bool) -> Optio
 /// How often it stood still, and how the last time ended: a sentence.
 fn stalls(story: &Story<'_>) -> Option<String> {
     let is_stall = |what: &What| {
-        matches!(what, What::WorkerStuck { .. } | What::AcceptPaused { .. } | What::VipGivenUp { late_ms: Some(_), .. })
+        matches!(
+            what,
+            What::WorkerStuck { .. }
+                | What::ProcessPaused { .. }
+                | What::AcceptPaused { .. }
+                | What::VipGivenUp { late_ms: Some(_), .. }
+        )
     };
     let said = latest(story, "stall", is_stall)?;
     let last = story.events.iter().rposition(|(event, _)| is_stall(&event.what))?;

@@ -41,21 +41,23 @@ pub(super) fn refusals(story: &Story<'_>, at: usize) -> Option<Explained> {
     sentences.extend(story.order_before(begun));
     let after = story.events[begun + 1..].iter().map(|(event, _)| *event);
     let over = after.take_while(|event| !is_begin(&event.what)).find_map(|event| match &event.what {
-        What::RefusalsOver { frontend: f, reason: r, refused, lasted_ms } if (f, r) == (frontend, reason) => {
-            Some((event, *refused, *lasted_ms))
+        What::RefusalsOver { frontend: f, reason: r, refused, lasted_ms, last_unix_ms }
+            if (f, r) == (frontend, reason) =>
+        {
+            Some((event, *refused, *lasted_ms, *last_unix_ms))
         }
         _ => None,
     });
     match over {
-        Some((over, refused, lasted_ms)) => {
+        Some((over, refused, lasted_ms, last_unix_ms)) => {
             figures.flows_ended.insert(reason.label(), refused);
             (figures.ended_within_ms, figures.lasted_ms) = (lasted_ms, Some(lasted_ms));
-            sentences.push(format!(
-                "Baton reset {} within {}; at {} none had come for a while.",
-                plural(refused, "new connection"),
-                duration_ms(lasted_ms),
-                moment(over.at_unix_ms)
-            ));
+            let end = match last_unix_ms {
+                Some(last_ms) => format!("the last one came at {}", moment(last_ms)),
+                None => format!("at {} none had come for a while", moment(over.at_unix_ms)),
+            };
+            let (refused, lasted) = (plural(refused, "new connection"), duration_ms(lasted_ms));
+            sentences.push(format!("Baton reset {refused} within {lasted}; {end}."));
         }
         None => {
             let times = event.at_unix_ms.saturating_sub(NOTICED_MS)..=u64::MAX;

@@ -1,19 +1,26 @@
 mod beside;
 mod gaps;
+mod headline;
 mod inherited;
+mod killed;
 mod named;
+mod one_gap;
 mod ongoing;
 mod orders;
+mod paused;
 mod refusals;
 mod second;
+mod stopped;
+mod unusable;
 mod vips;
 mod without_vip;
 
 use super::testing::{AT_MS, recording};
 use super::*;
 use crate::model::end_reason::EndReason;
-use crate::model::fleet::{InstanceName, Liveness};
+use crate::model::fleet::{Farewell, InstanceName, Liveness};
 use crate::model::health::Cause;
+use crate::model::nodes::SilenceKind;
 
 fn changed(from: HealthState, to: HealthState, cause: Cause) -> What {
     What::BackendChanged { frontend: "apiserver".to_owned(), backend: "cp2".to_owned(), from, to, cause }
@@ -35,6 +42,11 @@ fn ended(flow: u64, reason: EndReason) -> What {
         bytes_to_client: 2000,
         error: None,
     }
+}
+
+fn silent(nodes: &[&str], why: SilenceKind, for_ms: u64) -> What {
+    let nodes = nodes.iter().map(|it| (*it).to_owned()).collect();
+    What::NodesSilent { nodes, more: 0, why, for_ms, refused: None }
 }
 
 fn hung() -> Recording {
@@ -243,9 +255,7 @@ fn a_reload_that_was_refused_is_no_fault_once_another_is_applied_and_silent_node
     let applied = (10, What::Reloaded { changes: Vec::new() });
     assert_eq!(told(&recording(vec![refused.clone(), applied]), Subject::Last), None);
     let lost = (20_000, changed(HealthState::Ready, HealthState::Ejected, Cause::Refused));
-    let why = crate::model::nodes::SilenceKind::NoConnection;
-    let silent =
-        (45_000, What::NodesSilent { nodes: vec!["worker-1".to_owned()], more: 0, why, for_ms: 22_000, refused: None });
+    let silent = (45_000, silent(&["worker-1"], SilenceKind::NoConnection, 22_000));
     let said = told(&recording(vec![refused, lost, silent]), Subject::Last).unwrap();
     assert!(said[0].contains("worker-1") && said[1].starts_with("25 s earlier, at "), "{said:?}");
     assert!(said[1].contains("cp2: ready → ejected"), "{said:?}");
@@ -292,7 +302,10 @@ fn the_death_of_a_peer_is_explained_with_what_this_instance_did_and_the_longest_
         (0, liveness("lb-b", Liveness::Silent)),
         (810, liveness("lb-b", Liveness::Dead)),
         (815, What::FailedOver { instance: InstanceName("lb-b".into()), inherited: 40, reset: 1 }),
-        (830, What::VipGained { vip: "10.0.0.100".to_owned(), why: "lb-b is dead".to_owned(), silent: None }),
+        (
+            830,
+            What::VipGained { vip: "10.0.0.100".to_owned(), why: "lb-b is dead".to_owned(), gain: None, silent: None },
+        ),
         // A blip of another one is not why.
         (2000, liveness("lb-c", Liveness::Silent)),
         (2400, liveness("lb-c", Liveness::Alive)),
@@ -326,7 +339,7 @@ fn the_death_of_a_peer_is_explained_with_what_this_instance_did_and_the_longest_
 #[test]
 fn a_vip_that_came_from_a_peer_that_was_silent_and_lived_on_is_told_with_the_longest_gap() {
     let why = "lb-b had it and is silent".to_owned();
-    let gained = |silent| What::VipGained { vip: "10.0.0.100".to_owned(), why: why.clone(), silent };
+    let gained = |silent| What::VipGained { vip: "10.0.0.100".to_owned(), why: why.clone(), gain: None, silent };
     let events = |silent| {
         vec![(0, liveness("lb-b", Liveness::Silent)), (300, gained(silent)), (2_000, liveness("lb-b", Liveness::Alive))]
     };
@@ -351,7 +364,7 @@ fn a_vip_that_was_lost_by_a_process_that_hung_is_told_with_the_longest_gap() {
     let why = "this process did not run for up to 3 s, so that the kernel removed the addresses".to_owned();
     let recording = recording(vec![(
         0,
-        What::VipGivenUp { vip: "10.0.0.100".to_owned(), why, late_ms: Some(3_000), cut_off: false },
+        What::VipGivenUp { vip: "10.0.0.100".to_owned(), why, loss: None, late_ms: Some(3_000), cut_off: false },
     )]);
     let (said, figures) = Story::new(&recording).tell(&Subject::Last).unwrap();
     assert!(said[0].contains("given up the VIP 10.0.0.100: this process did not run for up to 3 s"), "{said:?}");
@@ -584,8 +597,7 @@ fn silent_nodes_are_told_with_what_came_before_their_silence_and_with_an_outage_
     let mut end = ended(1, EndReason::ClientClosed);
     let What::FlowEnded { node, .. } = &mut end else { unreachable!() };
     *node = Some("worker-1".to_owned());
-    let why = crate::model::nodes::SilenceKind::NoConnection;
-    let silent = What::NodesSilent { nodes: vec!["worker-1".to_owned()], more: 0, why, for_ms: 10_000, refused: None };
+    let silent = silent(&["worker-1"], SilenceKind::NoConnection, 10_000);
     let lost = || (9000, changed(Ready, Ejected, Cause::Refused));
     let said = told(&recording(vec![(0, end.clone()), lost(), (10_000, silent.clone())]), Subject::Last).unwrap();
     assert!(!said.iter().any(|it| it.contains("cp2: ready → ejected")), "{said:?}");
@@ -599,7 +611,7 @@ fn silent_nodes_are_told_with_what_came_before_their_silence_and_with_an_outage_
 
     let all_lost =
         vec![(0, end), (100, other(Ready, Ejected)), (1000, changed(Ready, Ejected, Cause::Refused)), (10_000, silent)];
-    let said = told(&recording(all_lost), Subject::Last).unwrap();
+    let said = told(&recording(all_lost), Subject::Event(3)).unwrap();
     assert!(said[1].contains("cp2: ready → ejected"), "{said:?}");
     assert!(said[3].starts_with("No backend of apiserver served then, since 2026-11-25 03:12:08.412Z."), "{said:?}");
 }

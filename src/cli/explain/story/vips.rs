@@ -6,7 +6,7 @@ use super::gaps::gap_of_absence;
 use super::{AFTER_MS, Explained, Figures, LATELY_MS, SENTENCES_MAX, Story, limit_ms, moment};
 use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::model::fleet::vip::{
-    CUT_OFF_NS, LEASE_NS, LEASE_SAFE_NS, NO_BACKEND_NS, SILENT_NS, VipBar, VipGain, VipLoss,
+    CUT_OFF_NS, LEASE_NS, LEASE_SAFE_NS, NO_BACKEND_NS, SILENT_NS, VipBar, VipGain, VipLoss, VipWhy,
 };
 use crate::model::health::HealthState;
 use crate::model::humane::{duration_ms, plural};
@@ -18,7 +18,7 @@ const MOVE_MS: u64 = 60_000;
 /// The event `at`, if it is one of the VIP. `None`: it is none.
 pub(super) fn vip(story: &Story<'_>, at: usize) -> Option<Explained> {
     let (event, owner) = story.events[at];
-    if !is_of_vip(&event.what) {
+    if !event.what.is_of_vip() {
         return None;
     }
     let mut figures = Figures { at_unix_ms: event.at_unix_ms, ..Figures::default() };
@@ -65,7 +65,7 @@ pub(super) fn of_address(story: &Story<'_>, address: &str) -> Option<Explained> 
     };
     let last = story.events.iter().rposition(|(event, _)| is_its(event))?;
     let (mut sentences, mut figures) = story.of_event(last)?;
-    let moves: Vec<_> = story.events.iter().filter(|(event, _)| is_its(event) && is_move(&event.what)).collect();
+    let moves: Vec<_> = story.events.iter().filter(|(event, _)| is_its(event) && event.what.is_vip_move()).collect();
     let first_ms = moves.first().map_or(0, |(event, _)| event.at_unix_ms);
     let times = plural(moves.len() as u64, "move");
     sentences.truncate(SENTENCES_MAX - 1);
@@ -79,34 +79,12 @@ pub(super) fn of_address(story: &Story<'_>, address: &str) -> Option<Explained> 
     Some((sentences, figures))
 }
 
-pub(super) fn is_move(what: &What) -> bool {
-    matches!(what, What::VipGained { .. } | What::VipGivenUp { .. } | What::VipHeld { .. })
-}
-
-fn is_of_vip(what: &What) -> bool {
-    is_move(what)
-        || matches!(
-            what,
-            What::VipHostCutOff { .. }
-                | What::VipShared { .. }
-                | What::VipAlone { .. }
-                | What::VipLeftBehind { .. }
-                | What::VipRestored { .. }
-                | What::VipOtherMask { .. }
-                | What::VipNotRemoved { .. }
-                | What::VipAnswered { .. }
-                | What::VipDefended { .. }
-                | What::VipRefused { .. }
-                | What::VipHookFailed { .. }
-        )
-}
-
 /// The rule or the setting that decided: a sentence, and the loss before it if a backend's loss did.
 fn decided(story: &Story<'_>, at: usize) -> Vec<String> {
     let ms = |ns: u64| duration_ms(ns / 1_000_000);
     let by_rank = "Of the instances that could have it a ready one comes first, then the one with the highest priority in [vip]: that decided it.";
     match &story.events[at].0.what {
-        What::VipGained { why, .. } => match VipGain::from_words(why) {
+        What::VipGained { gain, .. } => match gain {
             Some(VipGain::Vacant | VipGain::GivenUp(_)) => vec![by_rank.to_owned()],
             Some(VipGain::Silent(peer)) => vec![format!(
                 "Nothing had come of {peer} for {}, which no setting decides, and no host answered for the addresses.",
@@ -118,7 +96,7 @@ fn decided(story: &Story<'_>, at: usize) -> Vec<String> {
             )],
             None => Vec::new(),
         },
-        What::VipGivenUp { why, .. } => match VipLoss::from_words(why) {
+        What::VipGivenUp { loss, .. } => match loss {
             Some(VipLoss::Barred(VipBar::Stopping)) => {
                 vec!["A process that stops gives it up first, so that a peer takes it without waiting for its silence.".to_owned()]
             }
@@ -138,7 +116,7 @@ fn decided(story: &Story<'_>, at: usize) -> Vec<String> {
             Some(VipLoss::Yielded { to }) => {
                 vec![format!("Two instances had it, as happens if neither hears the other: the later claim counts, which was that of {to}.")]
             }
-            Some(VipLoss::NoCarrier | VipLoss::NoAddress) => vec![format!(
+            Some(VipLoss::NoCarrier | VipLoss::NoInterface { .. } | VipLoss::NoAddress) => vec![format!(
                 "A host that is so for {} gives it up, so that a peer takes it; no setting decides that time.",
                 ms(CUT_OFF_NS)
             )],
@@ -192,7 +170,7 @@ fn again(story: &Story<'_>, at: usize, begins: &str, is_it: impl Fn(&What) -> bo
 
 /// The last move before the event at `at`.
 fn move_before(story: &Story<'_>, at: usize) -> Option<usize> {
-    story.events[..at].iter().rposition(|(event, _)| is_move(&event.what))
+    story.events[..at].iter().rposition(|(event, _)| event.what.is_vip_move())
 }
 
 /// That the process before the one that starts by the event at `at` had the VIP, and may have been killed for a hang: a sentence.
@@ -215,7 +193,15 @@ pub(super) fn had_no_vip(story: &Story<'_>, at: usize) -> Option<String> {
 fn unserved_before(story: &Story<'_>, at: usize, lease_renew_ms: u64) -> Option<(String, Option<u64>)> {
     let before = move_before(story, at)?;
     let ((lost, of), (gained, owner)) = (story.events[before], story.events[at]);
-    let What::VipGivenUp { why, .. } = &lost.what else { return None };
+    let What::VipGivenUp { why, cut_off, .. } = &lost.what else { return None };
+    if *cut_off {
+        let since = moment(lost.at_unix_ms);
+        let said = format!(
+            "This host had given it up at {since}: {why}. It could not hear whether a peer had it meanwhile: how long clients waited, the record of \
+             a peer that had it tells (baton explain last, there)."
+        );
+        return Some((said, None));
+    }
     let away_ms = gained.at_unix_ms.saturating_sub(lost.at_unix_ms);
     let since = moment(lost.at_unix_ms);
     let owners = &story.recording.owners;
@@ -356,8 +342,11 @@ fn since(story: &Story<'_>, at: usize, figures: &mut Figures) -> Option<String> 
                 }
             },
         ),
+        What::VipGivenUp { cut_off: true, .. } | What::VipHostCutOff { .. } if cut_off_over(story, at).is_none() => {
+            Some(cut_off_still(story, at))
+        }
         What::VipGivenUp { .. } => holder_after(story, at).or_else(|| {
-            let later = next(&|what| is_move(what));
+            let later = next(&What::is_vip_move);
             Some(later.map_or_else(
                 || "Who had it after that is not recorded.".to_owned(),
                 |later| {
@@ -397,7 +386,7 @@ fn since(story: &Story<'_>, at: usize, figures: &mut Figures) -> Option<String> 
             ))
         }
         What::VipAnswered { .. } | What::VipRefused { .. } | What::VipHostCutOff { .. } => {
-            Some(match next(&|what| is_move(what)) {
+            Some(match next(&What::is_vip_move) {
                 None => "The record has no later move of it.".to_owned(),
                 Some(over) => {
                     figures.lasted_ms = Some(lasted(over));
@@ -411,9 +400,38 @@ fn since(story: &Story<'_>, at: usize, figures: &mut Figures) -> Option<String> 
             })
         }
         _ => soon_after(story, at)
-            .find(|it| is_of_vip(&it.what))
+            .find(|it| it.what.is_of_vip())
             .map(|later| format!("{} later {}.", duration_ms(lasted(later)), later.what.sentence())),
     }
+}
+
+/// What ends it that this host is cut off since the event at `at`: it hears who has the VIP, takes it, or begins anew.
+pub(super) fn cut_off_over<'r>(story: &Story<'r>, at: usize) -> Option<&'r Event> {
+    let mut later = story.events[at + 1..].iter().map(|(event, _)| *event);
+    later.find(|it| matches!(it.what, What::VipHeld { .. } | What::VipGained { .. } | What::Started { .. }))
+}
+
+/// That this host is cut off when the record ends, and what would end it: a sentence.
+fn cut_off_still(story: &Story<'_>, at: usize) -> String {
+    let end_ms = story.recording.records.last().map_or(0, |record| record.at_unix_ms);
+    let lasts = duration_ms(end_ms.saturating_sub(story.events[at].0.at_unix_ms));
+    let ends_by = match &story.events[at].0.what {
+        What::VipGivenUp { loss: Some(VipLoss::NoCarrier), .. }
+        | What::VipHostCutOff { cause: Some(VipWhy::NoCarrier), .. } => {
+            "the interface has a carrier again (cable, switch port)"
+        }
+        What::VipGivenUp { loss: Some(VipLoss::NoInterface { .. }), .. }
+        | What::VipHostCutOff { cause: Some(VipWhy::NoInterface { .. }), .. } => {
+            "the interface is there again, by that name"
+        }
+        What::VipGivenUp { loss: Some(VipLoss::NoAddress), .. }
+        | What::VipHostCutOff { cause: Some(VipWhy::NoAddress), .. } => "the interface has its own address again",
+        _ => "this host hears a peer, a backend or a client again",
+    };
+    format!(
+        "That is still so at {}, where the record ends, after {lasts}: it ends once {ends_by}. Clients reach the host that has the VIP meanwhile.",
+        story.ends_at()
+    )
 }
 
 /// The events shortly before the one at `at`, the last first.

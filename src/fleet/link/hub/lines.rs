@@ -15,12 +15,16 @@ use crate::essential::Tasks;
 use crate::fleet::link::connection::{Input, Site};
 use crate::fleet::link::secure::LinkError;
 use crate::model::fleet::NOT_LISTENING;
+use crate::sys::socket::listen_alone;
 
 /// Pause between two tries to connect: short, for a peer that restarts; longer when only an operator can fix the cause.
 const AGAIN: Duration = Duration::from_millis(250);
 const AGAIN_FIXED: Duration = Duration::from_secs(2);
 /// Pause between two tries to listen.
 const LISTEN_AGAIN: Duration = Duration::from_millis(250);
+
+/// Connections that the kernel may hold for the link.
+const BACKLOG: i32 = 1024;
 
 /// Limits for connections in the handshake at once: one for the peers' addresses, one for all other addresses together.
 const GREETED_MAX: usize = 16;
@@ -110,7 +114,7 @@ async fn listen(before: Arc<Tasks>, site: Site, settings: config::Peers) {
 async fn bind(address: SocketAddr) -> TcpListener {
     let mut said: Option<io::ErrorKind> = None;
     loop {
-        match TcpListener::bind(address).await {
+        match listen_alone(address, BACKLOG).and_then(TcpListener::from_std) {
             Ok(listener) => return listener,
             Err(error) => {
                 if said != Some(error.kind()) {

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::model::fleet::Epoch;
+use crate::model::fleet::{Epoch, LastHeard};
 
 const MS: u64 = 1_000_000;
 const VIP: &str = "10.0.0.100";
@@ -33,6 +33,7 @@ fn peer(text: &str) -> MemberView {
         vips: vec![ip("10.0.0.22")],
         why_not: None,
         summary: None,
+        last_heard: LastHeard::default(),
     }
 }
 

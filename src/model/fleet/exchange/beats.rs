@@ -1,10 +1,11 @@
-//! What is said and heard beside the links.
+//! What is said and heard beside the links, and the standings to the VIP, which are said there too.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
 
-use super::{Exchange, PLACES_MAX};
+use super::{Exchange, Message, PLACES_MAX};
 use crate::model::fleet::session::{BEAT_NS, DEAD_NS, Session};
+use crate::model::fleet::vip::{PeerVip, VipStanding};
 use crate::model::fleet::{Beat, BeatKey, BeatSecret, BeatTo, Epoch, HeardOf, InstanceName};
 
 impl Exchange {
@@ -19,7 +20,7 @@ impl Exchange {
         let ago = |session: &Session| Some(now_ns.saturating_sub(session.heard_at_ns()?));
         let heard = |session: &Session| {
             let ago_ns = ago(session).filter(|ago_ns| *ago_ns < DEAD_NS)?;
-            Some(HeardOf { tag: session.name.tag(), epoch: session.epoch, ago_ms: (ago_ns / 1_000_000) as u16 })
+            Some(HeardOf { tag: session.name.tag(), epoch: session.vitals.epoch, ago_ms: (ago_ns / 1_000_000) as u16 })
         };
         let heard = self.sessions.values().filter_map(heard).collect();
         let beat = Beat { number: self.beats, heard, vip: self.vip };
@@ -30,7 +31,7 @@ impl Exchange {
             places.truncate(PLACES_MAX);
             (session.name.clone(), places)
         };
-        let known = self.sessions.values().filter(|session| session.epoch != Epoch::default());
+        let known = self.sessions.values().filter(|session| session.vitals.epoch != Epoch::default());
         Some(BeatTo { beat, to: known.map(places).collect() })
     }
 
@@ -55,13 +56,27 @@ impl Exchange {
             return;
         }
         if let Some(session) = self.sessions.get_mut(from) {
-            session.vip = beat.vip.or(session.vip);
+            session.vitals.vip = beat.vip.or(session.vitals.vip);
         }
         for heard in beat.heard {
-            let its = |session: &&mut Session| session.name.tag() == heard.tag && session.epoch == heard.epoch;
+            let its = |session: &&mut Session| session.name.tag() == heard.tag && session.vitals.epoch == heard.epoch;
             if let Some(session) = self.sessions.values_mut().find(its).filter(|session| session.name != *from) {
                 session.witness(now_ns.saturating_sub(u64::from(heard.ago_ms) * 1_000_000));
             }
         }
+    }
+
+    /// Sets this instance's standing to the VIP, and sends it to the peers at once.
+    pub(crate) fn set_vip(&mut self, standing: VipStanding, now_ns: u64) {
+        self.vip = Some(standing);
+        self.beat_due_ns = now_ns;
+        for session in self.sessions.values_mut() {
+            session.say(Message::Vip(standing));
+        }
+    }
+
+    /// The peers, as the machine of a VIP with the addresses `of` sees them.
+    pub(crate) fn vip_peers(&self, of: &[IpAddr], now_ns: u64) -> Vec<PeerVip> {
+        self.sessions.values().map(|session| session.vip_peer(of, &self.addresses, now_ns)).collect()
     }
 }

@@ -1,5 +1,6 @@
 //! Two or three exchanges that send their messages to each other at once.
 
+mod saved;
 mod summaries;
 
 use super::*;

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use super::agenda::Agenda;
 use super::clients::{ClientsAtPeers, PeerClients};
 use super::members::Members;
+use super::saved::saved_state;
 use super::timer::Timer;
 use crate::model::ends::{Ends, Key};
-use crate::model::fleet::{AcceptedFlow, FleetId, FlowRecord, InstanceName, Keeping, StandbyRequest};
+use crate::model::fleet::{AcceptedFlow, FleetId, FlowRecord, InstanceName, Keeping, SavedPeerFlow, StandbyRequest};
 
 /// A flow of another instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +21,8 @@ pub(super) struct Known {
     client: IpAddr,
     /// As in its record; 0: no owner has told of it yet.
     accepted_unix_ms: u64,
+    /// As in its record. `None`: not known, as after an upgrade.
+    backend_key: Option<u64>,
     pub(super) state: KnownState,
     /// Other instances that also claim to own it, for a moment: the flow is on its way from one to another.
     pub(super) also: Vec<InstanceName>,
@@ -149,6 +152,7 @@ impl KnownFlows {
     /// `owner` tells of a flow.
     pub(super) fn told(&mut self, owner: InstanceName, record: FlowRecord, members: &Members, agenda: &mut Agenda) {
         let (id, ends, accepted_unix_ms) = (record.fleet_id(), record.ends, record.accepted_unix_ms);
+        let backend_key = Some(record.backend_key).filter(|key| *key != 0);
         let client = record.client.ip();
         let Some(list) = self.lists.get_mut(&owner) else { return };
         list.stale.remove(&id);
@@ -179,7 +183,10 @@ impl KnownFlows {
                     let is_all = *keeping == Keeping::Sockets;
                     self.take_out(id);
                     self.hold_for(&owner, id, ends, client);
-                    self.flows.entry(id).and_modify(|known| known.also.clone_from(&also));
+                    self.flows.entry(id).and_modify(|known| {
+                        known.also.clone_from(&also);
+                        known.backend_key = backend_key;
+                    });
                     if is_all {
                         return;
                     }
@@ -204,7 +211,7 @@ impl KnownFlows {
         if state != KnownState::Held {
             self.index(id, &ends);
         }
-        self.enter(id, Known { owner, ends, client, accepted_unix_ms, state, also, told: true });
+        self.enter(id, Known { owner, ends, client, accepted_unix_ms, backend_key, state, also, told: true });
     }
 
     /// `owner` tells of a flow after this instance took it for dead. Many may come at once.
@@ -258,10 +265,11 @@ impl KnownFlows {
     fn goes_on_at_other(&mut self, id: FleetId) -> bool {
         let Some(known) = self.flows.get_mut(&id).filter(|known| known.state == KnownState::Held) else { return false };
         let Some(other) = known.also.pop() else { return false };
-        let (ends, client, also) = (known.ends, known.client, std::mem::take(&mut known.also));
+        let (ends, client, backend_key) = (known.ends, known.client, known.backend_key);
+        let also = std::mem::take(&mut known.also);
         self.take_out(id);
         self.hold_for(&other, id, ends, client);
-        self.flows.entry(id).and_modify(|known| known.also = also);
+        self.flows.entry(id).and_modify(|known| (known.also, known.backend_key) = (also, backend_key));
         true
     }
 
@@ -296,6 +304,35 @@ impl KnownFlows {
         gone
     }
 
+    /// See [`super::unserved`].
+    pub(super) fn unserved(&self, members: &Members) -> BTreeMap<InstanceName, usize> {
+        let mut counts = BTreeMap::new();
+        // While each address that a flow can have is a frontend's, the walk would find none.
+        let all = members.has_former().then_some(&self.flows).into_iter().flatten();
+        for known in all.map(|(_, known)| known).filter(|known| known.state == KnownState::Held) {
+            if !members.serves(&known.ends, known.backend_key) {
+                *counts.entry(known.owner.clone()).or_default() += 1;
+            }
+        }
+        counts
+    }
+
+    /// All flows, by their owners.
+    pub(super) fn save(&self, members: &Members) -> BTreeMap<InstanceName, Vec<SavedPeerFlow>> {
+        let mut all: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for (id, Known { owner, ends, client, accepted_unix_ms, state, told, .. }) in &self.flows {
+            all.entry(owner.clone()).or_default().push(SavedPeerFlow {
+                id: id.flow,
+                ends: *ends,
+                client: *client,
+                accepted_unix_ms: *accepted_unix_ms,
+                state: saved_state(*state, owner, members),
+                told: *told,
+            });
+        }
+        all
+    }
+
     /// Drops `owner`'s claims to flows that others have told of since.
     pub(super) fn says_no_more(&mut self, owner: &InstanceName) {
         self.flows.values_mut().for_each(|known| known.also.retain(|other| other != owner));
@@ -306,11 +343,15 @@ impl KnownFlows {
         self.hold_for(owner, id, ends, ends.client.ip());
     }
 
-    fn hold_for(&mut self, owner: &InstanceName, id: FleetId, ends: Ends, client: IpAddr) {
+    /// As `held_for`; the client may be another than that of `ends`.
+    pub(super) fn hold_for(&mut self, owner: &InstanceName, id: FleetId, ends: Ends, client: IpAddr) {
         if self.lists.contains_key(owner) {
             let state = KnownState::Held;
             let (owner, also) = (owner.clone(), Vec::new());
-            self.enter(id, Known { owner, ends, client, accepted_unix_ms: 0, state, also, told: true });
+            self.enter(
+                id,
+                Known { owner, ends, client, accepted_unix_ms: 0, backend_key: None, state, also, told: true },
+            );
         }
     }
 
@@ -330,7 +371,7 @@ impl KnownFlows {
         agenda.carry(StandbyRequest::Refuse(ends.keys().to_vec()));
         self.index(id, &ends);
         let (client, state, also) = (ends.client.ip(), KnownState::Refused, Vec::new());
-        self.enter(id, Known { owner, ends, client, accepted_unix_ms: 0, state, also, told: true });
+        self.enter(id, Known { owner, ends, client, accepted_unix_ms: 0, backend_key: None, state, also, told: true });
     }
 
     /// Removes a flow if it is still refused, because its owner lives after all. Returns whether it was.
@@ -388,18 +429,18 @@ impl KnownFlows {
         let mut outcome = FailoverOutcome::default();
         for id in self.ids_of(owner) {
             let Some(known) = self.flows.get(&id).filter(|known| which(&known.ends)) else { continue };
-            let (ends, state) = (known.ends, known.state);
+            let (ends, state, is_served) = (known.ends, known.state, members.serves(&known.ends, known.backend_key));
             match state {
                 // Any other host to which the address comes can carry it.
                 KnownState::Held if members.is_own(&ends) && !members.is_stuck(&ends) => outcome.left.push(id),
-                KnownState::Held if members.settings().carries => match members.is_heir(ends.vip.ip()) {
-                    true => {
-                        self.take_out(id);
-                        outcome.inherited.push((id, ends));
-                    }
-                    false => outcome.left.push(id),
-                },
-                // Without offload this instance cannot carry the flow on.
+                KnownState::Held if members.settings().carries && !members.is_heir(ends.vip.ip()) => {
+                    outcome.left.push(id);
+                }
+                KnownState::Held if members.settings().carries && is_served => {
+                    self.take_out(id);
+                    outcome.inherited.push((id, ends));
+                }
+                // Without offload this instance cannot carry the flow on, nor without a frontend or a backend for it.
                 _ => {
                     match members.is_here(ends.vip.ip()) {
                         true => outcome.told.push((id, ends)),

@@ -74,7 +74,8 @@ impl Failover {
         }
         self.see_members();
         let is_parted = |liveness| matches!(liveness, Liveness::Unlinked | Liveness::Dead);
-        let comes_or_goes = before != liveness && (is_parted(before) || is_parted(liveness));
+        let comes_or_goes =
+            before != liveness && before != Liveness::Unheard && (is_parted(before) || is_parted(liveness));
         if comes_or_goes && self.members.peer(owner).is_some_and(|peer| peer.shares()) {
             self.agenda.carry(StandbyRequest::AskEnds);
         }

@@ -75,10 +75,11 @@ impl Members {
 
     /// Applies new settings. Returns addresses that are here already and that count as a frontend's from now on.
     pub(super) fn configure(&mut self, settings: Settings) -> Vec<IpAddr> {
-        let Settings { vips: all, listens, sources, challenge, guard_ns, priority, .. } = settings;
+        let Settings { vips: all, listens, backend_keys, sources, challenge, guard_ns, priority, .. } = settings;
         let known = self.vips();
         (self.settings.vips, self.settings.challenge, self.settings.guard_ns) = (all, challenge, guard_ns);
         (self.settings.sources, self.settings.priority) = (sources, priority);
+        self.settings.backend_keys = backend_keys;
         self.former.extend(std::mem::replace(&mut self.settings.listens, listens));
         self.former.retain(|listen| !self.settings.listens.contains(listen));
         let vips = self.all_vips();
@@ -119,6 +120,23 @@ impl Members {
             && (from == vip.ip() || !self.own.contains(&from) || self.settings.sources.contains(&from))
     }
 
+    /// Whether the workers take an offloaded flow that this instance inherits: they look for its backend and then for a frontend at its address.
+    /// `backend_key`: as in its record. `None`: not known, and so not the reason to reset it.
+    pub(super) fn serves(&self, ends: &Ends, backend_key: Option<u64>) -> bool {
+        let (ip, port) = (ends.vip.ip(), ends.vip.port());
+        let is_its = |listen: &VipAddr| {
+            let is_any = listen.ip().is_unspecified() && listen.ip().is_ipv4() == ip.is_ipv4();
+            listen.port() == port && (listen.ip() == ip || is_any)
+        };
+        backend_key.is_none_or(|key| self.settings.backend_keys.contains(&key))
+            || self.settings.listens.iter().any(is_its)
+    }
+
+    /// Whether an earlier configuration named an address of a frontend that the present one does not.
+    pub(super) fn has_former(&self) -> bool {
+        !self.former.is_empty()
+    }
+
     /// Why no flow of `owner` can have these ends. `None`: it can.
     pub(super) fn strangeness(&self, owner: &InstanceName, ends: &Ends) -> Option<Strangeness> {
         match () {
@@ -144,6 +162,11 @@ impl Members {
             self.told_ports.push(ports);
             self.take_lacking().into_iter().for_each(|owner| agenda.send(PeerCommand::AskAgain(owner)));
         }
+    }
+
+    /// The ports that instances have told.
+    pub(super) fn told_ports(&self) -> &[PortRange] {
+        &self.told_ports
     }
 
     /// Returns, only once, the peers of which not all flows were taken.
@@ -266,6 +289,18 @@ impl Members {
     /// Whether a living peer's host has both addresses.
     pub(crate) fn are_together(&self, vip: IpAddr, end: IpAddr) -> bool {
         self.peers().any(|(_, peer)| peer.serves() && peer.has(vip) && peer.has(end))
+    }
+
+    /// Whether this host may lack a frontend's address.
+    pub(crate) fn lacks_vip(&self) -> bool {
+        let lacks = |ip: IpAddr| ip.is_unspecified() || !ip.is_loopback() && !self.is_here(ip);
+        self.settings.listens.iter().chain(&self.former).any(|listen| lacks(listen.ip()))
+    }
+
+    /// Whether a living peer's host has `vip`, and this one does not.
+    pub(crate) fn is_at_peer_alone(&self, vip: IpAddr) -> bool {
+        let is_on_this_host = self.is_here(vip) || self.has_own(vip);
+        !is_on_this_host && self.peers().any(|(_, peer)| peer.serves() && peer.has(vip))
     }
 
     /// Whether a linked peer's host keeps `vip` on `lo`. What a peer without a link said may be outdated.

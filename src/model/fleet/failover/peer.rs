@@ -77,6 +77,11 @@ impl PeerState {
         (!is_its_own).then(|| !std::mem::replace(&mut self.is_strange, true))
     }
 
+    /// A flow that the process before this one knew was not taken: this one has no such frontend.
+    pub(super) fn lacks_one_of_before(&mut self) {
+        self.lacks_some = true;
+    }
+
     /// Whether flows of it were not taken since the last call.
     pub(super) fn take_lacks(&mut self) -> bool {
         self.is_strange = false;
@@ -151,6 +156,20 @@ impl PeerState {
 
     pub(super) fn keeps(&self, vip: IpAddr) -> bool {
         self.kept.contains(&vip)
+    }
+
+    pub(super) fn kept(&self) -> &[IpAddr] {
+        &self.kept
+    }
+
+    /// The frontends' addresses that both hosts have.
+    pub(super) fn shared(&self) -> impl Iterator<Item = IpAddr> {
+        self.shared.iter().copied()
+    }
+
+    /// The same, as the process before this one knew them.
+    pub(super) fn restore_shared(&mut self, shared: Vec<IpAddr>) {
+        self.shared = shared.into_iter().collect();
     }
 
     /// Whether both hosts have one of the frontends' addresses, according to its last messages.

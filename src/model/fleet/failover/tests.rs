@@ -1,4 +1,5 @@
 mod random;
+mod saved;
 mod strange;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -33,6 +34,7 @@ fn settings(me: &str) -> Settings {
         peers: all.iter().filter(|(peer, _)| *peer != me).map(|(peer, link)| (name(peer), ip(link))).collect(),
         vips: vec![VipAddr::new((ip(VIP), 6443).into())],
         listens: vec![VipAddr::new((ip(VIP), 6443).into())],
+        backend_keys: HashSet::from([1]),
         sources: Vec::new(),
         carries: true,
         challenge: true,
@@ -180,6 +182,23 @@ fn flows_to_this_hosts_own_backend_go_on_when_the_address_comes_here_and_proxied
             assert!(!is_reset(&scene.take(), &own));
         }
     }
+}
+
+#[test]
+fn a_vip_is_at_peer_alone_only_while_a_living_peer_has_it_and_this_host_does_not() {
+    let mut scene = Scene::new();
+    let is_at_peer_alone = |scene: &Scene| scene.machine.members().is_at_peer_alone(ip(VIP));
+    assert!(is_at_peer_alone(&scene) && scene.machine.members().lacks_vip());
+    assert!(!scene.machine.members().is_at_peer_alone(ip("10.0.0.22")));
+    scene.addresses(&["10.0.0.22", VIP]);
+    assert!(!is_at_peer_alone(&scene) && !scene.machine.members().lacks_vip(), "both have it");
+    scene.addresses(&["10.0.0.22"]);
+    scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21")] });
+    assert!(!is_at_peer_alone(&scene) && scene.machine.members().lacks_vip(), "no host has it");
+    scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21"), ip(VIP)] });
+    assert!(is_at_peer_alone(&scene));
+    scene.liveness(Liveness::Dead);
+    assert!(!is_at_peer_alone(&scene), "it may come back here");
 }
 
 #[test]
@@ -951,6 +970,30 @@ fn settings_of_a_reload_count_from_the_next_move_on() {
     scene.addresses(&["10.0.0.22", VIP]);
     scene.liveness(Liveness::Dead);
     assert_eq!(challenged(&scene.take()), None);
+}
+
+/// Regression: "carries on 24 flows" was told of flows that the workers refused, because a reload had removed their frontend.
+#[test]
+fn flows_of_a_dead_peer_whose_frontend_a_reload_removed_are_told_as_reset() {
+    let outcome = |backend_key: u64| {
+        let mut scene = Scene::new();
+        scene.told(&record(1, "10.0.1.7", true));
+        let other = vec![VipAddr::new((ip(VIP), 7443).into())];
+        let backend_keys = HashSet::from([backend_key]);
+        let changed = Settings { vips: other.clone(), listens: other, backend_keys, ..settings("b") };
+        scene.machine.handle_settings(scene.now_ns, changed);
+        let unserved = unserved(&scene.machine).get(&name("a")).copied();
+        scene.addresses(&["10.0.0.22", VIP]);
+        scene.take();
+        scene.liveness(Liveness::Dead);
+        let notes = scene.take().into_iter().filter_map(|it| match it {
+            Action::Note(Note::FailedOver { inherited, reset, .. }) => Some((inherited, reset)),
+            _ => None,
+        });
+        (unserved, notes.collect::<Vec<_>>())
+    };
+    assert_eq!(outcome(2), (Some(1), vec![(0, 1)]));
+    assert_eq!(outcome(1), (None, vec![(1, 0)]), "its backend is still there, at another frontend's address");
 }
 
 /// Regression: packets of a connect storm were dropped while the guard ran for a VIP that had just come. A handshake of

@@ -144,6 +144,16 @@ impl Engine {
                     self.answers.push(StandbyAnswer::NoStandby(vec![id]));
                 }
             }
+            StandbyRequest::Confirm(flows) => {
+                for id in flows {
+                    let is_own = self.is_own(id);
+                    match self.held.get_mut(&id) {
+                        Some(held) => held.confirmed = true,
+                        None if is_own => self.answers.push(StandbyAnswer::Ours(vec![id])),
+                        None => self.answers.push(StandbyAnswer::NoStandby(vec![id])),
+                    }
+                }
+            }
             StandbyRequest::Drop(flows) => flows.into_iter().for_each(|id| self.drop_standby(id)),
             StandbyRequest::Inherit(flows) => flows.into_iter().for_each(|id| self.inherit(id)),
             StandbyRequest::Release(flows) => flows.into_iter().for_each(|id| self.release(id)),

@@ -97,7 +97,9 @@ impl World {
         let key = self.clients[&client].record.ends.key(FlowDirection::ToBackend);
         let knows = |other: &usize| {
             let process = self.nodes[*other].process.as_ref();
-            *other != node && self.in_touch(node, *other) && process.is_some_and(|it| it.told.contains_key(&key))
+            let is_told = process.is_some_and(|it| it.told.contains_key(&key));
+            let is_restored = process.is_some_and(|it| it.restored.get(&key) == Some(&node));
+            *other != node && (self.in_touch(node, *other) && is_told || is_restored)
         };
         self.running().into_iter().filter(knows).collect()
     }
@@ -166,6 +168,11 @@ impl World {
             let orphaned = self.clients.values_mut().filter_map(|client| client.orphaned.as_mut());
             orphaned.for_each(|orphaned| orphaned.known_by.clear());
         }
+        self.start(node);
+    }
+
+    /// Another process starts, which may know what the one before knew.
+    pub(super) fn start(&mut self, node: usize) {
         self.net.met.retain(|(one, other)| *one != node && *other != node);
         let (now_ns, log_max, faults) = (self.now_ns, self.log_max, self.faults);
         self.nodes[node].begin(now_ns, log_max, faults);

@@ -5,8 +5,8 @@ use super::node::{NAMES, name, vip};
 use super::{FlowDirection, MS, SECOND_NS, World};
 use crate::addr::Mac;
 use crate::model::fleet::vip::{
-    LEASE_NS, VipBar, VipGain, VipLook, VipMachine, VipNote, VipOrder, VipPart, VipPresence, VipStanding, VipTerms,
-    address_set,
+    InterfaceState, LEASE_NS, VipBar, VipGain, VipLook, VipMachine, VipNote, VipOrder, VipPart, VipPresence,
+    VipStanding, VipTerms, address_set,
 };
 
 /// Interval of the machine's looks. An instance that asks does so every 40 ms.
@@ -141,6 +141,7 @@ impl World {
         let terms = VipTerms {
             me: name(node),
             priority: 100,
+            interface: "eth0".to_owned(),
             addresses: address_set(&[vip(0).ip()]),
             has_peers: true,
             had_it: false,
@@ -203,7 +204,7 @@ impl World {
             synced: process.exchange.members(now_ns).iter().all(|it| it.synced),
             heard_ns: own.heard_ns,
             socket_ns: own.heard_ns,
-            has_carrier: true,
+            interface: InterfaceState::Running,
             is_bare: false,
             here: if is_here { VipPresence::Whole } else { VipPresence::Absent },
         };
@@ -263,7 +264,7 @@ impl World {
                 && !self.faults.vip_unanswered
                 && let Some(own) = self.nodes[node].process.as_mut().and_then(|process| process.vip.as_mut())
             {
-                own.machine.handle_answer(mac(other), now_ns);
+                own.machine.handle_answer((mac(other), vip(0).ip()), now_ns);
             }
             if let Some(own) = self.nodes[other].process.as_mut().and_then(|process| process.vip.as_mut()) {
                 own.machine.handle_rival(mac(node), mac(other), now_ns);

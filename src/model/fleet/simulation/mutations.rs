@@ -64,3 +64,9 @@ fn a_built_in_vip_that_nobody_takes_when_a_stacked_host_dies_is_found() {
     let faults = Faults { gateway_unheard: true, ..Faults::default() };
     is_found(faults, &[Kind::Stacked, Kind::BuiltIn, Kind::Die], 0..300, "nobody has the VIP");
 }
+
+#[test]
+fn a_new_process_that_does_not_get_what_the_old_one_knew_of_the_peers_is_found() {
+    let faults = Faults { peers_unsaved: true, ..Faults::default() };
+    is_found(faults, &[Kind::Die, Kind::Move, Kind::Upgrade], 0..300, "was not told that its flow is gone");
+}

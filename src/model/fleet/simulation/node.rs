@@ -82,6 +82,10 @@ pub(super) struct Process {
     /// The owners of others' flows, as the peer link told them, by the flow's first key.
     pub told: BTreeMap<Key, usize>,
     stale: BTreeSet<Key>,
+    /// As `told`: what the process before this one had been told, by an owner that it heard and that this one has not heard yet.
+    pub restored: BTreeMap<Key, usize>,
+    /// All of that has come to the failover.
+    pub is_restored: bool,
     pub evacuation: Option<Evacuation>,
     pub vip_given: bool,
     pub keeps: bool,
@@ -103,6 +107,7 @@ impl Node {
             peers: self.config.peers.iter().map(|peer| (name(*peer), host(*peer))).collect(),
             vips: (0..self.config.vips).map(vip).collect(),
             listens: (0..self.config.vips).map(vip).collect(),
+            backend_keys: Default::default(),
             sources: Vec::new(),
             carries: self.engine.carries,
             challenge: true,
@@ -151,6 +156,8 @@ impl Node {
             locals: Vec::new(),
             told: BTreeMap::new(),
             stale: BTreeSet::new(),
+            restored: BTreeMap::new(),
+            is_restored: false,
             evacuation: None,
             vip_given: false,
             keeps: false,
@@ -175,10 +182,13 @@ impl Node {
 impl Process {
     /// Notes the peer link's events about others' flows.
     pub(super) fn note_told(&mut self, remote: &super::Remote) {
-        use super::Remote::{Begin, Ended, Flow, Moved, Synced};
+        use super::Remote::{Begin, Ended, Flow, Moved, Restored, RestoredFlows, Synced};
         match remote {
             Begin { owner, .. } => {
                 let owner = number(owner);
+                if self.is_restored {
+                    self.restored.retain(|_, its| *its != owner);
+                }
                 self.stale = self.told.iter().filter(|(_, its)| **its == owner).map(|(key, _)| *key).collect();
             }
             Flow { owner, record } => {
@@ -186,10 +196,18 @@ impl Process {
                 self.stale.remove(&key);
                 self.told.insert(key, number(owner));
             }
+            RestoredFlows { owner, flows } => {
+                for flow in flows {
+                    let key = flow.ends.key(super::FlowDirection::ToBackend);
+                    self.stale.remove(&key);
+                    self.told.insert(key, number(owner));
+                }
+            }
             Synced { .. } => {
                 let stale = std::mem::take(&mut self.stale);
                 self.told.retain(|key, _| !stale.contains(key));
             }
+            Restored => self.is_restored = true,
             Ended { .. } | Moved { .. } => {}
             _ => {}
         }

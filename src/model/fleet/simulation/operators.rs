@@ -2,7 +2,8 @@
 
 use super::evacuate::{EvacuateOrder, EvacuateStep, Places, Situation, Wish};
 use super::node::{NAMES, Process, vip};
-use super::{Evacuation, Farewell, FlowDirection, MS, Stage, World};
+use super::{Evacuation, Farewell, FlowDirection, MS, SavedFleet, Stage, World};
+use crate::model::fleet::failover;
 
 impl World {
     /// Another process takes everything over.
@@ -13,10 +14,20 @@ impl World {
         }
         self.note(|| format!("{} is upgraded", NAMES[node]));
         self.falls_silent(node);
+        let saved = self.save(node);
+        let told = self.nodes[node].process.as_ref().map(|it| it.told.clone()).unwrap_or_default();
+        let restored = told.iter().filter(|(_, owner)| self.in_touch(node, **owner));
+        let restored: std::collections::BTreeMap<_, _> = restored.map(|(key, owner)| (*key, *owner)).collect();
         self.say_goodbye(node, Farewell::Succeeded);
         let Some(old) = self.nodes[node].process.take() else { return };
-        self.begin(node);
+        self.start(node);
+        let now_ns = self.now_ns;
         if let Some(process) = &mut self.nodes[node].process {
+            (process.restored, process.is_restored) = (restored, self.faults.peers_unsaved);
+            if !self.faults.peers_unsaved {
+                failover::expect_restore(&mut process.failover);
+                process.exchange.restore(saved, now_ns);
+            }
             let Process { next_id, accepted, sockets, connecting, taken, .. } = old;
             let established = |record: &super::FlowRecord| super::Local::Begun(Box::new(record.clone()));
             process.locals.extend(sockets.values().map(established));
@@ -24,6 +35,20 @@ impl World {
             (process.accepted, process.sockets, process.connecting, process.taken) =
                 (accepted, sockets, connecting, taken);
         }
+    }
+
+    /// All that the process knows of the others. What its failover has decided up to then is done.
+    fn save(&mut self, node: usize) -> SavedFleet {
+        let now_ns = self.now_ns;
+        let Some(process) = &mut self.nodes[node].process else { return SavedFleet::default() };
+        let peers = process.exchange.save(now_ns);
+        while let Some(remote) = process.exchange.poll_remote() {
+            process.note_told(&remote);
+            process.failover.handle_remote(now_ns, remote);
+        }
+        let known = failover::save(&process.failover);
+        self.act(node);
+        SavedFleet::join(peers, known, 3)
     }
 
     pub(super) fn change_members(&mut self) {

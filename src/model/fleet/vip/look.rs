@@ -1,5 +1,7 @@
 //! The settings of the machine, its looks at the host and the peers, and its orders.
 
+use std::net::IpAddr;
+
 use super::{PeerVip, VipBar, VipGain, VipLoss, VipStanding, VipWhy};
 use crate::addr::Mac;
 use crate::model::fleet::InstanceName;
@@ -9,12 +11,23 @@ use crate::model::fleet::InstanceName;
 pub(crate) struct VipTerms {
     pub me: InstanceName,
     pub priority: u8,
+    /// The name of the VIP's interface.
+    pub interface: String,
     /// The number of its set of addresses, see `address_set`.
     pub addresses: u32,
     /// Whether there are other instances to give the VIP to.
     pub has_peers: bool,
     /// Whether Baton had the VIP on this host until now, by other settings or by the process before this one. Then it gains nothing.
     pub had_it: bool,
+}
+
+/// The state of the VIP's interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InterfaceState {
+    Running,
+    /// It has no carrier, or is down.
+    NoCarrier,
+    Absent,
 }
 
 /// How many of the VIP's addresses are on the interface.
@@ -42,7 +55,7 @@ pub(crate) struct VipLook<'a> {
     /// When a socket of this host last received something from a backend or client on another host; 0: never. ARP passes packet filters that no
     /// socket gets anything through.
     pub socket_ns: u64,
-    pub has_carrier: bool,
+    pub interface: InterfaceState,
     /// The interface has lost all its other addresses, or those of IPv4 if the VIP has one: this host reaches nobody there, and still answers for
     /// the VIP.
     pub is_bare: bool,
@@ -51,7 +64,7 @@ pub(crate) struct VipLook<'a> {
 
 impl VipLook<'_> {
     pub(super) fn is_cut_off(&self) -> bool {
-        !self.has_carrier || self.is_bare
+        self.interface != InterfaceState::Running || self.is_bare
     }
 }
 
@@ -92,7 +105,10 @@ pub(crate) enum VipNote {
     /// Another program had removed the addresses, and this instance added them again.
     Restored,
     /// Another host has one of the addresses, and no peer says so. The machine notes this once for each vacancy.
-    Answered(Mac),
+    Answered {
+        by: Mac,
+        address: IpAddr,
+    },
     /// Another host claimed an address that this instance holds, and this instance announced it again.
     Defended(Mac),
 }

@@ -15,7 +15,7 @@ struct Bench {
     has_backend: bool,
     heard_ns: u64,
     socket_ns: u64,
-    has_carrier: bool,
+    interface: InterfaceState,
     is_bare: bool,
     here: VipPresence,
     /// The instance hears no other host.
@@ -34,8 +34,14 @@ fn peer(name: &str, part: VipPart) -> PeerVip {
 
 impl Bench {
     fn new(peers: Vec<PeerVip>) -> Self {
-        let settings =
-            VipTerms { me: named("lb-b"), priority: 1, addresses: 7, has_peers: !peers.is_empty(), had_it: false };
+        let settings = VipTerms {
+            me: named("lb-b"),
+            priority: 1,
+            interface: "eth0".to_owned(),
+            addresses: 7,
+            has_peers: !peers.is_empty(),
+            had_it: false,
+        };
         Self {
             machine: VipMachine::new(settings),
             now_ns: START_NS,
@@ -45,7 +51,7 @@ impl Bench {
             has_backend: true,
             heard_ns: START_NS,
             socket_ns: 0,
-            has_carrier: true,
+            interface: InterfaceState::Running,
             is_bare: false,
             here: VipPresence::Absent,
             deaf: false,
@@ -71,7 +77,7 @@ impl Bench {
             synced: true,
             heard_ns: self.heard_ns,
             socket_ns: self.socket_ns,
-            has_carrier: self.has_carrier,
+            interface: self.interface,
             is_bare: self.is_bare,
             here: self.here,
         }
@@ -112,7 +118,7 @@ impl Bench {
     }
 
     fn view(&self) -> VipView {
-        self.machine.view(&self.look())
+        self.machine.view(&self.look(), |mac| format!("node {}", mac[5]))
     }
 }
 
@@ -143,13 +149,13 @@ fn a_host_that_answers_keeps_the_vip_and_is_asked_again() {
     let mut bench = Bench::new(vec![peer("lb-a", VipPart::Holds)]);
     bench.peers[0].silence_ns = Some(SILENT_NS);
     let told =
-        |bench: &Bench| bench.orders.iter().filter(|it| matches!(it, VipOrder::Note(VipNote::Answered(_)))).count();
+        |bench: &Bench| bench.orders.iter().filter(|it| matches!(it, VipOrder::Note(VipNote::Answered { .. }))).count();
     for turn in 0..10 {
         bench.run(50);
         let now_ns = bench.now_ns;
-        bench.machine.handle_answer([2, 0, 0, 0, 0, 9], now_ns);
+        bench.machine.handle_answer(([2, 0, 0, 0, 0, 9], [10, 0, 0, 100].into()), now_ns);
         bench.run(10);
-        assert_eq!(bench.view().why, "another host (02:00:00:00:00:09) has one of the addresses");
+        assert_eq!(bench.view().why, "another host (node 9) answers for 10.0.0.100");
         assert_eq!(bench.run(140), None);
         assert!(turn > 3 || told(&bench) == 0, "a peer that has just taken the VIP answers, too");
     }
@@ -325,22 +331,38 @@ fn a_host_without_the_vip_tells_once_that_it_is_cut_off_and_who_has_the_vip_when
     let mut bench = Bench::new(vec![peer("lb-a", VipPart::Holds)]);
     bench.run(500);
     assert_eq!(notes(&mut bench), [VipNote::HeldBy(named("lb-a"))]);
-    bench.has_carrier = false;
+    bench.interface = InterfaceState::NoCarrier;
     bench.run(200);
-    bench.has_carrier = true;
+    bench.interface = InterfaceState::Running;
     bench.run(500);
     assert_eq!(notes(&mut bench), [], "a moment without a carrier is nothing");
-    bench.has_carrier = false;
+    bench.interface = InterfaceState::NoCarrier;
     bench.run(5000);
     assert_eq!(notes(&mut bench), [VipNote::CutOff(VipWhy::NoCarrier)]);
-    bench.has_carrier = true;
+    bench.interface = InterfaceState::Running;
     bench.run(500);
     assert_eq!(notes(&mut bench), [VipNote::HeldBy(named("lb-a"))]);
     // A holder says so as it gives the VIP up.
     let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
-    bench.has_carrier = false;
+    bench.interface = InterfaceState::NoCarrier;
     bench.run(5000);
     assert_eq!(notes(&mut bench), [VipNote::Lost(VipLoss::NoCarrier)]);
+}
+
+/// Regression: an interface that was renamed was told as one without a carrier.
+#[test]
+fn a_host_without_the_interface_names_it_and_speaks_of_no_carrier() {
+    let missing = "interface eth0 is not there";
+    for peers in [vec![peer("lb-a", VipPart::Holds)], Vec::new()] {
+        let mut bench = Bench::new(peers);
+        bench.interface = InterfaceState::Absent;
+        bench.run(5000);
+        assert_eq!((bench.machine.holds(), &*bench.view().why), (false, missing));
+    }
+    let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
+    bench.interface = InterfaceState::Absent;
+    bench.run(5000);
+    assert_eq!(bench.lost().map(|loss| loss.to_string()), Some(missing.to_owned()));
 }
 
 #[test]
@@ -349,16 +371,27 @@ fn a_holder_announces_the_vip_against_a_stranger_and_not_against_a_peer_that_hol
     let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
     bench.run(5000);
     bench.orders.clear();
-    bench.machine.handle_answer([2, 0, 0, 0, 0, 9], bench.now_ns);
+    bench.machine.handle_answer(([2, 0, 0, 0, 0, 9], [10, 0, 0, 100].into()), bench.now_ns);
     bench.run(10);
     assert_eq!(announced(&bench), 1);
     assert!(bench.orders.contains(&VipOrder::Note(VipNote::Defended([2, 0, 0, 0, 0, 9]))));
     *bench.standing(0) = VipStanding { part: VipPart::Holds, addresses: 7, ..VipStanding::default() };
     bench.run(20_000);
     bench.orders.clear();
-    bench.machine.handle_answer([2, 0, 0, 0, 0, 9], bench.now_ns);
+    bench.machine.handle_answer(([2, 0, 0, 0, 0, 9], [10, 0, 0, 100].into()), bench.now_ns);
     bench.run(10);
     assert_eq!(announced(&bench), 0, "{:?}", bench.orders);
+}
+
+/// Regression: `baton vip --why` showed the Ethernet address of the host that answered, and neither for which address nor who that is.
+#[test]
+fn a_host_that_answers_is_told_by_its_name_with_the_address() {
+    let mut bench = Bench::new(Vec::new());
+    bench.run(60);
+    bench.machine.handle_answer(([2, 0, 0, 0, 0, 9], [10, 0, 0, 100].into()), bench.now_ns);
+    let view = bench.view();
+    assert_eq!(view.why, "another host (node 9) answers for 10.0.0.100");
+    assert_eq!(view.would_move, [format!("this instance does not take it: {}", view.why)]);
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{PeerVip, VipLook, VipMachine, VipPart, VipPresence, VipStage, VipStanding, VipWhy};
+use super::{PeerVip, VipGain, VipLook, VipMachine, VipPart, VipPresence, VipStage, VipStanding, VipWhy};
+use crate::addr::Mac;
 use crate::model::fleet::InstanceName;
 
 /// The VIP, as this instance sees it.
@@ -13,6 +14,9 @@ pub(crate) struct VipView {
     pub for_ms: u64,
     /// Why this instance has the VIP or does not have it.
     pub why: String,
+    /// How it came, if it has the VIP.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gain: Option<VipGain>,
     /// The holder, as far as this instance hears.
     pub holder: Option<InstanceName>,
     /// The number of the claim that this instance holds the VIP by; 0: it found the addresses, or is not the holder.
@@ -60,17 +64,17 @@ impl VipMachine {
         look.peers.is_some_and(|peers| peers.iter().any(is_heir))
     }
 
-    /// The view at this look; call it after [`VipMachine::handle_look`].
-    pub(crate) fn view(&self, look: &VipLook<'_>) -> VipView {
+    /// The view at this look; call it after [`VipMachine::handle_look`]. `name_of`: what a host with this Ethernet address is called.
+    pub(crate) fn view(&self, look: &VipLook<'_>, name_of: impl Fn(Mac) -> String) -> VipView {
         let peers = look.peers.unwrap_or_default();
         let own = self.own(look, peers);
         let holder = match self.holds() {
             true => Some(self.settings.me.clone()),
             false => peers.iter().find(|peer| self.holds_too(peer)).map(|peer| peer.name.clone()),
         };
-        let why = match &self.stage {
-            VipStage::Holds { gain, .. } => gain.to_string(),
-            VipStage::Stands | VipStage::Takes { .. } => self.why.to_string(),
+        let (why, gain) = match &self.stage {
+            VipStage::Holds { gain, .. } => (gain.to_string(), Some(gain.clone())),
+            VipStage::Stands | VipStage::Takes { .. } => (self.why.told(&name_of), None),
         };
         let views = peers.iter().map(|peer| {
             let its = self.says(peer).copied();
@@ -94,6 +98,7 @@ impl VipMachine {
             part: own.part,
             for_ms: look.now_ns.saturating_sub(self.since_ns()) / 1_000_000,
             why,
+            gain,
             holder,
             claim: if self.holds() { own.claim } else { 0 },
             ready: own.ready,
@@ -102,7 +107,7 @@ impl VipMachine {
             damped: own.damped,
             priority: own.priority,
             peers: views.collect(),
-            would_move: self.would_move(look),
+            would_move: self.would_move(look, &name_of),
             next: self.next(peers, &own).cloned(),
         }
     }
@@ -115,12 +120,12 @@ impl VipMachine {
         }
     }
 
-    fn would_move(&self, look: &VipLook<'_>) -> Vec<String> {
+    fn would_move(&self, look: &VipLook<'_>, name_of: impl Fn(Mac) -> String) -> Vec<String> {
         let peers = look.peers.unwrap_or_default();
         if !self.holds() {
             let first = match self.obstacle_now(look) {
                 None => "this instance takes it as soon as no host answers for the addresses".to_owned(),
-                Some(why) => format!("this instance does not take it: {why}"),
+                Some(why) => format!("this instance does not take it: {}", why.told(name_of)),
             };
             return vec![first];
         }

@@ -1,6 +1,7 @@
 //! The reasons why an instance has the VIP or does not have it, as sentences.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +12,7 @@ use crate::model::humane::duration_ms;
 /// Why this instance must not have the VIP, also if no other instance has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum VipBar {
+pub enum VipBar {
     /// This instance does not know its peers' flows yet, or has not probed its backends.
     Starting,
     Stopping,
@@ -28,7 +29,7 @@ pub(crate) enum VipBar {
 /// Why this instance does not have the VIP.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum VipWhy {
+pub enum VipWhy {
     /// The machine has had no look yet.
     Unseen,
     Barred(VipBar),
@@ -46,9 +47,10 @@ pub(crate) enum VipWhy {
     },
     /// This peer is better and could take the VIP.
     After(InstanceName),
-    /// Another host has one of the addresses, and no peer says so.
+    /// Another host has one of the addresses, and no peer says so. `address`: that one. `None`: it only asks for them, too.
     Answered {
         by: Mac,
+        address: Option<IpAddr>,
     },
     /// This host heard neither its gateway nor a backend nor a client while it asked for the addresses.
     Deaf,
@@ -60,12 +62,16 @@ pub(crate) enum VipWhy {
     Taking,
     /// This instance gave the VIP up a moment ago.
     GaveUp,
+    /// The interface is not there: it was removed, renamed or never there.
+    NoInterface {
+        name: String,
+    },
 }
 
 /// Why an instance took the VIP.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum VipGain {
+pub enum VipGain {
     /// No instance had the VIP.
     Vacant,
     /// This peer had the VIP and has fallen silent.
@@ -79,7 +85,7 @@ pub(crate) enum VipGain {
 /// Why an instance gave the VIP up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum VipLoss {
+pub enum VipLoss {
     Barred(VipBar),
     NoCarrier,
     /// The interface has lost all its other addresses, or those of IPv4 if the VIP has one.
@@ -108,6 +114,10 @@ pub(crate) enum VipLoss {
     },
     /// Another program added the addresses to this host while this instance did not hold the VIP.
     Strange,
+    /// The interface is not there any more: it was removed or renamed.
+    NoInterface {
+        name: String,
+    },
 }
 
 impl fmt::Display for VipBar {
@@ -134,13 +144,24 @@ impl fmt::Display for VipWhy {
             Self::HeldAsToldBy { by, holder: Some(holder) } => write!(f, "{by} hears that {holder} has it"),
             Self::HeldAsToldBy { by, holder: None } => write!(f, "{by} hears that another instance has it"),
             Self::After(name) => write!(f, "{name} comes first"),
-            Self::Answered { by } => write!(f, "another host ({}) has one of the addresses", spelled(*by)),
+            Self::Answered { by, address } => f.write_str(&answered(&spelled(*by), *address)),
             Self::Deaf => f.write_str("this host hears neither its gateway nor a backend nor a client"),
             Self::Mute { error } => {
                 write!(f, "this host could not ask whether another host has the addresses: {error}")
             }
             Self::Taking => f.write_str("this instance asks whether another host has the addresses"),
             Self::GaveUp => f.write_str("this instance gave it up a moment ago"),
+            Self::NoInterface { name } => write_missing(f, name),
+        }
+    }
+}
+
+impl VipWhy {
+    /// As it is displayed, with the name of a host of which it has the Ethernet address alone.
+    pub(crate) fn told(&self, name_of: impl FnOnce(Mac) -> String) -> String {
+        match self {
+            Self::Answered { by, address } => answered(&name_of(*by), *address),
+            other => other.to_string(),
         }
     }
 }
@@ -177,63 +198,24 @@ impl fmt::Display for VipLoss {
                 )
             }
             Self::Strange => f.write_str("another program had added it to this host, and no host was asked for it"),
+            Self::NoInterface { name } => write_missing(f, name),
             Self::LeftOver { holder } => write!(f, "they were left over here, and {holder} has the VIP"),
         }
     }
 }
 
-impl VipLoss {
-    /// The reason that these words tell, but for those whose event has more than words. `None`: another one, or another release's.
-    pub(crate) fn from_words(words: &str) -> Option<Self> {
-        let between =
-            |begin: &str, end: &str| words.strip_prefix(begin)?.strip_suffix(end).map(|name| InstanceName(name.into()));
-        let of_heir = between("this instance is not ready, and ", " is").map(|heir| Self::NotReady { heir });
-        let of_heir = of_heir.or_else(|| {
-            between("no backend can be used here, and ", " can use one").map(|heir| Self::NoBackend { heir })
-        });
-        let of_peer = of_heir.or_else(|| between("", " took it later").map(|to| Self::Yielded { to }));
-        let fixed = [Self::Barred(VipBar::Stopping), Self::NoCarrier, Self::NoAddress, Self::Deaf, Self::Strange];
-        of_peer.or_else(|| fixed.into_iter().find(|loss| loss.to_string() == words))
-    }
+fn write_missing(f: &mut fmt::Formatter<'_>, name: &str) -> fmt::Result {
+    write!(f, "interface {name} is not there")
 }
 
-impl VipGain {
-    /// The reason that these words tell. `None`: they are another release's.
-    pub(crate) fn from_words(words: &str) -> Option<Self> {
-        let before = |end: &str| words.strip_suffix(end).map(|name| InstanceName(name.into()));
-        // Earlier releases told it as of then.
-        let silent = before(" had it and was silent").or_else(|| before(" had it and is silent"));
-        let of_peer = silent.map(Self::Silent).or_else(|| before(" gave it up").map(Self::GivenUp));
-        of_peer.or_else(|| [Self::Vacant, Self::Found].into_iter().find(|gain| gain.to_string() == words))
+/// That a host, by these words for it, has this address of the VIP.
+fn answered(host: &str, address: Option<IpAddr>) -> String {
+    match address {
+        Some(address) => format!("another host ({host}) answers for {address}"),
+        None => format!("another host ({host}) asks for the addresses, too"),
     }
 }
 
 fn spelled(mac: Mac) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_words_of_a_gain_are_read_as_they_are_written() {
-        let lb_b = || InstanceName("lb-b".into());
-        for gain in [VipGain::Vacant, VipGain::Silent(lb_b()), VipGain::GivenUp(lb_b()), VipGain::Found] {
-            assert_eq!(VipGain::from_words(&gain.to_string()), Some(gain));
-        }
-        assert_eq!(VipGain::from_words("lb-b had it and is silent"), Some(VipGain::Silent(lb_b())));
-        assert_eq!(VipGain::from_words("lb-b has it"), None);
-    }
-
-    #[test]
-    fn the_words_of_a_loss_are_read_as_they_are_written() {
-        let lb_b = || InstanceName("lb-b".into());
-        let of_peer =
-            [VipLoss::NotReady { heir: lb_b() }, VipLoss::NoBackend { heir: lb_b() }, VipLoss::Yielded { to: lb_b() }];
-        for loss in of_peer.into_iter().chain([VipLoss::NoCarrier, VipLoss::Barred(VipBar::Stopping)]) {
-            assert_eq!(VipLoss::from_words(&loss.to_string()), Some(loss));
-        }
-        assert_eq!(VipLoss::from_words("the cable is out"), None);
-    }
 }

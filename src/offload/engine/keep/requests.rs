@@ -6,6 +6,7 @@ use super::super::quiet::ask_ends_soon;
 use super::super::witness::Witnesses;
 use super::forward::find_unanswered;
 use super::room::NoStandby;
+use super::standby::confirm;
 use super::{BOTH, Keep};
 use crate::offload::program::Unread;
 use crate::ports::offload::{StandbyAnswer, StandbyRequest};
@@ -53,6 +54,9 @@ fn serve(
                 keep.crowded.forget_packets(&record.ends.key(direction));
             }
             match keep.hold(outside, flows, witnesses, &record) {
+                Ok(()) if keep.missing.remove(&id) => {
+                    outside.table.offload.standby.answer(StandbyAnswer::Held(vec![id]));
+                }
                 Ok(()) => {}
                 Err(NoStandby::Unread) => return Err(StandbyRequest::Hold(record)),
                 Err(NoStandby::NoRoom | NoStandby::Taken) => {
@@ -61,6 +65,7 @@ fn serve(
                 }
             }
         }
+        StandbyRequest::Confirm(ids) => confirm(keep, outside, flows, ids),
         StandbyRequest::Drop(ids) => {
             each(ids, |id| keep.drop_standby(&outside.program, flows, id)).map_err(StandbyRequest::Drop)?
         }

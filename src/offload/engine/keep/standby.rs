@@ -103,6 +103,7 @@ impl Keep {
 
     pub(super) fn drop_standby(&mut self, program: &Program, flows: &Flows, id: FleetId) -> Result<(), Unread> {
         self.crowded.forget_flow(id);
+        self.missing.remove(&id);
         if let Some(ends) = self.kept.held().get(id).map(|held| held.ends) {
             take_out_standby(program, id, &ends)?;
             self.kept.remove_held(id);
@@ -235,12 +236,9 @@ impl Keep {
         let id = released.flow;
         let is_it = |flow: &&OffloadedFlow| matches!(flow.step, Step::Alone) && FleetId::of(id, &flow.ends) == released;
         let Some(flow) = flows.get(&id).filter(is_it) else { return Ok(()) };
-        let (ends, is_claimed) = (flow.ends, flow.ticket.is_some());
+        let ends = flow.ends;
         look(&outside.program, flows, id)?;
         over(outside, flows, id, EndReason::Moved);
-        if !is_claimed {
-            flows.leave_early(id);
-        }
         let Some(flow) = flows.remove(id) else { return Ok(()) };
         outside.table.offload.release(ends.local, ends.backend);
         if let Err(error) = outside.program.change(id, &ends.keys(), EntryChange::Hold) {
@@ -267,6 +265,27 @@ impl Keep {
         }
         let old = self.kept.diverted_before();
         old.into_iter().try_for_each(|key| self.forget(&outside.program, key))
+    }
+}
+
+/// Of what an earlier process held, these flows are not over.
+pub(super) fn confirm(keep: &mut Keep, outside: &Outside, flows: &Flows, ids: Vec<FleetId>) {
+    for id in ids {
+        let answer = match keep.kept.held_mut(id) {
+            Some(held) => {
+                held.confirmed = true;
+                continue;
+            }
+            None if flows.get(&id.flow).is_some_and(|flow| FleetId::of(id.flow, &flow.ends) == id) => {
+                StandbyAnswer::Ours(vec![id])
+            }
+            // That process ended before it wrote the entries.
+            None => {
+                keep.missing.insert(id);
+                StandbyAnswer::NoStandby(vec![id])
+            }
+        };
+        outside.table.offload.standby.answer(answer);
     }
 }
 

@@ -106,6 +106,7 @@ impl<'r> NatWalk<'r, '_> {
         let FirstPacket { from, to, interface } = self.packet;
         Some(match of {
             Matched::State(states) => states.iter().any(|one| one == "new"),
+            Matched::Begins => true,
             Matched::Port(_, Side::Destination, ports) => ports.iter().any(|range| range.contains(&to.port())),
             Matched::Port(_, Side::Source, _) => return None,
             Matched::Address(_, of) if of.iter().all(|network| network.addr().is_ipv6() != to.is_ipv6()) => false,

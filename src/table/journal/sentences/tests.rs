@@ -124,3 +124,56 @@ fn offload_that_is_shut_as_configured_is_nothing_to_look_at() {
     assert_eq!(shut("no CAP_BPF", false), Weight::Notice);
     assert_eq!(shut("no process watches 12 flows", true), Weight::Bad);
 }
+
+/// Regression: after the death of a peer it said "carries on 0 flows of it", of a peer of which it carried on 16.
+#[test]
+fn a_failover_in_two_steps_says_of_each_what_is_new() {
+    let said =
+        |inherited, reset| What::FailedOver { instance: InstanceName("lb-b".into()), inherited, reset }.sentence();
+    assert_eq!(said(16, 0), "lb-b is dead: this instance carries on 16 flows of it");
+    assert_eq!(said(0, 4), "lb-b is dead: this instance resets 4 flows of it");
+    assert_eq!(said(16, 4), "lb-b is dead: this instance carries on 16 flows of it and resets 4 others");
+    assert_eq!(said(0, 0), "lb-b is dead: this instance carries on none of its flows");
+}
+
+/// Regression: the event comes ten seconds after the last refusal, and did not say when that was.
+#[test]
+fn the_end_of_refusals_is_told_with_the_time_of_the_last_one_and_an_older_record_without() {
+    let old = r#"{"event":"refusals_over","frontend":"api","reason":"no_backend","refused":3,"lasted_ms":250}"#;
+    let old: What = serde_json::from_str(old).unwrap();
+    assert!(
+        old.sentence().starts_with("api: Baton has reset no new connection for 10 s; before that"),
+        "{}",
+        old.sentence()
+    );
+    let What::RefusalsOver { frontend, reason, refused, lasted_ms, .. } = old else { panic!() };
+    let last_unix_ms = Some(1_764_040_000_000);
+    let said = What::RefusalsOver { frontend, reason, refused, lasted_ms, last_unix_ms }.sentence();
+    assert!(said.starts_with("api: Baton has reset no new connection since 03:06:40Z; before that"), "{said}");
+}
+
+#[test]
+fn moves_of_the_vip_that_an_earlier_release_recorded_are_read() {
+    let gained = r#"{"event":"vip_gained","vip":"10.0.0.100","why":"lb-b had it and is silent","silent":"lb-b"}"#;
+    let given_up = r#"{"event":"vip_given_up","vip":"10.0.0.100","why":"lb-b took it later"}"#;
+    let answered = r#"{"event":"vip_answered","by":"02:00:00:00:00:09"}"#;
+    let [gained, given_up, answered] = [gained, given_up, answered].map(|it| serde_json::from_str::<What>(it).unwrap());
+    assert!(matches!(&gained, What::VipGained { gain: None, .. }) && gained.sentence().contains("is silent"));
+    assert!(matches!(&given_up, What::VipGivenUp { loss: None, .. }) && given_up.sentence().contains("took it later"));
+    assert!(answered.sentence().contains("another host (02:00:00:00:00:09) answers for it"), "{}", answered.sentence());
+}
+
+/// Regression: pins that somebody had removed were told as another process that detached the program, or by no event.
+#[test]
+fn removed_pins_are_told_with_what_they_cost() {
+    let said = |interfaces: &[&str], unpinned: Option<&str>| {
+        let interfaces = interfaces.iter().map(|it| (*it).to_owned()).collect();
+        What::ProgramReattached { interfaces, unpinned: unpinned.map(str::to_owned) }.sentence()
+    };
+    assert!(said(&["eth0"], None).starts_with("another process detached the BPF program from eth0"));
+    assert!(
+        said(&["eth0"], Some("/p"))
+            .contains("from /p, which detached it from eth0; Baton pinned and attached it again")
+    );
+    assert!(said(&[], Some("/p")).contains("Baton pinned it again, and no flow was interrupted"));
+}

@@ -13,6 +13,7 @@ pub(super) fn ordered_because(reason: EndReason) -> &'static str {
         EndReason::BackendEjected => "Baton found this backend dead",
         EndReason::DrainDeadline => "this backend was draining and drain_timeout has passed",
         EndReason::FrontendRemoved => "a reload removed this frontend and drain_timeout has passed",
+        EndReason::PeerHasVip => "the VIP is on the host of a peer, to which this backend sends its answers",
         other => other.label(),
     }
 }

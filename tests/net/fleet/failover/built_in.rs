@@ -10,8 +10,18 @@ use super::*;
 impl Fleet {
     /// Two instances that move the VIP themselves.
     fn with_built_in_vip(test: &str, flows: Flows) -> Option<Self> {
-        let fleet = Self::new(test, 2, flows, |config| {
-            config.vip("addresses", vec![format!("{VIP}/32")]).vip("interface", "eth0")
+        Self::with_built_in_vips(test, 2, flows, |config| config)
+    }
+
+    /// So many instances that move the VIP themselves.
+    pub fn with_built_in_vips(
+        test: &str,
+        count: usize,
+        flows: Flows,
+        change: impl Fn(Config) -> Config,
+    ) -> Option<Self> {
+        let fleet = Self::new(test, count, flows, |config| {
+            change(config).vip("addresses", vec![format!("{VIP}/32")]).vip("interface", "eth0")
         })?;
         Some(fleet.with_holder_first())
     }
@@ -245,30 +255,35 @@ fn a_holder_whose_packet_filter_drops_everything_but_arp_gives_the_built_in_vip_
 }
 
 /// Regression: offloaded flows pass below the packet filter, so that the backends were taken for slow and the host kept the VIP, although
-/// each new connection failed for as long as the filter dropped what Baton itself sent.
+/// each new connection failed for as long as the filter dropped what Baton itself sent. And where the filter rejected it, the backends were taken
+/// for dead and the flows reset.
 #[test]
 fn a_host_whose_filter_stops_new_connections_gives_the_built_in_vip_up_though_its_offloaded_flows_go_on() {
     let test = "a_host_whose_filter_stops_new_connections";
-    let Some(fleet) = Fleet::with_built_in_vip(test, Flows::Offload) else { return };
-    let mut conns = fleet.offloaded_clients(20);
-    fleet.wait_known(20, 20);
-    let (owner, heir) = (fleet.owner(), fleet.heir());
-    owner.host.drop_packets("output", "tcp dport 6443 ct state new");
-    let watch = Stopwatch::start();
-    let mut round = 0;
-    eventually(LONG, "the other has the VIP", || {
-        // They must move, or the backends are dead for all that Baton can tell.
-        round += 1;
-        conns.iter_mut().for_each(|conn| conn.echo(round, 200));
-        heir.host.has_address(VIP) && !owner.host.has_address(VIP)
-    });
-    println!("the VIP moved {:?} later", watch.unstalled());
-    conns.iter_mut().for_each(|conn| conn.echo(round + 1, 200));
-    fleet.clients(5);
-    let said = |command: &[&str]| String::from_utf8(owner.baton.cli(command).stdout).unwrap();
-    let status = said(&["status"]);
-    assert!(status.contains("neither a probe nor a new flow gets a connection"), "{status}");
-    assert!(status.contains("no backend: Baton resets new connections"), "{status}");
-    let why = said(&["vip", "--why"]);
-    assert!(why.contains("no backend can be used here"), "{why}");
+    for verdict in ["drop", "reject with tcp reset", "reject"] {
+        let Some(fleet) = Fleet::with_built_in_vip(test, Flows::Offload) else { return };
+        let mut conns = fleet.offloaded_clients(20);
+        fleet.wait_known(20, 20);
+        let (owner, heir) = (fleet.owner(), fleet.heir());
+        owner.host.filter("output", &format!("tcp dport 6443 ct state new {verdict}"));
+        let watch = Stopwatch::start();
+        let mut round = 0;
+        eventually(LONG, "the other has the VIP", || {
+            // They must move, or the backends are dead for all that Baton can tell.
+            round += 1;
+            conns.iter_mut().for_each(|conn| conn.echo(round, 200));
+            heir.host.has_address(VIP) && !owner.host.has_address(VIP)
+        });
+        println!("{verdict}: the VIP moved {:?} later", watch.unstalled());
+        conns.iter_mut().for_each(|conn| conn.echo(round + 1, 200));
+        fleet.clients(5);
+        let said = |command: &[&str]| String::from_utf8(owner.baton.cli(command).stdout).unwrap();
+        let status = said(&["status"]);
+        assert!(status.contains("neither a probe nor a new flow gets a connection"), "{status}");
+        assert!(status.contains("no backend: Baton resets new connections"), "{status}");
+        let why = said(&["vip", "--why"]);
+        assert!(why.contains("no backend can be used here"), "{why}");
+        let resets = [owner, heir].map(|it| it.baton.ended().get("backend_ejected").copied().unwrap_or(0));
+        assert_eq!(resets, [0, 0], "{verdict}");
+    }
 }

@@ -109,6 +109,38 @@ fn what_if_says_that_nobody_takes_the_vip_while_the_only_peer_is_evacuated() {
     offloaded.iter_mut().for_each(|conn| conn.echo(9, 2000));
 }
 
+/// Regression: of a peer that hung, or whose link was cut, it was said what its death would do as if all were known.
+#[test]
+fn what_if_says_when_a_peer_was_last_heard_and_both_outcomes_where_nobody_knows_whether_it_lives() {
+    let test = "what_if_says_when_a_peer_was_last_heard";
+    let Some((fleet, _offloaded, _proxied)) = with_flows_of_both_kinds(test) else { return };
+    let (owner, heir) = (fleet.owner(), fleet.heir());
+    let said = |words: &[&str]| owner.baton.order(&[&["what-if"], words].concat());
+    // Only TCP of the link.
+    heir.host.drop_packets("input", &format!("ip saddr {} meta l4proto tcp", owner.host.v4));
+    owner.host.drop_packets("input", &format!("ip saddr {} meta l4proto tcp", heir.host.v4));
+    owner.wait_sees(heir.name, "liveness", "unlinked");
+    for words in [&[heir.name, "dies"][..], &["this", "dies"]] {
+        let told = said(words);
+        assert!(told.contains("s ago by its link") && told.contains("ago by a beat"), "{told}");
+    }
+    [owner, heir].iter().for_each(|it| it.host.nft_clear());
+    owner.wait_synced(heir.name);
+    heir.wait_synced(owner.name);
+
+    heir.baton.process.stop();
+    owner.wait_sees(heir.name, "liveness", "dead");
+    let told = said(&[heir.name, "dies"]);
+    assert!(told.contains(&format!("{} dead already", heir.name)), "{told}");
+    assert!(told.contains(&format!("{} alive", heir.name)) && told.contains("ago by its link"), "{told}");
+    assert!(told.contains("cannot be known whether it is dead or only cut off"), "{told}");
+    let report = what_if(&owner.baton, &[heir.name, "dies"]);
+    assert_eq!(report["cases"][1].get("moved"), None, "not known: {report}");
+    let told = said(&["this", "dies"]);
+    assert!(told.contains(&format!("{} is not heard (last ", heir.name)), "{told}");
+    heir.baton.process.go_on();
+}
+
 #[test]
 fn what_if_says_which_flows_the_death_of_a_backend_then_resets_and_how_late() {
     let Some(lab) = Lab::new("what_if_says_which_flows_the_death_of_a_backend_then_resets") else { return };

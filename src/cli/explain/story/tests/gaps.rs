@@ -109,6 +109,7 @@ fn an_outage_goes_on_though_a_former_backend_has_flows_and_ends_as_the_vip_goes_
     let left = What::VipGivenUp {
         vip: "10.0.0.100".to_owned(),
         why: "no backend can be used here".to_owned(),
+        loss: None,
         late_ms: None,
         cut_off: false,
     };
@@ -155,7 +156,8 @@ fn a_backend_whose_kernel_ended_its_flows_costs_a_renewal_and_no_more() {
 fn a_host_whose_vip_a_peer_took_while_it_had_no_process_tells_no_gap_of_its_own() {
     let started = || What::Started { version: "1".to_owned() };
     let held = What::VipHeld { vip: "10.0.0.100".to_owned(), by: "lb-b".to_owned() };
-    let kept = What::VipGained { vip: "10.0.0.100".to_owned(), why: "it was here".to_owned(), silent: None };
+    let kept =
+        What::VipGained { vip: "10.0.0.100".to_owned(), why: "it was here".to_owned(), gain: None, silent: None };
     let of = |found: What| {
         let recording = recording(vec![(0, started()), (14_600, started()), (15_000, found)]);
         Story::new(&recording).tell(&Subject::Event(1)).unwrap()
@@ -192,9 +194,14 @@ fn ends_that_the_disk_did_not_take_are_not_told_as_none() {
 fn a_process_that_hung_and_had_given_the_vip_up_is_told_so() {
     let started = || What::Started { version: "1".to_owned() };
     let vip = || "10.0.0.100".to_owned();
-    let gained = What::VipGained { vip: vip(), why: "it was free".to_owned(), silent: None };
-    let given_up =
-        What::VipGivenUp { vip: vip(), why: "this instance is not ready".to_owned(), late_ms: None, cut_off: false };
+    let gained = What::VipGained { vip: vip(), why: "it was free".to_owned(), gain: None, silent: None };
+    let given_up = What::VipGivenUp {
+        vip: vip(),
+        why: "this instance is not ready".to_owned(),
+        loss: None,
+        late_ms: None,
+        cut_off: false,
+    };
     let stuck = What::WorkerStuck { worker: 0, for_ms: 1_200 };
     let events = vec![(0, started()), (10, gained), (9_000, given_up), (9_200, stuck), (40_000, started())];
     let recording = recording(events);

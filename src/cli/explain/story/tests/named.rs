@@ -11,7 +11,12 @@ fn named(recording: &Recording, name: &str) -> Vec<String> {
 #[test]
 fn this_instance_is_explained_with_its_starts_reloads_stalls_and_the_vip() {
     let start = |at| (at, What::Started { version: "1".to_owned() });
-    let gained = What::VipGained { vip: "10.0.0.100".to_owned(), why: "no instance had it".to_owned(), silent: None };
+    let gained = What::VipGained {
+        vip: "10.0.0.100".to_owned(),
+        why: "no instance had it".to_owned(),
+        gain: None,
+        silent: None,
+    };
     let mut recording = recording(vec![
         start(0),
         (1_000, What::Reloaded { changes: vec!["fall = 3".to_owned()] }),
@@ -68,13 +73,10 @@ fn a_node_is_explained_with_its_connections_and_its_silences() {
     let mut end = ended(7, EndReason::ClientReset);
     let What::FlowEnded { node, .. } = &mut end else { unreachable!() };
     *node = Some("worker-7".to_owned());
-    let nodes = || vec!["worker-7".to_owned()];
-    let silent =
-        What::NodesSilent { nodes: nodes(), more: 0, why: SilenceKind::NoConnection, for_ms: 10_000, refused: None };
     let recording = recording(vec![
         (0, end),
-        (10_000, silent),
-        (50_000, What::NodesBack { nodes: nodes(), more: 0, for_ms: 50_000 }),
+        (10_000, silent(&["worker-7"], SilenceKind::NoConnection, 10_000)),
+        (50_000, What::NodesBack { nodes: vec!["worker-7".to_owned()], more: 0, for_ms: 50_000 }),
         (60_000, ended(8, EndReason::ClientClosed)),
     ]);
     let said = named(&recording, "worker-7");

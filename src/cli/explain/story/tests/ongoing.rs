@@ -1,17 +1,6 @@
 //! Faults that still go on when the record ends.
 
 use super::*;
-use crate::model::nodes::SilenceKind;
-
-fn silent(node: &str) -> What {
-    What::NodesSilent {
-        nodes: vec![node.to_owned()],
-        more: 0,
-        why: SilenceKind::NoConnection,
-        for_ms: 38_000,
-        refused: None,
-    }
-}
 
 fn slow(from: HealthState, to: HealthState) -> What {
     changed(from, to, if to == HealthState::Ready { Cause::Passed } else { Cause::Slow })
@@ -21,7 +10,8 @@ fn slow(from: HealthState, to: HealthState) -> What {
 #[test]
 fn a_fault_that_goes_on_and_costs_nodes_is_told_before_newer_ones_that_are_over_or_cost_nothing() {
     use HealthState::{Draining, Ready};
-    let mut events = vec![(0, silent("worker-5")), (212_000, slow(Ready, Draining))];
+    let mut events =
+        vec![(0, silent(&["worker-5"], SilenceKind::NoConnection, 38_000)), (212_000, slow(Ready, Draining))];
     let first = |events: &Vec<_>| last(&recording(events.clone())).0;
     let drains = "2026-11-25 03:15:39.412Z apiserver/cp2: ready → draining";
     for beside in [&[drains][..], &[]] {
@@ -37,7 +27,7 @@ fn a_fault_that_goes_on_and_costs_nodes_is_told_before_newer_ones_that_are_over_
     }
     // Another silence is as bad, and newer.
     let mut both = events.clone();
-    both.push((240_000, silent("worker-6")));
+    both.push((240_000, silent(&["worker-6"], SilenceKind::NoConnection, 38_000)));
     assert!(first(&both)[0].contains("worker-6"), "{:?}", first(&both));
     // Once it is over, the newest fault is told.
     let back = What::NodesBack { nodes: vec!["worker-5".to_owned()], more: 0, for_ms: 271_000 };
@@ -47,7 +37,7 @@ fn a_fault_that_goes_on_and_costs_nodes_is_told_before_newer_ones_that_are_over_
     // The next process tells anew of a node that is silent.
     let restarted = vec![
         (0, What::Started { version: "1".to_owned() }),
-        (5, silent("worker-5")),
+        (5, silent(&["worker-5"], SilenceKind::NoConnection, 38_000)),
         (10_000, What::Stopping { flows: 0, timeout_ms: 1 }),
         (20_000, What::Started { version: "1".to_owned() }),
         (30_000, slow(Ready, Draining)),
@@ -86,13 +76,7 @@ fn a_loss_that_goes_on_and_cost_flows_is_told_before_a_newer_one_that_cost_none(
 /// Regression: of two silent nodes one came back, and the other, which was still away, was not named any more.
 #[test]
 fn a_node_that_is_silent_still_is_named_beside_the_one_that_came_back() {
-    let both = What::NodesSilent {
-        nodes: vec!["worker-3".to_owned(), "worker-7".to_owned()],
-        more: 0,
-        why: SilenceKind::NoConnection,
-        for_ms: 10_000,
-        refused: None,
-    };
+    let both = silent(&["worker-3", "worker-7"], SilenceKind::NoConnection, 10_000);
     let back = |node: &str| What::NodesBack { nodes: vec![node.to_owned()], more: 0, for_ms: 23_000 };
     let said = |events| Story::new(&recording(events)).tell(&Subject::Last).unwrap();
     let (told, figures) = said(vec![(0, both.clone()), (13_000, back("worker-3")), (18_000, back("worker-9"))]);
@@ -121,7 +105,9 @@ fn a_node_that_is_away_for_good_does_not_hide_a_newer_fault() {
         ]
     };
     for at_ms in [60_000, 3_600_000] {
-        let (said, beside) = last(&recording([vec![(0, silent("worker-7"))], hang(at_ms)].concat()));
+        let (said, beside) = last(&recording(
+            [vec![(0, silent(&["worker-7"], SilenceKind::NoConnection, 38_000))], hang(at_ms)].concat(),
+        ));
         assert!(said[0].contains("cp2: ready → ejected"), "{said:?}");
         let [silence] = &beside[..] else { panic!("{beside:?}") };
         assert!(silence.starts_with("2026-11-25 03:12:07.412Z worker-7 has had no connection"), "{beside:?}");

@@ -38,7 +38,7 @@ fn a_second_death_has_none_of_the_flows_of_the_first() {
 /// Regression: a gap of 11 s was told of a peer whose link was cut, though it answered for the VIP all the time.
 #[test]
 fn a_peer_that_answers_for_the_vip_has_left_no_client_waiting() {
-    let answered = What::VipAnswered { by: "02:00:00:00:00:02".to_owned() };
+    let answered = What::VipAnswered { by: "02:00:00:00:00:02".to_owned(), address: None };
     let silent = What::PeerLiveness { peer: "lb-b".to_owned(), liveness: Liveness::Silent, stuck_ms: None };
     let said = |answers: bool| {
         let mut events = vec![(0, silent.clone()), (810, failed_over("lb-b", 12)), (820, dead("lb-b"))];
@@ -82,8 +82,13 @@ fn clients_of_a_host_without_the_vip_have_the_backends_of_the_one_that_has_it() 
         to: HealthState::Ejected,
         cause: Cause::TimedOut { after_ms: 500 },
     };
-    let given_up =
-        What::VipGivenUp { vip: vip(), why: "no backend can be used here".to_owned(), late_ms: None, cut_off: false };
+    let given_up = What::VipGivenUp {
+        vip: vip(),
+        why: "no backend can be used here".to_owned(),
+        loss: None,
+        late_ms: None,
+        cut_off: false,
+    };
     let said = |has_vip: bool| {
         let mut events = vec![(0, lost("cp1")), (3_000, lost("cp2")), (3_010, ended(1, EndReason::BackendEjected))];
         if !has_vip {
@@ -99,8 +104,43 @@ fn clients_of_a_host_without_the_vip_have_the_backends_of_the_one_that_has_it() 
 /// Regression: "4.0 s later lb-a has the VIP", of a host that was cut off and heard so late that lb-a had it after 0.1 s.
 #[test]
 fn a_host_that_was_cut_off_tells_when_it_heard_of_the_next_holder() {
-    let given_up = |cut_off| What::VipGivenUp { vip: vip(), why: "no carrier".to_owned(), late_ms: None, cut_off };
+    let given_up =
+        |cut_off| What::VipGivenUp { vip: vip(), why: "no carrier".to_owned(), loss: None, late_ms: None, cut_off };
     let said = |cut_off| told(&recording(vec![(0, given_up(cut_off)), (4_000, held("lb-a"))]), Subject::Event(0));
     assert!(said(true).unwrap().join(" ").contains("This host heard 4.0 s later that lb-a has the VIP"));
     assert!(said(false).unwrap().join(" ").contains("4.0 s later lb-a has the VIP"));
+}
+
+/// Regression: of a failover in two steps the flows that the second one had reset were left out.
+#[test]
+fn a_failover_in_two_steps_is_told_with_both() {
+    let step = |inherited, reset| What::FailedOver { instance: InstanceName("lb-b".into()), inherited, reset };
+    let events = vec![(0, dead("lb-b")), (5, step(16, 0)), (400, step(0, 4))];
+    for at in 0..3 {
+        let (said, figures) = Story::new(&recording(events.clone())).tell(&Subject::Event(at)).unwrap();
+        let all = said.join("\n");
+        assert!(all.contains("carries on 16 flows of it.") && all.contains("resets 4 flows of it."), "{at}: {all}");
+        assert_eq!(figures.flows_ordered, 4, "{at}: {all}");
+    }
+}
+
+/// Regression: that a host answers for the VIP was said twice.
+#[test]
+fn that_a_host_answers_for_the_vip_is_said_once() {
+    let silent = What::PeerLiveness { peer: "lb-b".to_owned(), liveness: Liveness::Silent, stuck_ms: None };
+    let answered = What::VipAnswered { by: "lb-b, 02:00:00:00:00:02".to_owned(), address: None };
+    let gained = What::VipGained {
+        vip: vip(),
+        why: "lb-b had it and was silent".to_owned(),
+        gain: None,
+        silent: Some("lb-b".to_owned()),
+    };
+    let events = vec![(0, silent), (400, answered), (810, failed_over("lb-b", 12)), (820, dead("lb-b")), (900, gained)];
+    for at in 0..5 {
+        let said = told(&recording(events.clone()), Subject::Event(at)).unwrap();
+        assert_eq!(said.iter().filter(|it| it.contains("answers for it")).count(), 1, "{at}: {said:#?}");
+    }
+    let (said, figures) = Story::new(&recording(events)).tell(&Subject::Last).unwrap();
+    let all: Vec<_> = said.into_iter().chain(figures.beside).collect();
+    assert_eq!(all.iter().filter(|it| it.contains("answers for it")).count(), 1, "{all:#?}");
 }

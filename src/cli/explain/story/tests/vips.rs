@@ -1,17 +1,22 @@
 //! The events of the VIP.
 
 use super::*;
+use crate::model::fleet::vip::{VipGain, VipLoss};
 
 fn vip() -> String {
     "10.0.0.100".to_owned()
 }
 
-fn gained(why: &str) -> What {
-    What::VipGained { vip: vip(), why: why.to_owned(), silent: None }
+fn lb_b() -> InstanceName {
+    InstanceName("lb-b".into())
 }
 
-fn given_up(why: &str) -> What {
-    What::VipGivenUp { vip: vip(), why: why.to_owned(), late_ms: None, cut_off: false }
+fn gained(gain: VipGain) -> What {
+    What::VipGained { vip: vip(), why: gain.to_string(), gain: Some(gain), silent: None }
+}
+
+fn given_up(loss: VipLoss) -> What {
+    What::VipGivenUp { vip: vip(), why: loss.to_string(), loss: Some(loss), late_ms: None, cut_off: false }
 }
 
 fn held(by: &str) -> What {
@@ -27,9 +32,9 @@ fn moved(flow: u64) -> What {
 fn a_move_of_the_vip_is_told_with_what_decided_it_the_flows_and_who_had_it_before_and_after() {
     let recording = recording(vec![
         (0, held("lb-b")),
-        (60_000, gained("lb-b gave it up")),
+        (60_000, gained(VipGain::GivenUp(lb_b()))),
         (60_050, What::FlowsClaimed { instance: InstanceName("lb-b".into()), flows: 12 }),
-        (3_660_000, given_up("no backend can be used here, and lb-b can use one")),
+        (3_660_000, given_up(VipLoss::NoBackend { heir: lb_b() })),
         (3_660_100, moved(1)),
         (3_660_200, ended(2, EndReason::BackendReset)),
         (3_660_300, held("lb-b")),
@@ -66,10 +71,8 @@ fn a_move_of_the_vip_is_told_with_what_decided_it_the_flows_and_who_had_it_befor
 /// Regression: nobody was told that no instance had the VIP for two seconds.
 #[test]
 fn a_vip_that_nobody_had_for_a_while_is_told_with_the_longest_gap() {
-    let recording = recording(vec![
-        (0, given_up("this instance is not ready, and lb-b is")),
-        (2_000, gained("no instance had it")),
-    ]);
+    let recording =
+        recording(vec![(0, given_up(VipLoss::NotReady { heir: lb_b() })), (2_000, gained(VipGain::Vacant))]);
     let (said, figures) = Story::new(&recording).tell(&Subject::Event(1)).unwrap();
     let gap = "so the longest gap that a node can have seen is 12 s: these 2.0 s, and a renewal's 10 s.";
     assert!(said.iter().any(|it| it.contains("this instance is not ready") && it.ends_with(gap)), "{said:?}");
@@ -84,7 +87,7 @@ fn a_contested_vip_is_told_with_how_long_it_lasted_and_how_often() {
     let by = || "02:00:00:00:00:09".to_owned();
     let defended = || What::VipDefended { by: by() };
     let recording = recording(vec![
-        (0, gained("no instance had it")),
+        (0, gained(VipGain::Vacant)),
         (10_000, defended()),
         (20_000, defended()),
         (25_000, What::VipShared { address, by: by() }),
@@ -100,7 +103,7 @@ fn a_contested_vip_is_told_with_how_long_it_lasted_and_how_often() {
 /// Regression: the address of the VIP was no event and no peer.
 #[test]
 fn the_address_of_the_vip_is_explained_by_its_last_move() {
-    let recording = recording(vec![(0, held("lb-b")), (60_000, gained("lb-b gave it up"))]);
+    let recording = recording(vec![(0, held("lb-b")), (60_000, gained(VipGain::GivenUp(lb_b())))]);
     let (said, figures) = Story::new(&recording).named("10.0.0.100").unwrap();
     assert!(said[0].contains("this host has the VIP 10.0.0.100 now: lb-b gave it up."), "{said:?}");
     assert_eq!(

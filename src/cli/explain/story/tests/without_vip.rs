@@ -1,6 +1,7 @@
 //! What is told at a host whose VIP another one has, of nodes that were silent, and of a drain that runs.
 
 use super::*;
+use crate::model::fleet::vip::VipLoss;
 use crate::model::nodes::SilenceKind;
 
 fn vip() -> String {
@@ -12,7 +13,13 @@ fn liveness(liveness: Liveness) -> What {
 }
 
 fn given_up() -> What {
-    What::VipGivenUp { vip: vip(), why: "the interface has no carrier".to_owned(), late_ms: None, cut_off: true }
+    What::VipGivenUp {
+        vip: vip(),
+        why: "the interface has no carrier".to_owned(),
+        loss: Some(VipLoss::NoCarrier),
+        late_ms: None,
+        cut_off: true,
+    }
 }
 
 fn of_cp2() -> What {
@@ -36,8 +43,9 @@ fn the_death_of_the_vips_owner_names_who_has_the_vip_now_and_what_came_between()
     let moments: Vec<_> = third.iter().filter_map(|it| it.get(..27)).filter(|it| it.starts_with("At 2")).collect();
     assert!(moments.is_sorted() && moments.len() == 4, "{third:?}");
     assert!(third[1].ends_with("lb-c has the VIP 10.0.0.100 now."), "{third:?}");
-    let gained = What::VipGained { vip: vip(), why: "lb-b had it".to_owned(), silent: Some("lb-b".to_owned()) };
-    let answers = What::VipAnswered { by: "02:00:00:00:00:09".to_owned() };
+    let gained =
+        What::VipGained { vip: vip(), why: "lb-b had it".to_owned(), gain: None, silent: Some("lb-b".to_owned()) };
+    let answers = What::VipAnswered { by: "02:00:00:00:00:09".to_owned(), address: None };
     let new_owner = of(vec![(700, answers), (2_900, gained)]);
     assert!(new_owner[0].contains("another host (02:00:00:00:00:09) answers for it"), "{new_owner:?}");
     assert!(new_owner.iter().any(|it| it.contains("this host has the VIP 10.0.0.100 now")), "{new_owner:?}");
@@ -69,7 +77,7 @@ fn a_host_that_was_cut_off_names_that_and_not_the_backends_and_peers_it_no_longe
 /// Regression: a standby whose cable was pulled told that the owner of the VIP was dead, and a gap of 11 s.
 #[test]
 fn a_standby_that_was_cut_off_names_that_and_not_the_death_of_a_peer_that_lives() {
-    let cut_off = What::VipHostCutOff { why: "the interface has no carrier".to_owned() };
+    let cut_off = What::VipHostCutOff { why: "the interface has no carrier".to_owned(), cause: None };
     let failed_over = What::FailedOver { instance: InstanceName("lb-b".into()), inherited: 20, reset: 0 };
     let recording = recording(vec![
         (250, cut_off),
@@ -109,9 +117,8 @@ fn a_standby_without_a_flow_tells_no_gap_of_its_backends() {
 /// Regression: of a node that was away for 53 s nobody was told that it came back, nor that its grace had passed.
 #[test]
 fn a_silence_is_told_with_its_length_beside_the_grace_and_its_end_by_the_same_words() {
-    let nodes = || vec!["worker-5".to_owned()];
-    let silent = What::NodesSilent { nodes: nodes(), more: 0, why: SilenceKind::NoByte, for_ms: 20_000, refused: None };
-    let back = |for_ms| What::NodesBack { nodes: nodes(), more: 0, for_ms };
+    let silent = silent(&["worker-5"], SilenceKind::NoByte, 20_000);
+    let back = |for_ms| What::NodesBack { nodes: vec!["worker-5".to_owned()], more: 0, for_ms };
     let other = What::PeerLinked { peer: "lb-b".to_owned(), version: "1".to_owned() };
     let recording = recording(vec![(0, silent), (3_800, other), (32_800, back(52_800))]);
     for subject in [Subject::Event(0), Subject::Event(2), Subject::Last] {
@@ -133,13 +140,7 @@ fn a_node_s_silence_is_not_put_down_to_a_backend_that_it_was_not_connected_to() 
         (*backend, *its) = (Some("cp1".to_owned()), node.clone());
         what
     };
-    let silent = What::NodesSilent {
-        nodes: vec!["worker-8".to_owned()],
-        more: 0,
-        why: SilenceKind::NoConnection,
-        for_ms: 10_000,
-        refused: None,
-    };
+    let silent = silent(&["worker-8"], SilenceKind::NoConnection, 10_000);
     let recording = recording(vec![
         (0, of_cp2()),
         (8_000, of_cp1(1, EndReason::ClientClosed)),
@@ -222,13 +223,7 @@ fn a_death_that_calls_an_evacuation_off_is_the_fault() {
 /// Regression: "the last flow of worker-7 ended 5 m 54 s before" of a node without a connection for 10 s: its flows were at another host by then.
 #[test]
 fn a_flow_that_ended_long_before_a_silence_is_not_its_last_one() {
-    let silent = |for_ms| What::NodesSilent {
-        nodes: vec!["worker-7".to_owned()],
-        more: 0,
-        why: SilenceKind::NoConnection,
-        for_ms,
-        refused: None,
-    };
+    let silent = |for_ms| silent(&["worker-7"], SilenceKind::NoConnection, for_ms);
     let mut end = ended(1, EndReason::ClientClosed);
     let What::FlowEnded { node, .. } = &mut end else { unreachable!() };
     *node = Some("worker-7".into());
@@ -250,7 +245,10 @@ fn the_gap_of_a_peer_that_hung_begins_when_its_worker_was_stuck_and_its_other_fl
             (60_000, silent(stuck_ms)),
             (60_800, liveness(Liveness::Dead)),
             (60_810, What::FailedOver { instance: InstanceName("lb-b".into()), inherited: 40, reset: 1 }),
-            (60_830, What::VipGained { vip: vip(), why: "lb-b had it and was silent".to_owned(), silent: None }),
+            (
+                60_830,
+                What::VipGained { vip: vip(), why: "lb-b had it and was silent".to_owned(), gain: None, silent: None },
+            ),
             (90_000, What::PeerLinked { peer: "lb-b".to_owned(), version: "1".to_owned() }),
         ];
         let (said, figures) = Story::new(&recording(events)).tell(&Subject::Last).unwrap();
@@ -275,8 +273,12 @@ fn the_gap_of_a_peer_that_hung_begins_when_its_worker_was_stuck_and_its_other_fl
 /// Regression: a VIP that came from a peer that lived on was told without a word of that peer's flows.
 #[test]
 fn what_became_of_the_flows_of_a_peer_that_was_silent_for_a_moment_is_told_as_far_as_it_is_known() {
-    let gained =
-        What::VipGained { vip: vip(), why: "lb-b had it and was silent".to_owned(), silent: Some("lb-b".to_owned()) };
+    let gained = What::VipGained {
+        vip: vip(),
+        why: "lb-b had it and was silent".to_owned(),
+        gain: None,
+        silent: Some("lb-b".to_owned()),
+    };
     let claimed = What::FlowsClaimed { instance: InstanceName("lb-b".into()), flows: 7 };
     let of = |events: Vec<(u64, What)>| {
         let silent = vec![(0, liveness(Liveness::Silent)), (300, gained.clone())];

@@ -98,7 +98,7 @@ fn the_last_summary_of_a_lost_peer_stays_with_its_age_and_goes_with_its_next_pro
     let said = fleet.view(0, "b").summary.unwrap();
     assert_eq!((said.age_ms, said.is_present, said.summary.flows_proxied), (2_000, false, 8));
     // Its host begins anew, and this process has said nothing yet.
-    fleet.instances[1].begin_again(Epoch(2));
+    fleet.instances[1].begin_again(Epoch(2), now_ns);
     fleet.link(0, 1);
     fleet.talk();
     assert_eq!((fleet.view(0, "b").summary, fleet.view(0, "b").liveness), (None, Liveness::Alive));

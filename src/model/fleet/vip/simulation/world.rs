@@ -180,8 +180,14 @@ impl VipWorld {
     fn start(&mut self, host: usize) {
         let (count, now_ns) = (self.hosts.len(), self.now_ns);
         let it = &mut self.hosts[host];
-        let settings =
-            VipTerms { me: named(host), priority: it.priority, addresses: 7, has_peers: true, had_it: false };
+        let settings = VipTerms {
+            me: named(host),
+            priority: it.priority,
+            interface: "eth0".to_owned(),
+            addresses: 7,
+            has_peers: true,
+            had_it: false,
+        };
         it.starts_ns = None;
         it.process = Some(Process {
             machine: VipMachine::new(settings),
@@ -225,7 +231,7 @@ impl VipWorld {
                 Packet::GatewayAnswers => process.heard_ns = now_ns,
                 // A hanging process reads them later.
                 _ if now_ns < process.asleep_until_ns => {}
-                Packet::Answers => process.machine.handle_answer(mac(from), now_ns),
+                Packet::Answers => process.machine.handle_answer((mac(from), [10, 0, 0, 100].into()), now_ns),
                 Packet::Asks if rivals_unheard => {}
                 Packet::Asks => process.machine.handle_rival(mac(from), mac(to), now_ns),
             }
@@ -272,13 +278,13 @@ impl VipWorld {
             synced: is_synced,
             heard_ns: process.heard_ns,
             socket_ns: if wrongs.filters_unseen { now_ns } else { process.socket_ns },
-            has_carrier: it.has_carrier,
+            interface: if it.has_carrier { InterfaceState::Running } else { InterfaceState::NoCarrier },
             is_bare: false,
             here: if seen { VipPresence::Whole } else { VipPresence::Absent },
         };
         process.machine.handle_look(&look);
         if now_ns % SECOND_NS == 0 {
-            let _ = process.machine.view(&look);
+            let _ = process.machine.view(&look, |mac| format!("{mac:?}"));
         }
         if now_ns % PROBE_NS == 0 && it.hears_gateway && it.has_carrier {
             process.heard_ns = now_ns;

@@ -13,6 +13,7 @@ use thiserror::Error;
 use super::protocol::{Command, Line, Refusal};
 use crate::model::duration::display;
 use crate::model::humane::printable_lines;
+use crate::sys::fd_passing::peer_uid;
 
 /// Longer than an instance lets any command take.
 const REPLY_LIMIT: Duration = Duration::from_secs(60);
@@ -47,6 +48,12 @@ impl Client {
         let stream =
             UnixStream::connect(path).map_err(|source| ClientError::Unreachable { path: path.to_owned(), source })?;
         Self { stream: BufReader::new(stream), limit: None }.with_limit(REPLY_LIMIT)
+    }
+
+    /// Whether the other end's process is of this process's user: then what it says could as well be said here. False also if the kernel
+    /// does not say.
+    pub(crate) fn is_of_own_user(&self) -> bool {
+        peer_uid(self.stream.get_ref()).is_ok_and(|uid| uid == rustix::process::geteuid().as_raw())
     }
 
     /// One command, one result.

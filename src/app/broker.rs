@@ -559,7 +559,7 @@ mod tests {
         fs::rename(folder.path(), &moved).unwrap();
         std::os::unix::fs::symlink(&moved, folder.path()).unwrap();
         let broker = BrokerHost { config: moved.join("baton.toml"), ..broker };
-        assert_eq!(broker.open_pins(folder.path()).err().and_then(|fault| fault.errno), Some(libc::ELOOP));
+        assert_eq!(broker.open_pins(folder.path()).err().and_then(|fault| fault.errno), Some(libc::ENOTDIR));
         fs::remove_file(folder.path()).unwrap();
         fs::rename(&moved, folder.path()).unwrap();
     }

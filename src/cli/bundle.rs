@@ -136,9 +136,19 @@ impl BundleWriter {
             Ok((client, status))
         });
         // The file of the running process, which may be another than the default.
-        let its_file = running.as_ref().ok().and_then(|(_, status)| status["instance"]["config"]["path"].as_str());
-        let its_file = its_file.map(PathBuf::from);
-        let file = config.map(Path::to_owned).or(its_file).unwrap_or_else(|| PathBuf::from(socket::DEFAULT_CONFIG));
+        let its_file = running.as_ref().ok().and_then(|(client, status)| {
+            let path = status["instance"]["config"]["path"].as_str()?;
+            Some((PathBuf::from(path), client.is_of_own_user()))
+        });
+        let file = match (config, its_file) {
+            (Some(named), _) => Ok(named.to_owned()),
+            (None, None) => Ok(PathBuf::from(socket::DEFAULT_CONFIG)),
+            (None, Some((path, is_of_own_user))) if is_of_own_user || path == Path::new(socket::DEFAULT_CONFIG) => {
+                Ok(path)
+            }
+            // Whoever has taken that process over could have root read any file.
+            (None, Some((path, _))) => Err(path),
+        };
         match running {
             Ok((mut client, status)) => {
                 self.add("status.json", &serde_json::to_vec_pretty(&status)?)?;
@@ -157,14 +167,15 @@ impl BundleWriter {
             }
             Err(error) => self.left_out.push(format!("status.json, because {error}")),
         }
-        let text =
-            config::read_file(&file).map_err(|fault| fault.to_string()).and_then(|bytes| without_secrets(&bytes));
-        match text {
-            Ok(text) => self.add("baton.toml", text.as_bytes())?,
-            Err(why) => self.left_out.push(format!("baton.toml, because {} is of no use: {why}", file.display())),
+        match &file {
+            Ok(file) => self.add_config(file)?,
+            Err(path) => self.left_out.push(format!(
+                "baton.toml and {OF_HOST}, because an instance of another user says that its file is {}: name it by -c",
+                path.display()
+            )),
         }
-        self.add(OF_HOST, check::host_in_words(&file)?.as_bytes())?;
-        match recording::find(&RecordingFrom::default(), named, Some(&file)).and_then(|source| source.files()) {
+        let file = file.as_deref().ok();
+        match recording::find(&RecordingFrom::default(), named, file).and_then(|source| source.files()) {
             Ok(files) if files.is_empty() => self.left_out.push(format!("{RECORDS}, because it has no file yet")),
             Ok(files) => {
                 self.has.push(format!("{RECORDS} with {} files", files.len()));
@@ -182,6 +193,16 @@ impl BundleWriter {
             self.left_out.iter().map(|why| format!("Left out: {why}\n")).collect::<String>(),
         );
         self.append("about.txt", about.as_bytes())
+    }
+
+    /// The file, and the host that it is for.
+    fn add_config(&mut self, file: &Path) -> io::Result<()> {
+        let text = config::read_file(file).map_err(|fault| fault.to_string());
+        match text.and_then(|bytes| without_secrets(&bytes)) {
+            Ok(text) => self.add("baton.toml", text.as_bytes())?,
+            Err(why) => self.left_out.push(format!("baton.toml, because {} is of no use: {why}", file.display())),
+        }
+        self.add(OF_HOST, check::host_in_words(file)?.as_bytes())
     }
 
     fn add(&mut self, name: &str, content: &[u8]) -> io::Result<()> {

@@ -10,8 +10,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
-use rustix::io::Errno;
+use rustix::fs::{Mode, OFlags, openat};
 
 /// Who else may write it, or what it leads through.
 #[derive(Debug)]
@@ -88,13 +87,20 @@ pub(crate) fn open_as_led_to(path: &Path) -> io::Result<File> {
     }
 }
 
-/// openat2(2) with RESOLVE_NO_SYMLINKS. Where it is not to be had, as under RestrictSUIDSGID of systemd.exec(5), only the last name is looked at.
+/// Opens an absolute path name by name, and follows no link: openat2(2) with RESOLVE_NO_SYMLINKS is not to be had under RestrictSUIDSGID of
+/// systemd.exec(5).
+///
+/// # Errors
+/// Those of open(2): ENOTDIR for a link on the way, and at the end where `flags` want a directory; else ELOOP.
 pub(crate) fn open_without_links(path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
-    let opened = match openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
-        Err(Errno::NOSYS) => rustix::fs::open(path, flags | OFlags::NOFOLLOW, Mode::empty()),
-        opened => opened,
-    };
-    Ok(opened?)
+    let on_the_way = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut directory = rustix::fs::open("/", on_the_way, Mode::empty())?;
+    let mut names = names(path);
+    let last = names.pop_back().unwrap_or_else(|| ".".into());
+    for name in names {
+        directory = openat(&directory, name, on_the_way, Mode::empty())?;
+    }
+    Ok(openat(&directory, last, flags | OFlags::NOFOLLOW, Mode::empty())?)
 }
 
 /// Follows `path` as the kernel does, and looks at each directory and link that it comes by, and at the file, unless it is left out.

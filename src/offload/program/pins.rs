@@ -14,7 +14,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, flock, openat, unlinkat};
+use rustix::io::Errno;
 
 use super::error::OpenError;
 use crate::sys::bpf::{self, Map, Update};
@@ -183,13 +184,26 @@ impl Pins {
         Ok(bpffs::names(&self.reached)?.into_iter().filter(|path| !ours(path)).collect())
     }
 
-    /// Removes everything: the links first, so that no packet meets a program without its maps. Filters must be gone.
+    /// Removes everything: the links first, so that no packet meets a program without its maps. Filters must be gone. Whoever may write in the
+    /// directory above could put a link to any other one in its place, at any time: so it goes by a descriptor, and follows no link.
     pub(super) fn clear(&self) -> io::Result<()> {
-        let mut paths = bpffs::names(&self.reached)?;
-        paths.sort_by_key(|path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(LINK_PREFIX)));
-        paths.iter().try_for_each(|path| match path.is_dir() {
-            true => std::fs::remove_dir(path),
-            false => std::fs::remove_file(path),
+        // The name of a descriptor is a link itself.
+        let links = if self.reached == self.directory { OFlags::NOFOLLOW } else { OFlags::empty() };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | links;
+        let folder = match openat(CWD, &self.reached, flags, Mode::empty()) {
+            Err(Errno::NOENT) => return Ok(()),
+            folder => folder?,
+        };
+        if !bpffs::is_one(&folder)? {
+            return Err(io::Error::other("it is not on a BPF file system"));
+        }
+        let names = Dir::read_from(&folder)?.map(|entry| Ok(entry?.file_name().to_owned()));
+        let mut names: Vec<_> = names.collect::<io::Result<_>>()?;
+        names.retain(|name| ![c".", c".."].contains(&&**name));
+        names.sort_by_key(|name| !name.to_bytes().starts_with(LINK_PREFIX.as_bytes()));
+        names.iter().try_for_each(|name| match unlinkat(&folder, name, AtFlags::empty()) {
+            Err(Errno::ISDIR) => Ok(unlinkat(&folder, name, AtFlags::REMOVEDIR)?),
+            removed => Ok(removed?),
         })
     }
 }

@@ -364,7 +364,7 @@ impl Run {
                     let (selector, reason) = (Selector::EndingHere, EndReason::EvacuationDeadline);
                     tracing::warn!(
                         flows = table.flows_ending_here(),
-                        "the deadline of the evacuation has passed: Baton resets the flows that would end with this host"
+                        "the deadline of the evacuation has passed, or the VIP's new owner forwards no packets: Baton resets the flows that would end with this host"
                     );
                     ports.orders.end(EndOrder { selector, reason, pace, only_idle_for: None });
                 }

@@ -105,7 +105,7 @@ end_reasons! {
     Internal "internal" Baton Rst "A system call failed in a way that Baton does not expect; the log has the error.";
     Moved "moved" Baton Nothing "Another instance owns it from now on; it goes on.";
     EvacuationDeadline "evacuation_deadline" Baton Rst "An operator evacuated its host, and it was still proxied at \
-                                                        the deadline, or came after it.";
+                                                        the deadline, or came after it, or the VIP's new owner cannot forward its packets.";
     BackendHasVip "backend_has_vip" Baton Rst "The VIP is on the host of its backend, which takes no packets from that address.";
     ClientHasVip "client_has_vip" Baton Rst "The VIP left the client's host, which keeps it on lo and takes no packets from that address.";
     Ipsec "ipsec" Baton Rst "An IPsec policy covers one of its legs since it was offloaded.";

@@ -425,13 +425,13 @@ impl VipHolder {
         false
     }
 
-    /// Has the kernel kill this process if it hangs until its addresses go, and a peer can serve its clients. Without such a peer, a process
-    /// that only pauses had better go on.
+    /// Has the kernel kill this process if it hangs until its addresses go, and a peer can serve its clients, be it one that has given them the
+    /// VIP by an evacuation. Without such a peer, a process that only pauses had better go on.
     fn guard(&mut self, vip: &BuiltInVip, look: &VipLook<'_>, now_ns: u64) {
         if !vip.machine.holds() {
             return self.disarm();
         }
-        if vip.machine.has_heir(look) {
+        if vip.machine.has_heir(look) || self.parts.fleet_view.members().iter().any(|it| it.takes_back()) {
             self.heir_seen_ns = now_ns;
         }
         if now_ns.saturating_sub(self.heir_seen_ns) > HEIR_SEEN_NS || vip.renewed_ns == 0 {

@@ -9,7 +9,7 @@
 //!    Here ◀───────────────────────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //! Before `MovingVip` no client notices anything, and until `Resetting` everything can be undone. The caller looks
-//! every few milliseconds, and carries out the orders.
+//! every few milliseconds, and carries out the orders. If the peer that has the VIP forwards no packets, `Emptying` is left out.
 
 #[cfg(test)]
 mod tests;
@@ -19,7 +19,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Farewell, InstanceName, Liveness, MemberView};
+use super::{Farewell, InstanceName, Liveness, MemberView, OffloadBrief};
 use crate::model::humane::duration_ms;
 
 /// What an instance whose host is evacuated says of itself (`InstanceSummary::not_ready`). Peers know it by these words.
@@ -95,7 +95,7 @@ pub enum EvacuateStep {
     MovingVip,
     /// Flows are offloaded, or end by themselves.
     Emptying,
-    /// The deadline has passed.
+    /// The deadline has passed, or no packet of these flows comes here any more.
     Resetting,
     /// The peers acknowledge the last changes.
     Confirming,
@@ -303,6 +303,9 @@ impl Evacuation {
     }
 
     fn moving_vip(&mut self, look: &Situation<'_>) {
+        if look.peers.iter().all(is_gone) {
+            return self.take_back(Some(nobody_lives(look.peers)));
+        }
         let waited_ns = look.now_ns.saturating_sub(self.since_ns);
         let waited_ms = waited_ns / 1_000_000;
         let taken = |vip: &IpAddr| living(look.peers).any(|peer| peer.vips.contains(vip));
@@ -314,9 +317,11 @@ impl Evacuation {
             (waited_ns > self.at_most(TAKE_MAX_NS)).then_some(Failure::NotTaken { vip, waited_ms })
         } else if let Some(vip) = self.routed.iter().find(|vip| !left(vip) && !quiet).copied() {
             (waited_ns > self.at_most(WITHDRAW_MAX_NS)).then_some(Failure::NotWithdrawn { vip, waited_ms })
-        } else {
+        } else if self.is_forwarded(look) {
             self.orders.push_back(EvacuateOrder::Offload);
             return self.go_to(EvacuateStep::Emptying, look.now_ns);
+        } else {
+            return self.reset(look.now_ns);
         };
         if failure.is_some() {
             self.take_back(failure);
@@ -332,14 +337,26 @@ impl Evacuation {
         if look.ending_here == 0 || self.step == EvacuateStep::Resetting && waited_ns > RESET_PATIENCE_NS {
             self.go_to(EvacuateStep::Confirming, look.now_ns);
         } else if self.step == EvacuateStep::Emptying && look.now_ns >= self.deadline_ns() {
-            self.orders.extend([EvacuateOrder::Refuse, EvacuateOrder::Reset]);
-            self.resets = 1;
-            self.go_to(EvacuateStep::Resetting, look.now_ns);
+            self.reset(look.now_ns);
         } else if self.step == EvacuateStep::Resetting && waited_ns >= RESET_AGAIN_NS << (self.resets - 1) {
             // A flow was on its way between a worker and the offload engine, or was accepted at that moment.
             self.orders.push_back(EvacuateOrder::Reset);
             self.resets += 1;
         }
+    }
+
+    /// Whether a peer that has the addresses sends on packets of flows that have stayed here. One that has not said counts as such.
+    fn is_forwarded(&self, look: &Situation<'_>) -> bool {
+        let has_one = |peer: &&MemberView| self.vips().any(|vip| peer.vips.contains(&vip));
+        let forwards =
+            |peer: &MemberView| peer.summary.as_ref().is_none_or(|it| it.summary.offload != OffloadBrief::Off);
+        self.vips().next().is_none() || living(look.peers).filter(has_one).any(forwards)
+    }
+
+    fn reset(&mut self, now_ns: u64) {
+        self.orders.extend([EvacuateOrder::Refuse, EvacuateOrder::Reset]);
+        self.resets = 1;
+        self.go_to(EvacuateStep::Resetting, now_ns);
     }
 
     /// Peers must hold the recently offloaded flows before this host may go.
@@ -370,7 +387,7 @@ impl Evacuation {
         let orphan = self.watched().find(|vip| !living(look.peers).any(|peer| peer.vips.contains(vip)));
         let Some(vip) = orphan else { return self.missing_since_ns = None };
         let since_ns = *self.missing_since_ns.get_or_insert(look.now_ns);
-        if look.now_ns.saturating_sub(since_ns) > MISSING_MAX_NS {
+        if look.peers.iter().all(is_gone) || look.now_ns.saturating_sub(since_ns) > MISSING_MAX_NS {
             self.take_back(Some(Failure::HeirLost(vip)));
         }
     }
@@ -413,19 +430,26 @@ fn heirs<'a>(wish: &Wish, peers: &'a [MemberView]) -> Result<Vec<&'a MemberView>
         None => {
             let alive: Vec<_> = living(peers).collect();
             match alive.is_empty() {
-                true => {
-                    let each = |peer: &MemberView| format!("{} is {}", peer.name, peer.liveness.label());
-                    Err(Failure::NobodyAlive(peers.iter().map(each).collect()))
-                }
+                true => Err(nobody_lives(peers)),
                 false => Ok(alive),
             }
         }
     }
 }
 
+fn nobody_lives(peers: &[MemberView]) -> Failure {
+    let each = |peer: &MemberView| format!("{} is {}", peer.name, peer.liveness.label());
+    Failure::NobodyAlive(peers.iter().map(each).collect())
+}
+
 /// Whether the peer lives: a pause of moments is no death, nor is an upgrade.
 fn lives(peer: &MemberView) -> bool {
     matches!(peer.liveness, Liveness::Alive | Liveness::Silent | Liveness::Left(Farewell::Succeeded))
+}
+
+/// Whether the peer can take no address now.
+fn is_gone(peer: &MemberView) -> bool {
+    matches!(peer.liveness, Liveness::Unheard | Liveness::Dead | Liveness::Left(Farewell::Stopped))
 }
 
 fn living(peers: &[MemberView]) -> impl Iterator<Item = &MemberView> {

@@ -40,8 +40,6 @@ const ABSENCE_NS: u64 = 100_000_000;
 const ASKS_MAX: usize = 4096;
 /// Limit for the addresses of one peer that beats go to.
 const PLACES_MAX: usize = 8;
-/// A peer that is linked gets this many times the deadline to tell all its flows.
-const LINKED_PATIENCE: u64 = 6;
 
 /// This instance.
 #[derive(Clone, Debug)]
@@ -417,16 +415,12 @@ impl Exchange {
         if absence_ns > ABSENCE_NS {
             self.sessions.values_mut().for_each(|session| session.was_not_listened_to(absence_ns));
         }
+        let moves_vip = self.vip.is_some_and(|standing| standing.addresses != 0);
         let names: Vec<_> = self.sessions.keys().cloned().collect();
         for name in names {
             let Some(session) = self.sessions.get_mut(&name) else { continue };
             let liveness = session.liveness_now(now_ns);
-            if let PeerReport::Awaited { since_ns } = session.health_state {
-                let patience = if session.link.is_some() { LINKED_PATIENCE } else { 1 };
-                if now_ns.saturating_sub(since_ns) >= self.own.sync_deadline_ns.saturating_mul(patience) {
-                    session.health_state = PeerReport::Settled;
-                }
-            }
+            session.stop_waiting(self.own.sync_deadline_ns, moves_vip, now_ns);
             if session.is_stale(now_ns) {
                 self.drops.push_back((name.clone(), "this instance has not heard it for a second".to_owned()));
             }

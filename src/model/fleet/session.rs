@@ -35,6 +35,8 @@ pub(super) const SILENT_NS: u64 = 250_000_000;
 pub(super) const DEAD_NS: u64 = 1_000_000_000;
 /// Time for the new process of an upgrade to be heard.
 const SUCCESSION_NS: u64 = 5_000_000_000;
+/// A peer that is linked gets this many times the deadline to tell all its flows.
+const LINKED_PATIENCE: u64 = 6;
 /// Interval at which a beat asks for an echo.
 const ECHO_NS: u64 = 1_000_000_000;
 
@@ -224,6 +226,22 @@ impl Session {
     /// Whether its link was silent for so long that a new one is needed.
     pub(super) fn is_stale(&self, now_ns: u64) -> bool {
         self.link.is_some() && self.vitals.heard_ns.is_some_and(|heard| now_ns.saturating_sub(heard) >= DEAD_NS)
+    }
+
+    /// Readiness no longer waits for the peer once it has had its time. `moves_vip`: Baton moves the VIP.
+    pub(super) fn stop_waiting(&mut self, sync_deadline_ns: u64, moves_vip: bool, now_ns: u64) {
+        let PeerReport::Awaited { since_ns } = self.health_state else { return };
+        let is_absent =
+            matches!(self.vitals.liveness, Liveness::Unheard | Liveness::Dead | Liveness::Left(Farewell::Stopped));
+        let patience_ns = match self.link.is_some() {
+            true => sync_deadline_ns.saturating_mul(LINKED_PATIENCE),
+            // A host that has the VIP answers for it, whether it is heard here or not. If none does, nobody would have the VIP meanwhile.
+            false if moves_vip && is_absent => DEAD_NS.min(sync_deadline_ns),
+            false => sync_deadline_ns,
+        };
+        if now_ns.saturating_sub(since_ns) >= patience_ns {
+            self.health_state = PeerReport::Settled;
+        }
     }
 
     /// The secret of its beats, once it has sent it.

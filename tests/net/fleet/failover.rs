@@ -15,6 +15,7 @@ mod proofs;
 mod records;
 mod reload;
 mod room;
+mod second;
 mod upgraded;
 mod what_if;
 mod wildcard;

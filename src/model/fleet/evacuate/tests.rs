@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::model::fleet::{Epoch, LastHeard};
+use crate::model::fleet::{Epoch, InstanceSummary, LastHeard, PeerSummary};
 
 const MS: u64 = 1_000_000;
 const VIP: &str = "10.0.0.100";
@@ -260,10 +260,44 @@ fn an_address_that_nobody_has_any_more_comes_back() {
             scene.ending_here = 0;
             assert_eq!(scene.pass(500).1, EvacuateStep::Away);
         }
+        // Another one lives, and may take it.
+        scene.peers.push(peer("c"));
         scene.peers[0].liveness = Liveness::Dead;
         assert_eq!(scene.pass(1900).0, []);
         assert_eq!(scene.pass(300), (vec![EvacuateOrder::TakeBack], EvacuateStep::Here));
         assert_eq!(scene.failure(), Some(Failure::HeirLost(ip(VIP))));
+    }
+}
+
+/// Regression: the VIP came back three seconds after the death of the last instance that could have had it.
+#[test]
+fn an_address_comes_back_at_once_when_the_last_instance_that_could_have_it_is_dead() {
+    for step in [EvacuateStep::MovingVip, EvacuateStep::Emptying, EvacuateStep::Away] {
+        let mut scene = if step == EvacuateStep::MovingVip { Scene::moving_vip() } else { Scene::emptying() };
+        if step == EvacuateStep::Away {
+            scene.ending_here = 0;
+            scene.pass(500);
+        }
+        scene.peers[0].liveness = Liveness::Silent;
+        assert_eq!(scene.pass(700), (vec![], step), "it may only be slow");
+        scene.peers[0].liveness = Liveness::Dead;
+        assert_eq!(scene.pass(20), (vec![EvacuateOrder::TakeBack], EvacuateStep::Here), "{step:?}");
+    }
+}
+
+/// Regression: clients that only read waited for a keepalive, since nothing forwarded their packets.
+#[test]
+fn flows_that_nobody_forwards_are_reset_as_soon_as_the_address_has_moved() {
+    for (offload, expected) in [
+        (OffloadBrief::Off, vec![EvacuateOrder::Refuse, EvacuateOrder::Reset]),
+        (OffloadBrief::On, vec![EvacuateOrder::Offload]),
+        (OffloadBrief::Stopped, vec![EvacuateOrder::Offload]),
+    ] {
+        let mut scene = Scene::moving_vip();
+        let summary = Arc::new(InstanceSummary { offload, ..InstanceSummary::default() });
+        scene.peers[0].summary = Some(PeerSummary { age_ms: 1, is_present: true, summary });
+        scene.moves();
+        assert_eq!(scene.pass(10).0, expected, "{offload:?}");
     }
 }
 

@@ -336,6 +336,37 @@ fn readiness_waits_for_peers_that_can_be_reached_and_gives_up_others() {
     assert!(fleet.instances[0].is_ready());
 }
 
+/// Regression: a VIP's owner died before an instance that had just begun had heard it, and nobody had the VIP for ten seconds.
+#[test]
+fn who_moves_the_vip_itself_waits_a_second_for_a_peer_that_nobody_hears() {
+    let standing = VipStanding { addresses: 7, ..VipStanding::default() };
+    for moves_vip in [false, true] {
+        let mut fleet = Fleet::of(&["a", "b"]);
+        if moves_vip {
+            fleet.instances[0].set_vip(standing, fleet.now_ns);
+        }
+        fleet.pass(900);
+        assert!(!fleet.instances[0].is_ready(), "its link may be on its way");
+        fleet.pass(200);
+        assert_eq!(fleet.instances[0].is_ready(), moves_vip);
+    }
+    // One that has a link tells its flows.
+    let mut fleet = Fleet::of(&["a", "b"]);
+    fleet.instances[0].set_vip(standing, fleet.now_ns);
+    fleet.link(0, 1);
+    for _ in 0..30 {
+        fleet.pass(100);
+        assert!(!fleet.instances[0].is_ready());
+        fleet.instances[0].handle_message(&name("b"), Message::Beat { number: 1, echo: false }, fleet.now_ns);
+    }
+    // It dies meanwhile.
+    fleet.instances[0].handle_loss(&name("b"), "reset", fleet.now_ns);
+    fleet.pass(900);
+    assert!(!fleet.instances[0].is_ready(), "it may come back");
+    fleet.pass(200);
+    assert!(fleet.instances[0].is_ready());
+}
+
 #[test]
 fn an_instance_stays_ready_when_a_reload_adds_a_member_that_is_not_there_yet() {
     let mut fleet = Fleet::linked(&["a", "b"]);

@@ -31,7 +31,9 @@ impl Fleet {
         let (had, _) =
             eventually_some(LONG, "one has the VIP", || self.all.iter().position(|it| it.host.has_address(VIP)));
         self.all[..=had].rotate_right(1);
-        self.pinned[..=had].rotate_right(1);
+        if !self.pinned.is_empty() {
+            self.pinned[..=had].rotate_right(1);
+        }
         self.wait_served();
         self
     }

@@ -66,7 +66,7 @@ fn idle_clients(fleet: &Fleet) -> (Vec<Conn>, Vec<Conn>) {
 }
 
 /// Their flows cannot be offloaded.
-fn clients_that_stay(fleet: &Fleet, count: u64) -> Vec<Conn> {
+pub fn clients_that_stay(fleet: &Fleet, count: u64) -> Vec<Conn> {
     fleet.scene.lab.client.sysctl("net/ipv4/tcp_timestamps", "0");
     let conns = fleet.clients(count);
     fleet.scene.lab.client.sysctl("net/ipv4/tcp_timestamps", "1");

@@ -53,8 +53,10 @@ pub(crate) struct NodeFlows {
 pub(crate) struct NodeFlowsHere {
     pub connections: u32,
     pub oldest_ns: u64,
-    /// The connection with the last byte from the node.
+    /// The one of them with the last byte from the node.
     pub latest: NodeConnection,
+    /// When the node sent its last byte, be it by a connection that has ended since.
+    last_byte_ns: u64,
 }
 
 /// What is known of a node.
@@ -193,9 +195,11 @@ impl NodeTimers {
 
 impl NodeFlows {
     pub(crate) fn add(&mut self, connection: NodeConnection) {
-        let first = NodeFlowsHere { connections: 0, oldest_ns: connection.accepted_at_ns, latest: connection };
-        let here = self.here.get_or_insert(first);
+        let NodeConnection { accepted_at_ns: oldest_ns, last_byte_ns, .. } = connection;
+        let here =
+            self.here.get_or_insert(NodeFlowsHere { connections: 0, oldest_ns, latest: connection, last_byte_ns });
         here.connections += 1;
+        here.last_byte_ns = here.last_byte_ns.max(last_byte_ns);
         here.oldest_ns = here.oldest_ns.min(connection.accepted_at_ns);
         if connection.last_byte_ns > here.latest.last_byte_ns {
             here.latest = connection;
@@ -208,7 +212,14 @@ impl NodeFlows {
 
     /// When the node sent its last byte. `None`: it may have sent another one to another instance.
     pub(crate) fn last_byte_ns(&self) -> Option<u64> {
-        self.here.filter(|_| self.at_peers.is_empty()).map(|here| here.latest.last_byte_ns)
+        self.here.filter(|_| self.at_peers.is_empty()).map(|here| here.last_byte_ns)
+    }
+
+    /// The node has not been silent since a byte of `before`, though its connection has ended: another one, which is quiet, is left.
+    fn go_on_from(&mut self, before: &Self) {
+        if let (Some(here), Some(before)) = (&mut self.here, before.here) {
+            here.last_byte_ns = here.last_byte_ns.max(before.last_byte_ns);
+        }
     }
 }
 
@@ -284,7 +295,7 @@ impl NodeWatch {
 }
 
 impl NodeMemory {
-    fn take(&mut self, now_ns: u64, timers: &NodeTimers, sight: NodeSight, flows: NodeFlows) {
+    fn take(&mut self, now_ns: u64, timers: &NodeTimers, sight: NodeSight, mut flows: NodeFlows) {
         let sees_all = sight == NodeSight::All;
         if flows.is_connected() {
             let was_mute = matches!(self.silence(now_ns, timers), Some(NodeSilence { kind: SilenceKind::NoByte, .. }));
@@ -294,6 +305,9 @@ impl NodeMemory {
                     self.state = NodeState::Unknown { since_ns: now_ns, before: None };
                 }
                 return;
+            }
+            if let NodeState::Connected(before) = &self.state {
+                flows.go_on_from(before);
             }
             self.state = NodeState::Connected(flows);
             self.keep_rhythm(now_ns, timers, was_mute);

@@ -271,6 +271,7 @@ impl<'r> Story<'r> {
             What::Started { .. } => {
                 if let Some((died, away_ms)) = self.death_before(at) {
                     sentences.push(died);
+                    sentences.extend(self.went_on(at));
                     sentences.extend(self.stuck_before(at));
                     sentences.extend(vips::killed_as_holder(self, at));
                     if let Some(without) = vips::had_no_vip(self, at) {
@@ -491,7 +492,10 @@ impl<'r> Story<'r> {
             moment(end.at_unix_ms)
         );
         sentences.insert(0, ended);
-        sentences.truncate(SENTENCES_MAX);
+        // The last one says whether it is over.
+        if sentences.len() > SENTENCES_MAX {
+            sentences.drain(SENTENCES_MAX - 1..sentences.len() - 1);
+        }
         Some((sentences, figures))
     }
 

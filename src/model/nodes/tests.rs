@@ -73,6 +73,30 @@ fn a_node_whose_connection_ended_is_silent_after_a_renewal_and_back_with_the_nex
     assert_eq!((back.len(), scene.silent_s(), scene.budget_s()), (1, None, Some(40)));
 }
 
+/// Regression: a node with one more connection, which was idle, was told as silent since that one's last byte, minutes ago, as soon as its
+/// kubelet's connection ended; kubelets that had come back at once were, too.
+#[test]
+fn a_node_is_silent_since_its_last_byte_though_the_connection_of_that_byte_has_ended() {
+    let idle = |_| speaks_at(900 * S);
+    let both = |now_ns| {
+        let mut flows = beats(10)(now_ns);
+        flows.add(idle(now_ns).here.unwrap().latest);
+        flows
+    };
+    let mut scene = Scene::new();
+    assert_eq!(scene.pass(80, both), NodeNews::default());
+    assert_eq!(scene.pass(19, idle), NodeNews::default(), "two renewals have not passed");
+    assert_eq!(scene.budget_s(), Some(21));
+    let told = scene.pass(2, idle).silent;
+    assert_eq!((told.len(), scene.silent_s()), (1, Some(21)));
+    assert_eq!(told[0].1.kind, SilenceKind::NoByte);
+    // A kubelet that starts again.
+    let mut scene = Scene::new();
+    scene.pass(80, both);
+    assert_eq!(scene.pass(3, idle), NodeNews::default());
+    assert_eq!(scene.pass(60, both), NodeNews::default());
+}
+
 #[test]
 fn a_node_that_never_had_a_connection_is_not_silent() {
     let mut scene = Scene::new();
@@ -107,12 +131,12 @@ fn the_end_of_a_connection_does_not_end_the_silence_on_it() {
 fn a_client_without_a_kubelets_rhythm_is_not_silent_while_its_connection_stands() {
     let mut scene = Scene::new();
     assert_eq!(scene.pass(600, beats(30)), NodeNews::default(), "pings of an idle HTTP/2 connection");
-    scene.pass(40, beats(10));
-    assert_eq!(scene.pass(60, |_| speaks_at(1500 * S)), NodeNews::default(), "a rhythm of less than a minute");
+    scene.pass(25, beats(10));
+    assert_eq!(scene.pass(60, |_| speaks_at(1620 * S)), NodeNews::default(), "a rhythm of less than a minute");
     // One that was busy for a while, and then had nothing to say, raises one alarm at most.
     let mut scene = Scene::new();
     scene.pass(90, beats(1));
-    assert_eq!(scene.pass(300, beats(30)).silent.len(), 1);
+    assert_eq!(scene.pass(300, beats(40)).silent.len(), 1);
 }
 
 #[test]

@@ -54,6 +54,8 @@ pub(super) fn beside(story: &Story<'_>, told: usize) -> Vec<String> {
         let standing = standing(story, at);
         let is_near = other.at_unix_ms.abs_diff(event.at_unix_ms) <= NEAR_MS;
         let goes_on = standing == Standing::Still && at >= since;
+        // The end of what a process before this one saw is not known.
+        let standing = if standing == Standing::Still && !goes_on { Standing::Moment } else { standing };
         if (is_near || goes_on) && matter(other).is_some_and(|it| seen.insert(it)) {
             found.push((goes_on, at, standing));
         }

@@ -98,17 +98,21 @@ impl Story<'_> {
         }
     }
 
+    /// Whether the process that starts at `at` follows another one that lives.
+    pub(super) fn is_of_upgrade(&self, at: usize) -> bool {
+        let is_next = |what: &What| matches!(what, What::Started { .. } | What::UpgradeBegun { .. });
+        let mut its = self.events[at + 1..].iter().map(|(event, _)| &event.what).take_while(|what| !is_next(what));
+        its.any(|what| {
+            matches!(what, What::UpgradeFinished { .. } | What::UpgradeImported { .. } | What::UpgradeFailed { .. })
+        })
+    }
+
     /// How the process before the one that starts at `at` ended, if it did not stop and was not upgraded, with the time for which no process
     /// may have served.
     pub(super) fn death_before(&self, at: usize) -> Option<(String, u64)> {
         let (event, owner) = self.events[at];
         let What::Started { .. } = event.what else { return None };
-        let is_start = |what: &What| matches!(what, What::Started { .. });
-        let upgraded = self.events[at + 1..].iter().map(|(event, _)| &event.what);
-        let mut upgraded = upgraded.take_while(|what| !is_start(what) && !matches!(what, What::UpgradeBegun { .. }));
-        if upgraded.any(|what| {
-            matches!(what, What::UpgradeFinished { .. } | What::UpgradeImported { .. } | What::UpgradeFailed { .. })
-        }) {
+        if self.is_of_upgrade(at) {
             return None;
         }
         let last = self.recording.died_before(&self.recording.owners[owner], event.at_unix_ms)?;
@@ -121,11 +125,29 @@ impl Story<'_> {
         Some((said, event.at_unix_ms.saturating_sub(last.at_unix_ms)))
     }
 
-    /// When the process before the one that starts at `at` died, if it had flows then; ms since 1970.
+    /// When the process before the one that starts at `at` died, if it had flows then that ended with it; ms since 1970.
     pub(super) fn died_with_flows_ms(&self, at: usize) -> Option<u64> {
         let (_, away_ms) = self.death_before(at)?;
         let died_ms = self.events[at].0.at_unix_ms.saturating_sub(away_ms);
-        self.sample_before(died_ms).filter(|sample| sample.flows() > 0).map(|_| died_ms)
+        let had = u64::from(self.sample_before(died_ms)?.flows());
+        // The sample is up to a second older, and some have ended in order since.
+        let went_on = self.recovered(at).unwrap_or(0);
+        (went_on < had - had / 10).then_some(died_ms)
+    }
+
+    /// The number of offloaded flows that the process that starts at `at` has taken up. `None`: that was not recorded.
+    fn recovered(&self, at: usize) -> Option<u64> {
+        let its = self.events[at + 1..].iter().map(|(event, _)| &event.what);
+        its.take_while(|what| !matches!(what, What::Started { .. })).find_map(|what| match what {
+            What::OffloadRecovered { flows, .. } => Some(*flows),
+            _ => None,
+        })
+    }
+
+    /// What of an earlier process's flows went on: a sentence.
+    pub(super) fn went_on(&self, at: usize) -> Option<String> {
+        let flows = self.recovered(at).filter(|flows| *flows > 0)?;
+        Some(format!("{} that were offloaded went on meanwhile, and Baton has them again.", plural(flows, "flow")))
     }
 
     /// That workers of the process before the one that starts at `at` were stuck, and did not go on: a sentence.

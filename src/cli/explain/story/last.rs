@@ -13,8 +13,8 @@ use crate::table::journal::{Event, What};
 pub(super) fn last(story: &Story<'_>) -> Option<Explained> {
     let told = headline(story).or_else(|| unfelt_still(story));
     let told = match (told, stops::last_stop(story)) {
-        // What was long before the stop is over, or its next process tells of it anew.
-        (Some(fault), Some(stop)) if is_long_before(story, fault, stop) => stop,
+        // What was long before the stop is over, or its next process tells of it anew. Without one, nobody is served.
+        (Some(fault), Some(stop)) if is_long_before(story, fault, stop) || is_the_end(story, fault, stop) => stop,
         (told, stop) => told.or(stop)?,
     };
     let stop = stops::stop_of(story, told);
@@ -25,14 +25,30 @@ pub(super) fn last(story: &Story<'_>) -> Option<Explained> {
     Some((sentences, figures))
 }
 
+/// Whether the record ends with the stop, and what goes wrong afterwards is no fault of another one.
+fn is_the_end(story: &Story<'_>, fault: usize, stop: usize) -> bool {
+    fault < stop && last_start(story).is_none_or(|start| start < stop)
+}
+
 fn is_long_before(story: &Story<'_>, fault: usize, stop: usize) -> bool {
     let [fault_ms, stop_ms] = [fault, stop].map(|at| story.events[at].0.at_unix_ms);
     fault_ms + LATELY_MS < stop_ms
 }
 
-/// Where the events of the last process begin. `None`: that was not recorded.
+/// Where the events of the last process begin, or of the first of those that followed each other by upgrades: the next one knows what its
+/// predecessor has told, and does not tell it anew. `None`: that was not recorded.
 pub(super) fn last_start(story: &Story<'_>) -> Option<usize> {
-    story.events.iter().rposition(|(event, _)| matches!(event.what, What::Started { .. }))
+    let starts =
+        story.events.iter().enumerate().rev().filter(|(_, (event, _))| matches!(event.what, What::Started { .. }));
+    let mut all = starts.map(|(at, _)| at).peekable();
+    let mut first = *all.peek()?;
+    for at in all {
+        first = at;
+        if !story.is_of_upgrade(at) {
+            break;
+        }
+    }
+    Some(first)
 }
 
 /// When the last process began; ms since 1970, 0 if that was not recorded.

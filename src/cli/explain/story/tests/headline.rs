@@ -137,3 +137,28 @@ fn a_kill_of_all_flows_and_a_clean_stop_are_told_before_an_older_fault() {
     let said = head([hang(0), stopped].concat());
     assert!(said.contains("Baton stops: 30 flows"), "{said}");
 }
+
+/// Regression: a crash that no flow felt, since all were offloaded and went on, was told before a backend that had been down since, and its
+/// flows reset.
+#[test]
+fn a_crash_whose_flows_went_on_is_told_after_a_later_loss_that_goes_on() {
+    let took_up = |flows| What::OffloadRecovered { flows, reset: 0 };
+    let of_crash = |recovered| vec![(57_000, start()), (60_000, start()), (60_010, took_up(recovered))];
+    let hangs = hang(85_000)[..2].to_vec();
+    let said = head([of_crash(90), hangs.clone()].concat());
+    assert!(said.contains("cp2: ready → ejected"), "{said}");
+    let said = head([of_crash(40), hangs].concat());
+    assert!(said.contains("Baton 1 starts"), "fifty were reset: {said}");
+    let (said, _) = last(&recording(of_crash(90)));
+    assert!(said[2].starts_with("90 flows that were offloaded went on meanwhile"), "{said:?}");
+}
+
+/// Regression: after a stop that cut nothing off an older fault was told, though Baton did not run any more.
+#[test]
+fn a_stop_after_which_nothing_runs_is_told_before_an_older_fault() {
+    let stop = || What::Stopping { flows: 0, timeout_ms: 10_000 };
+    let said = head([hang(0), vec![(75_000, stop())]].concat());
+    assert!(said.contains("Baton stops"), "{said}");
+    let said = head([hang(0), vec![(75_000, stop()), (76_000, start())]].concat());
+    assert!(said.contains("cp2: ready → ejected"), "it runs again: {said}");
+}

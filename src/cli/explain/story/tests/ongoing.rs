@@ -45,6 +45,45 @@ fn a_fault_that_goes_on_and_costs_nodes_is_told_before_newer_ones_that_are_over_
     assert!(first(&restarted)[0].contains("cp2: ready → draining"), "{:?}", first(&restarted));
 }
 
+/// Regression: an upgrade, whose next process tells nothing anew, was taken for the end of a silence.
+#[test]
+fn a_silence_goes_on_across_an_upgrade() {
+    let start = |at_ms| (at_ms, What::Started { version: "1".to_owned() });
+    let upgraded = What::UpgradeFinished {
+        from_version: "1".to_owned(),
+        from_pid: 1,
+        flows: 2,
+        not_moved: 0,
+        held_bytes: 0,
+        longest_pause_us: 1,
+        took_us: 1,
+    };
+    let mut events = vec![
+        start(0),
+        (10_000, silent(&["worker-5"], SilenceKind::NoConnection, 38_000)),
+        (20_000, What::UpgradeBegun { binary: "/usr/bin/baton".into(), config: String::new() }),
+        start(20_100),
+        (20_200, upgraded),
+        (30_000, slow(HealthState::Ready, HealthState::Draining)),
+    ];
+    let (said, _) = last(&recording(events.clone()));
+    assert!(said[0].contains("worker-5") && said.last().unwrap().starts_with("This is still going on"), "{said:?}");
+    // Another start tells it anew.
+    events.insert(5, start(25_000));
+    let (said, _) = last(&recording(events));
+    assert!(!said.last().unwrap().starts_with("This is still going on"), "{said:?}");
+}
+
+/// Regression: "still so" was said of a refused file, although the process had been started anew since, by a good one.
+#[test]
+fn what_an_earlier_process_saw_is_not_still_so() {
+    let start = |at_ms| (at_ms, What::Started { version: "1".to_owned() });
+    let refused = What::ReloadRefused { errors: vec!["line 3".to_owned()] };
+    let (said, others) = last(&recording(vec![start(0), (10_000, refused), start(30_000)]));
+    assert!(said[0].contains("Baton 1 starts"), "{said:?}");
+    assert!(others.len() == 1 && !others[0].contains("still so"), "{others:?}");
+}
+
 #[test]
 fn new_connections_that_are_still_refused_are_told_before_a_newer_fault() {
     use HealthState::{Draining, Ready};

@@ -382,10 +382,12 @@ pub enum What {
         why: Strangeness,
     },
     /// Flows of a live instance whose packets come here: their backend is on this host, and so is the source address of
-    /// their backend leg. They are reset.
+    /// their backend leg; or no program forwards them to that instance. They are reset.
     FlowsStuck {
         instance: InstanceName,
         flows: usize,
+        #[serde(default)]
+        unforwarded: bool,
     },
     /// This instance has claimed flows of the peer, because their packets come here.
     FlowsClaimed {

@@ -431,7 +431,7 @@ impl VipHolder {
         if !vip.machine.holds() {
             return self.disarm();
         }
-        if vip.machine.has_heir(look) || self.parts.fleet_view.members().iter().any(|it| it.takes_back()) {
+        if vip.machine.has_heir(look) {
             self.heir_seen_ns = now_ns;
         }
         if now_ns.saturating_sub(self.heir_seen_ns) > HEIR_SEEN_NS || vip.renewed_ns == 0 {

@@ -400,7 +400,7 @@ impl FailoverControl {
                 local: ends.local.socket_addr(),
                 why,
             },
-            Note::Stuck { from, flows } => What::FlowsStuck { instance: from, flows },
+            Note::Stuck { from, flows, unforwarded } => What::FlowsStuck { instance: from, flows, unforwarded },
             Note::Told { from, answered, silent } => What::ClientsTold { instance: from, answered, silent },
             Note::Claimed { from, flows } => {
                 census.inherited.add(flows as u64);

@@ -5,7 +5,6 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use super::evacuate::VIP_GIVEN;
 use super::{
     Abandoned, Epoch, FleetId, FlowRecord, InstanceName, Liveness, Passage, PeerSummary, PortRange, SavedPeerFlow,
     SavedTraits,
@@ -206,12 +205,6 @@ impl MemberView {
     /// Whether this instance hears it, and not only since the first moments, in which its flows are still on their way.
     pub(crate) fn is_heard(&self) -> bool {
         self.liveness == Liveness::Alive && self.synced || self.liveness == Liveness::Unlinked
-    }
-
-    /// Whether nothing but an evacuation keeps its host from serving: it takes the VIP back if nobody else has it.
-    pub(crate) fn takes_back(&self) -> bool {
-        let is_evacuated = |it: &PeerSummary| matches!(&*it.summary.not_ready, [why] if why == VIP_GIVEN);
-        self.liveness == Liveness::Alive && self.summary.as_ref().is_some_and(is_evacuated)
     }
 }
 

@@ -124,10 +124,11 @@ pub(crate) enum Note {
         why: Strangeness,
     },
     /// So many flows of a live owner are reset: their backend is on this host, and so is the address of their backend
-    /// leg.
+    /// leg; or, if `unforwarded`, their VIP is here, and no program forwards their packets.
     Stuck {
         from: InstanceName,
         flows: usize,
+        unforwarded: bool,
     },
     /// The owner is dead: so many of its flows go on here, so many are reset.
     FailedOver {
@@ -232,7 +233,7 @@ impl Failover {
             Remote::Liveness { owner, liveness } => self.liveness(now_ns, &owner, liveness),
             Remote::Claimed { by, flows } => self.claimed_by(now_ns, &by, flows),
             Remote::Ports { owner, ports } => self.members.tell_ports(&owner, ports, &mut self.agenda),
-            Remote::Addresses { owner, vips } => self.peer_addresses(&owner, vips),
+            Remote::Addresses { owner, vips } => self.peer_addresses(now_ns, &owner, vips),
             Remote::Kept { owner, vips } => self.members.peer_mut(&owner).into_iter().for_each(|it| it.keep(&vips)),
             Remote::RestoredPeer { owner, known } => saved::restore_peer(self, &owner, *known),
             Remote::RestoredFlows { owner, flows } => saved::restore_flows(self, now_ns, &owner, flows),
@@ -334,6 +335,10 @@ impl Failover {
                     if self.port_ranges.left_for_good(now_ns, ip) {
                         self.port_ranges.show(members, agenda);
                     }
+                }
+                Timer::Unforwarded(owner) => {
+                    members.peer_mut(&owner).into_iter().for_each(|it| it.lose_address());
+                    self.end_stuck(&owner);
                 }
                 Timer::Untold(id) => self.untold.over(id),
                 Timer::Late(owner) => {

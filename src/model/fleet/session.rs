@@ -33,6 +33,8 @@ pub(super) const BEAT_NS: u64 = 50_000_000;
 /// A peer that was not heard for so long is silent.
 pub(super) const SILENT_NS: u64 = 250_000_000;
 pub(super) const DEAD_NS: u64 = 1_000_000_000;
+/// Time for a link whose peer did not run for a while: what its kernel has comes just after the first beat.
+const BACK_NS: u64 = 100_000_000;
 /// Time for the new process of an upgrade to be heard.
 const SUCCESSION_NS: u64 = 5_000_000_000;
 /// A peer that is linked gets this many times the deadline to tell all its flows.
@@ -53,6 +55,8 @@ pub(super) struct Session {
     pub address: SocketAddr,
     pub link: Option<Link>,
     pub vitals: PeerVitals,
+    /// When a beat came beside the link after nothing had come by either for [`SILENT_NS`].
+    back_ns: Option<u64>,
     /// Its flows; an offloaded one with the host of its backend.
     flows: HashMap<FleetId, Option<IpAddr>>,
     offloaded: usize,
@@ -151,6 +155,7 @@ impl Session {
             address,
             link: None,
             vitals: PeerVitals::default(),
+            back_ns: None,
             flows: HashMap::new(),
             offloaded_to: HashMap::new(),
             offloaded: 0,
@@ -223,9 +228,12 @@ impl Session {
         self.set_liveness(liveness)
     }
 
-    /// Whether its link was silent for so long that a new one is needed.
+    /// Whether its link was silent for so long that a new one is needed: for a second, or for a moment since beats have come again after a
+    /// silence. The network was away, and TCP, which doubles its pauses meanwhile, may repeat nothing for as long again.
     pub(super) fn is_stale(&self, now_ns: u64) -> bool {
-        self.link.is_some() && self.vitals.heard_ns.is_some_and(|heard| now_ns.saturating_sub(heard) >= DEAD_NS)
+        let is_silent_since = |at_ns: u64| self.vitals.heard_ns.is_some_and(|heard_ns| heard_ns <= at_ns);
+        let is_back = self.back_ns.filter(|at_ns| now_ns.saturating_sub(*at_ns) >= BACK_NS);
+        self.link.is_some() && (is_silent_since(now_ns.saturating_sub(DEAD_NS)) || is_back.is_some_and(is_silent_since))
     }
 
     /// Readiness no longer waits for the peer once it has had its time. `moves_vip`: Baton moves the VIP.
@@ -253,6 +261,9 @@ impl Session {
     pub(super) fn beat(&mut self, number: u64, now_ns: u64) -> bool {
         if number <= self.vitals.beat_number {
             return false;
+        }
+        if self.heard_at_ns().is_some_and(|at_ns| now_ns.saturating_sub(at_ns) >= SILENT_NS) {
+            self.back_ns = Some(now_ns);
         }
         (self.vitals.beat_number, self.vitals.beat_ns) = (number, Some(now_ns));
         self.witness(now_ns);

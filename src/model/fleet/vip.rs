@@ -537,7 +537,7 @@ impl VipMachine {
         };
         let holder = peers.iter().find(|peer| self.holds_too(peer));
         let heir = match &look.bar {
-            Some(VipBar::Evacuated { to }) => to.as_ref().map(InstanceName::tag),
+            Some(VipBar::Evacuated { to }) => Some(to.as_ref().unwrap_or(&self.settings.me).tag()),
             _ => None,
         };
         VipStanding {

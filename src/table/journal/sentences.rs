@@ -420,13 +420,15 @@ impl What {
                     "{instance} tells of flows that {such}, like that of {client} to {vip}, from {local} on: Baton does not take them"
                 )
             }
-            Self::FlowsStuck { instance, flows } => {
+            Self::FlowsStuck { instance, flows, unforwarded } => {
                 let number = plural(*flows as u64, "flow");
-                say!(
-                    Notice,
-                    { %instance, flows },
-                    "Baton resets {number} of {instance} to a backend on this host: their source address is on this host now"
-                )
+                let why = match unforwarded {
+                    true => {
+                        ": their VIP is on this host now, and without a BPF program nothing here forwards their packets"
+                    }
+                    false => " to a backend on this host: their source address is on this host now",
+                };
+                say!(Notice, { %instance, flows }, "Baton resets {number} of {instance}{why}")
             }
             Self::FlowsClaimed { instance, flows } => {
                 let number = plural(*flows as u64, "flow");

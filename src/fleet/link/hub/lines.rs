@@ -15,10 +15,14 @@ use crate::essential::Tasks;
 use crate::fleet::link::connection::{Input, Site};
 use crate::fleet::link::secure::LinkError;
 use crate::model::fleet::NOT_LISTENING;
+use crate::sys::clock::now_ns;
 use crate::sys::socket::listen_alone;
 
 /// Pause between two tries to connect: short, for a peer that restarts; longer when only an operator can fix the cause.
 const AGAIN: Duration = Duration::from_millis(250);
+/// After a link that has lasted for [`LASTED_NS`]: until there is another one, neither instance hears of the other's new flows.
+const AFTER_LINK: Duration = Duration::from_millis(20);
+const LASTED_NS: u64 = 1_000_000_000;
 const AGAIN_FIXED: Duration = Duration::from_secs(2);
 /// Pause between two tries to listen.
 const LISTEN_AGAIN: Duration = Duration::from_millis(250);
@@ -66,8 +70,10 @@ async fn connect(site: Site, own: SocketAddr, peer: config::Peer) {
     loop {
         // A task of its own, so that a reload that ends this task does not end an admitted link.
         let (link, name) = (site.clone(), peer.name.clone());
+        let began_ns = now_ns();
         let made = tokio::spawn(async move { link.make(own, &name, peer.address).await }).await;
         let pause = match made {
+            Ok(Ok(())) if now_ns().saturating_sub(began_ns) >= LASTED_NS => AFTER_LINK,
             Ok(Ok(())) => AGAIN,
             Ok(Err(error)) => {
                 let pause = if is_lasting(&error) { AGAIN_FIXED } else { AGAIN };

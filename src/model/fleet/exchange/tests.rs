@@ -4,9 +4,9 @@ mod saved;
 mod summaries;
 
 use super::*;
-use crate::model::fleet::BeatTo;
 use crate::model::fleet::testing::{passage, record};
 use crate::model::fleet::{Abandoned, Change, FlowRecord, Keeping, port_range};
+use crate::model::fleet::{Beat, BeatTo};
 use crate::model::ids::FlowId;
 
 const MS: u64 = 1_000_000;
@@ -334,6 +334,27 @@ fn readiness_waits_for_peers_that_can_be_reached_and_gives_up_others() {
     assert!(!fleet.instances[0].is_ready());
     fleet.talk();
     assert!(fleet.instances[0].is_ready());
+}
+
+/// Regression: after an outage the link stayed silent until TCP repeated something, or for a second, and neither instance heard of the other's
+/// new flows: when one died just then, its clients that only read waited.
+#[test]
+fn a_link_that_stays_silent_when_beats_come_again_is_made_anew() {
+    let beat = |number| Beat { number, heard: Vec::new(), vip: None };
+    for (silent_ms, tcp_goes_on, is_dropped) in [(400, false, true), (400, true, false), (200, false, false)] {
+        let mut fleet = Fleet::linked(&["a", "b"]);
+        fleet.instances[0].handle_beat(&name("b"), beat(1), fleet.now_ns);
+        fleet.pass(silent_ms);
+        fleet.instances[0].handle_beat(&name("b"), beat(2), fleet.now_ns);
+        fleet.pass(50);
+        assert!(fleet.instances[0].poll_drop().is_none(), "what the kernel has is on its way");
+        if tcp_goes_on {
+            fleet.instances[0].handle_message(&name("b"), Message::Beat { number: 9, echo: false }, fleet.now_ns);
+        }
+        fleet.instances[0].handle_beat(&name("b"), beat(3), fleet.now_ns);
+        fleet.pass(60);
+        assert_eq!(fleet.instances[0].poll_drop().is_some(), is_dropped, "{silent_ms} ms, {tcp_goes_on}");
+    }
 }
 
 /// Regression: a VIP's owner died before an instance that had just begun had heard it, and nobody had the VIP for ten seconds.

@@ -51,6 +51,7 @@ impl Failover {
         self.tell_of_end(owner, here);
         self.untold.wait(now_ns, owner, away, &mut self.agenda);
         self.end_stuck(owner);
+        self.members.watch_unforwarded(now_ns, owner, &mut self.agenda);
         self.settle();
     }
 
@@ -91,7 +92,7 @@ impl Failover {
         }
     }
 
-    pub(super) fn peer_addresses(&mut self, owner: &InstanceName, addresses: Vec<IpAddr>) {
+    pub(super) fn peer_addresses(&mut self, now_ns: u64, owner: &InstanceName, addresses: Vec<IpAddr>) {
         let Some(peer) = self.members.peer_mut(owner) else { return };
         let before = peer.move_addresses(addresses.clone());
         // Both hosts had the address: neighbours may still send to the other.
@@ -101,6 +102,7 @@ impl Failover {
         self.see_members();
         if before != addresses {
             self.flows.forward_again(owner, KnownState::Noted, &self.members, &mut self.agenda);
+            self.members.watch_unforwarded(now_ns, owner, &mut self.agenda);
         }
     }
 
@@ -117,7 +119,10 @@ impl Failover {
         let silent = self.members.vips_came(now_ns);
         dead.into_iter().for_each(|owner| self.fail_over_at(&owner, came));
         silent.into_iter().for_each(|owner| self.fail_over(&owner));
-        self.members.living().into_iter().for_each(|owner| self.end_stuck(&owner));
+        for owner in self.members.living() {
+            self.end_stuck(&owner);
+            self.members.watch_unforwarded(now_ns, &owner, &mut self.agenda);
+        }
         for (owner, id, ends) in self.untold.take_here(&self.members) {
             self.tell_of_end(&owner, vec![(id, ends)]);
         }
@@ -157,8 +162,11 @@ impl Failover {
     }
 
     /// Resets flows that a live owner can no longer serve since their address is here.
-    fn end_stuck(&mut self, owner: &InstanceName) {
-        let is_lost = |known: &Known| self.members.is_lost(&known.ends, known.state == KnownState::Held);
+    pub(super) fn end_stuck(&mut self, owner: &InstanceName) {
+        let is_lost = |known: &Known| {
+            self.members.is_lost(&known.ends, known.state == KnownState::Held)
+                || known.state != KnownState::Refused && self.members.ends_here(owner, known.ends.vip.ip())
+        };
         let stuck = self.flows.ends_of(owner, is_lost);
         self.inherit_or_refuse(owner, |ends| stuck.contains(ends));
     }
@@ -175,7 +183,7 @@ impl Failover {
         let (from, told) = (owner.clone(), outcome.told.len());
         self.agenda.note(match is_dead {
             true => Note::FailedOver { from, inherited: outcome.inherited.len(), reset: told },
-            false => Note::Stuck { from, flows: told },
+            false => Note::Stuck { from, flows: told, unforwarded: !self.members.settings().carries },
         });
         outcome.refuse(&mut self.agenda);
         self.rounds.begin(owner, outcome.told, &self.members, &mut self.agenda);

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use super::agenda::Agenda;
 use super::peer::PeerState;
+use super::timer::Timer;
 use super::{Action, Settings};
 use crate::addr::VipAddr;
 use crate::model::ends::Ends;
@@ -12,6 +13,9 @@ use crate::model::fleet::{InstanceName, Liveness, PeerCommand, PortRange, Strang
 
 /// For so long after a VIP has come here, a silent owner counts as dead.
 const FRESH_NS: u64 = 5_000_000_000;
+
+/// So long an address may be away from a live owner before flows that nothing forwards to it are reset.
+const UNFORWARDED_NS: u64 = 2_000_000_000;
 
 /// No outgoing connection has a lower port (net/ipv4/sysctl_net_ipv4.c, ipv4_local_port_range), unless an administrator has moved
 /// this limit.
@@ -227,6 +231,9 @@ impl Members {
             self.fresh_until_ns = 0;
         }
         let before = self.here.replace(now.clone());
+        if before.as_ref() != Some(&now) {
+            self.peers.values_mut().for_each(PeerState::addresses_have_moved);
+        }
         let went = before.iter().flatten().filter(|ip| !now.contains(ip)).copied().collect();
         let came = match &before {
             Some(before) => now.difference(before).copied().collect(),
@@ -279,6 +286,24 @@ impl Members {
     /// carry it there.
     pub(super) fn is_lost(&self, ends: &Ends, is_offloaded: bool) -> bool {
         self.is_stuck(ends) && !(is_offloaded && self.settings.carries)
+    }
+
+    /// Whether packets of `owner`'s flows of `vip` come here for good, and to nobody but this kernel, which knows no such connection: without the
+    /// program nothing forwards them.
+    pub(super) fn ends_here(&self, owner: &InstanceName, vip: IpAddr) -> bool {
+        self.is_unforwarded(owner, vip) && self.peer(owner).is_some_and(PeerState::has_lost_address)
+    }
+
+    fn is_unforwarded(&self, owner: &InstanceName, vip: IpAddr) -> bool {
+        let is_here_alone = self.peer(owner).is_some_and(|peer| peer.serves() && !peer.has(vip)) && self.is_here(vip);
+        !self.settings.carries && is_here_alone
+    }
+
+    /// Its address may go back in a moment, as where one program hands it to another: until a packet comes, its flows are whole.
+    pub(super) fn watch_unforwarded(&self, now_ns: u64, owner: &InstanceName, agenda: &mut Agenda) {
+        if self.here().any(|vip| self.is_unforwarded(owner, vip)) {
+            agenda.later(now_ns + UNFORWARDED_NS, Timer::Unforwarded(owner.clone()));
+        }
     }
 
     /// Whether one of its ends is on this host.

@@ -38,6 +38,8 @@ pub(super) struct PeerState {
     addresses: Vec<IpAddr>,
     /// The frontends' addresses that its host keeps on `lo`, and has nowhere else.
     kept: Vec<IpAddr>,
+    /// An address of its flows has been here, and not there, for a while.
+    lost_address: bool,
 }
 
 /// An owner that does not answer a ping within this time counts as silent.
@@ -62,6 +64,7 @@ impl PeerState {
             is_anew: false,
             addresses: Vec::new(),
             kept: Vec::new(),
+            lost_address: false,
         }
     }
 
@@ -251,8 +254,22 @@ impl PeerState {
         self.pinged_ns.take_if(|at_ns| now_ns.saturating_sub(*at_ns) >= PING_NS).is_some()
     }
 
+    /// An address that was its own has not gone back.
+    pub(super) fn lose_address(&mut self) {
+        self.lost_address = true;
+    }
+
+    pub(super) fn has_lost_address(&self) -> bool {
+        self.lost_address
+    }
+
+    pub(super) fn addresses_have_moved(&mut self) {
+        self.lost_address = false;
+    }
+
     /// Returns the addresses that it had before.
     pub(super) fn move_addresses(&mut self, addresses: Vec<IpAddr>) -> Vec<IpAddr> {
+        self.addresses_have_moved();
         std::mem::replace(&mut self.addresses, addresses)
     }
 

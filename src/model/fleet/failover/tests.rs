@@ -1226,6 +1226,59 @@ fn ports_of_an_instance_that_has_only_fallen_silent_stay_its_own_behind_a_router
     assert_eq!(owner(&scene), Some(Vec::new()));
 }
 
+/// Regression: clients that only read waited for a keepalive of an owner to which nothing forwarded their packets.
+#[test]
+fn without_the_program_flows_of_a_living_owner_are_reset_once_their_address_is_here_alone() {
+    for carries in [false, true] {
+        let mut scene = Scene::with(Settings { carries, ..settings("b") });
+        let all = [record(1, "10.0.1.7", true), record(2, "10.0.1.8", false)];
+        all.iter().for_each(|record| scene.told(record));
+        scene.addresses(&["10.0.0.22", VIP]);
+        let stuck = |scene: &mut Scene| {
+            let its = |action| {
+                if let Action::Note(Note::Stuck { flows, unforwarded, .. }) = action {
+                    Some((flows, unforwarded))
+                } else {
+                    None
+                }
+            };
+            scene.take().into_iter().filter_map(its).collect::<Vec<_>>()
+        };
+        scene.liveness(Liveness::Alive);
+        assert_eq!(stuck(&mut scene), [], "both have it: neighbours may still send to the owner");
+        let owner_has = |scene: &mut Scene, all: &[&str]| {
+            let vips = all.iter().map(|text| ip(text)).collect();
+            scene.remote(Remote::Addresses { owner: name("a"), vips });
+        };
+        owner_has(&mut scene, &["10.0.0.21"]);
+        scene.pass(1900);
+        assert_eq!(stuck(&mut scene), [], "it may go back");
+        scene.pass(200);
+        assert_eq!(stuck(&mut scene), if carries { vec![] } else { vec![(2, true)] });
+        owner_has(&mut scene, &["10.0.0.21", "10.0.0.31"]);
+        scene.pass(2100);
+        assert_eq!(stuck(&mut scene), [], "once");
+        // What it tells of after its link was away for a while.
+        scene.remote(Remote::Begin { owner: name("a"), epoch: Epoch(1), slot: 0 });
+        all.iter().chain([&record(3, "10.0.1.9", false)]).for_each(|record| scene.told(record));
+        scene.remote(Remote::Synced { owner: name("a") });
+        scene.pass(2100);
+        let again = stuck(&mut scene);
+        assert_eq!(again.is_empty(), carries, "{again:?}");
+    }
+    // It has gone back meanwhile.
+    let mut scene = Scene::with(Settings { carries: false, ..settings("b") });
+    scene.told(&record(1, "10.0.1.7", false));
+    scene.addresses(&["10.0.0.22", VIP]);
+    scene.liveness(Liveness::Alive);
+    scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21")] });
+    scene.pass(1500);
+    scene.addresses(&["10.0.0.22"]);
+    scene.take();
+    scene.pass(1000);
+    assert_eq!(scene.take(), []);
+}
+
 #[test]
 fn ends_of_quiet_flows_are_asked_when_one_behind_the_same_router_is_cut_off_and_when_it_is_heard_again() {
     let asks = |scene: &mut Scene| scene.take().contains(&Action::Standby(StandbyRequest::AskEnds));

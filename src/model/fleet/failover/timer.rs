@@ -29,6 +29,8 @@ pub(super) enum Timer {
     Left(IpAddr),
     /// The client of this flow has given up by itself.
     Untold(FleetId),
+    /// An address has been away from this live owner for a while, and nothing forwards the packets of its flows.
+    Unforwarded(InstanceName),
     /// This owner told of flows after it was taken for dead.
     Late(InstanceName),
 }

@@ -32,7 +32,7 @@ pub struct VipStanding {
     /// Offloaded flows of the holder whose backend is on the sender's host. Of all flows these are the hardest to carry on for the sender. The
     /// number stays as it was when the holder went, so that all instances decide by the same numbers.
     pub flows_here: u32,
-    /// The [`InstanceName::tag`] of the instance that an operator evacuates the sender's host to.
+    /// The [`InstanceName::tag`] of the instance that an operator evacuates the sender's host to, or of the sender if the operator named none.
     pub heir: Option<u16>,
 }
 

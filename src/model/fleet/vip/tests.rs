@@ -552,6 +552,24 @@ fn an_evacuation_names_its_heir_and_the_heir_comes_first_if_it_is_synced_and_rea
     assert_eq!(bench.view().why, "`baton evacuate --to lb-a` empties this host");
 }
 
+/// Regression: the kernel did not kill a hung owner whose only peer had given it the VIP by an evacuation.
+#[test]
+fn an_evacuated_peer_counts_as_an_heir_and_one_that_is_out_for_another_reason_does_not() {
+    let has_heir = |part, heir| {
+        let mut bench = Bench::holding(vec![peer("lb-a", part)]);
+        let standing = bench.standing(0);
+        (standing.heir, standing.ready) = (heir, part != VipPart::Out);
+        bench.machine.has_heir(&bench.look())
+    };
+    assert!(has_heir(VipPart::Stands, None) && has_heir(VipPart::Out, Some(named("lb-a").tag())));
+    assert!(!has_heir(VipPart::Out, None));
+    let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands)]);
+    bench.bar = Some(VipBar::Evacuated { to: None });
+    bench.run(10);
+    let mut told = bench.orders.iter().filter_map(|it| if let VipOrder::Tell(it) = it { it.heir } else { None });
+    assert_eq!(told.next_back(), Some(named("lb-b").tag()), "itself, as no other is named");
+}
+
 #[test]
 fn people_see_which_peers_have_how_many_of_the_flows() {
     let mut bench = Bench::holding(vec![peer("lb-a", VipPart::Stands), peer("lb-c", VipPart::Stands)]);

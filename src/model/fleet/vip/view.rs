@@ -58,9 +58,11 @@ pub(crate) struct VipPeerView {
 }
 
 impl VipMachine {
-    /// Whether a ready peer would take the VIP if this instance fell silent.
+    /// Whether a peer would serve clients of the VIP if this instance fell silent: a ready one, or one that has given it up by an evacuation, which
+    /// takes it back then.
     pub(crate) fn has_heir(&self, look: &VipLook<'_>) -> bool {
-        let is_heir = |peer: &PeerVip| peer.is_heard() && self.says(peer).is_some_and(|its| its.ready && its.is_able());
+        let serves = |its: &VipStanding| its.ready && its.is_able() || its.hears && its.heir.is_some();
+        let is_heir = |peer: &PeerVip| peer.is_heard() && self.says(peer).is_some_and(serves);
         look.peers.is_some_and(|peers| peers.iter().any(is_heir))
     }
 

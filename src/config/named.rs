@@ -6,8 +6,8 @@ use toml::de::{DeTable, DeValue};
 
 use super::file;
 
-/// Whether the configuration file at `config` has the path `named` as a value of a key for files: relative ones begin at the file's own directory. False also if
-/// it cannot be read.
+/// Whether the configuration file at `config` has the path `named` as a value of a key for files: relative ones begin at the file's own
+/// directory. False also if it cannot be read.
 pub(crate) fn names_file(config: &Path, named: &Path) -> bool {
     let Some(text) = file::read(config).ok().and_then(|bytes| String::from_utf8(bytes).ok()) else { return false };
     let folder = config.parent().unwrap_or(Path::new(""));

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use rustix::fs::{fstat, fstatfs, statfs};
+use rustix::fs::{CWD, Mode, OFlags, fstat, fstatfs, openat, statfs};
 use rustix::mount::{MountFlags, mount};
 
 use super::broker::broker;
@@ -19,6 +19,23 @@ const MAGIC: i64 = 0xcafe_4a11;
 /// Whether this directory lies on a BPF file system.
 pub(crate) fn is_one(directory: impl AsFd) -> io::Result<bool> {
     Ok(fstatfs(directory)?.f_type as u32 as i64 == MAGIC)
+}
+
+/// Opens the directory at `path`, which must lie on a BPF file system, by its name [`reach`]. Whoever may write in the directory above could put a
+/// link to any other one in its place, at any time: a link is not followed.
+///
+/// # Errors
+/// Those of open(2): ENOENT, ELOOP or ENOTDIR for a link; or that it is not on a BPF file system.
+pub(crate) fn open(path: &Path) -> io::Result<OwnedFd> {
+    let reached = reach(path);
+    // The name of a descriptor is a link itself, and the broker has followed none to what it opened.
+    let links = if reached == path { OFlags::NOFOLLOW } else { OFlags::empty() };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | links;
+    let directory = openat(CWD, &reached, flags, Mode::empty())?;
+    match is_one(&directory)? {
+        true => Ok(directory),
+        false => Err(io::Error::other("it is not on a BPF file system")),
+    }
 }
 
 /// Whether `path`, or the nearest directory above it that exists, lies on a BPF file system.

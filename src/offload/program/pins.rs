@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, flock, openat, unlinkat};
+use rustix::fs::{AtFlags, Dir, FlockOperation, flock, unlinkat};
 use rustix::io::Errno;
 
 use super::error::OpenError;
@@ -184,19 +184,13 @@ impl Pins {
         Ok(bpffs::names(&self.reached)?.into_iter().filter(|path| !ours(path)).collect())
     }
 
-    /// Removes everything: the links first, so that no packet meets a program without its maps. Filters must be gone. Whoever may write in the
-    /// directory above could put a link to any other one in its place, at any time: so it goes by a descriptor, and follows no link.
+    /// Removes everything: the links first, so that no packet meets a program without its maps. Filters must be gone. It
+    /// goes by a descriptor, and follows no link.
     pub(super) fn clear(&self) -> io::Result<()> {
-        // The name of a descriptor is a link itself.
-        let links = if self.reached == self.directory { OFlags::NOFOLLOW } else { OFlags::empty() };
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | links;
-        let folder = match openat(CWD, &self.reached, flags, Mode::empty()) {
-            Err(Errno::NOENT) => return Ok(()),
+        let folder = match bpffs::open(&self.directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             folder => folder?,
         };
-        if !bpffs::is_one(&folder)? {
-            return Err(io::Error::other("it is not on a BPF file system"));
-        }
         let names = Dir::read_from(&folder)?.map(|entry| Ok(entry?.file_name().to_owned()));
         let mut names: Vec<_> = names.collect::<io::Result<_>>()?;
         names.retain(|name| ![c".", c".."].contains(&&**name));

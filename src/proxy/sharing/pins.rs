@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use aya::EbpfLoader;
 use aya::programs::links::FdLink;
 use aya::programs::{ProgramError, SkLookup};
-use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, flock, fstat, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, flock, fstat, openat, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::error::SharingError;
@@ -296,10 +296,7 @@ impl PinFolder {
 
     /// [`DIRECTORY`].
     fn all() -> io::Result<Self> {
-        let path = all();
-        // The name of a descriptor is a link itself, and the broker has followed none to what it opened.
-        let links = if path == Path::new(DIRECTORY) { OFlags::NOFOLLOW } else { OFlags::empty() };
-        Self::of(openat(CWD, &path, Self::flags() | links, Mode::empty())?)
+        bpffs::open(Path::new(DIRECTORY)).map(Self)
     }
 
     fn of(directory: OwnedFd) -> io::Result<Self> {
@@ -410,7 +407,7 @@ mod tests {
         rustix::mount::mount("bpf", mounted, "bpf", rustix::mount::MountFlags::empty(), None).unwrap();
         let done = (|| {
             std::fs::create_dir(at)?;
-            let all = PinFolder::of(openat(CWD, at, PinFolder::flags(), Mode::empty())?)?;
+            let all = PinFolder::of(openat(rustix::fs::CWD, at, PinFolder::flags(), Mode::empty())?)?;
             let strange = ["others/pins", "4026531840-x", "4026531840-1/places"];
             strange.iter().try_for_each(|name| std::fs::create_dir_all(at.join(name)))?;
             for name in ["evil", "77-1", "78-1"] {

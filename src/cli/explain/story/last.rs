@@ -38,17 +38,9 @@ fn is_long_before(story: &Story<'_>, fault: usize, stop: usize) -> bool {
 /// Where the events of the last process begin, or of the first of those that followed each other by upgrades: the next one knows what its
 /// predecessor has told, and does not tell it anew. `None`: that was not recorded.
 pub(super) fn last_start(story: &Story<'_>) -> Option<usize> {
-    let starts =
-        story.events.iter().enumerate().rev().filter(|(_, (event, _))| matches!(event.what, What::Started { .. }));
-    let mut all = starts.map(|(at, _)| at).peekable();
-    let mut first = *all.peek()?;
-    for at in all {
-        first = at;
-        if !story.is_of_upgrade(at) {
-            break;
-        }
-    }
-    Some(first)
+    let is_start = |at: &usize| matches!(story.events[*at].0.what, What::Started { .. });
+    let starts = || (0..story.events.len()).rev().filter(is_start);
+    starts().find(|at| !story.is_of_upgrade(*at)).or_else(|| starts().next_back())
 }
 
 /// When the last process began; ms since 1970, 0 if that was not recorded.
